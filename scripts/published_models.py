@@ -33,6 +33,8 @@ MAX_CHARACTERS = 8_000
 catalogue files.
 """
 HEAD = "# Written by scripts/published_models.py from each checkpoint's config.json.\n"
+SOURCE = "config.json of {id}"
+"""Source of the file's entries that state none; {id} is the entry's first id."""
 
 
 def signature(spec: ModelSpec) -> tuple[float, ...]:
@@ -56,6 +58,11 @@ def reduce_configuration(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config.json without keys that do not change the result."""
     kept = {key: value for key, value in config.items() if value is not None}
     whole = replace(catalog.model_from_mapping(kept), name="")
+    kinds = kept.get("mlp_layer_types", [])
+    counted = {**kept, "first_k_dense_replace": kinds.count("dense")}
+    counted.pop("mlp_layer_types", None)
+    if kinds and _has_same_shape(counted, whole):
+        kept = counted
     for key in sorted(kept, key=lambda name: (not isinstance(kept[name], Mapping), name)):
         fewer = {name: value for name, value in kept.items() if name != key}
         if isinstance(kept[key], Mapping) and key != "quantization_config":
@@ -123,7 +130,7 @@ def entries(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
             {
                 "aliases": [],
                 "checkpoints": {},
-                "source": row.get("source", f"config.json of {name}"),
+                "source": row.get("source"),
                 "parameters": _named_size(name, total_parameters(spec)),
                 **reduce_configuration(config),
             },
@@ -148,9 +155,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows", type=Path)
     rows = [json.loads(line) for line in parser.parse_args().rows.read_text().splitlines()]
-    kept = yaml.safe_load(FILE.read_text(encoding="utf-8"))["entries"]
-    merged = dict(sorted((kept | entries(rows)).items()))
-    text = yaml.safe_dump({"entries": merged}, sort_keys=False, width=150, default_flow_style=None)
+    written = yaml.safe_load(FILE.read_text(encoding="utf-8"))["entries"]
+    merged = {"source": SOURCE, "entries": dict(sorted((written | entries(rows)).items()))}
+    text = yaml.safe_dump(merged, sort_keys=False, width=150, default_flow_style=None)
     FILE.write_text(HEAD + text)
 
 

@@ -3,7 +3,7 @@ cannot contain it.
 
 A file holds one entry (its fields at the top, its name from `name` or the file's name), or many:
 
-    source: where the figures come from      # for entries that state no source
+    source: config.json of {id}              # for entries without a source; {id}: their first id
     defaults: {normalization: rmsnorm}       # fields that all entries share
     entries:
       llama-2-7b:
@@ -311,13 +311,16 @@ def _entry(
     name: str, fields: dict[str, Any], defaults: dict[str, Any], source: str, path: Path
 ) -> Entry:
     merged = {**defaults, **fields}
+    aliases = tuple(merged.pop("aliases", ()))
+    checkpoints = {kind: tuple(ids) for kind, ids in merged.pop("checkpoints", {}).items()}
+    first_id = next(itertools.chain(aliases, *checkpoints.values()), name)
     return Entry(
         name=name,
-        aliases=tuple(merged.pop("aliases", ())),
+        aliases=aliases,
         parameters=merged.pop("parameters", None),
-        checkpoints={kind: tuple(ids) for kind, ids in merged.pop("checkpoints", {}).items()},
+        checkpoints=checkpoints,
         wide_attention=tuple(merged.pop("wide_attention", ())),
-        source=str(merged.pop("source", source)),
+        source=str(merged.pop("source", source)).replace("{id}", first_id),
         fields={key: value for key, value in merged.items() if key != "name"},
         path=path,
     )
