@@ -51,44 +51,46 @@ class Check:
 
 
 def examine(*, database_url: str | None = None) -> list[Check]:
-    """Run all checks of the database, this host and the clusters. Changes nothing.
+    """Check the database, this host and the clusters without changing anything.
 
-    Without the extra `search`, only the catalogue, the other extras and Slurm are checked.
+    Without the extra `search`, check only the catalogue, the other extras and the programs of
+    launchers.
 
     Args:
         database_url: The database; default as for `open_store`.
     """
     try:
-        require("search", by="Searches")
+        require("search", by="A search")
     except (MissingExtraError, UnsupportedError) as error:
+        fix = install_command("search") if missing("search") else "use Linux, macOS or WSL"
+        detail = f"predictions work, searches do not: {error.message.removesuffix(f': {fix}')}"
         return [
-            *catalogue(),
-            Check("searches", "warning", f"Predictions work; searches do not. {error.message}"),
-            *extras(),
-            slurm(),
+            *check_catalogue(),
+            Check("extra search", "warning", detail, fix),
+            *check_extras(),
+            *check_programs(),
         ]
     from hp_tool.cluster.launchers.jobs import default_root
 
-    runs = folder_check("runs folder", default_root(), holds=f"{default_root()} can be written")
-    stored = (*unknown_jobs(database_url), *kept(database_url))
+    runs = check_folder("runs folder", default_root(), holds=f"{default_root()} can be written")
+    stored = (*check_unknown_jobs(database_url), *check_retention(database_url))
     return [
-        *database(database_url),
+        *check_database(database_url),
         runs,
         *stored,
-        *catalogue(),
-        *extras(),
-        *profiler(),
-        slurm(),
-        *clusters(),
+        *check_catalogue(),
+        *check_extras(),
+        *check_profiler(),
+        *check_programs(),
+        *check_clusters(),
     ]
 
 
-def extras() -> Iterator[Check]:
-    """Check the optional extras: name each missing extra, what needs it and the command that
-    installs it.
+def check_extras() -> Iterator[Check]:
+    """Report each missing extra, the features that need it and the command that installs it.
 
-    A missing extra is not a failure. The extra `search` has a separate check, and so has `profiler`
-    once it is installed.
+    `examine` reports a missing `search`; `check_profiler` reports a missing `profiler`, but runs
+    only if `search` is installed.
     """
     reported = ("search",) if missing("search") else ("search", "profiler")
     for extra in EXTRAS:
@@ -97,8 +99,10 @@ def extras() -> Iterator[Check]:
             yield Check(f"extra {extra}", "ok", detail)
 
 
-def database(url: str | None) -> Iterator[Check]:
-    """Check that the database is reachable, current and writable, and that its clock is correct."""
+def check_database(url: str | None) -> Iterator[Check]:
+    """Check that the database responds, has the current schema, accepts writes and has a correct
+    clock.
+    """
     from hp_tool.store import database_url, masked, schema
     from hp_tool.store.engine import parse_url
 
@@ -115,19 +119,19 @@ def database(url: str | None) -> Iterator[Check]:
         return
     if state is not None:
         yield Check("database", "ok", f"{name} responds")
-        yield from database_state(state)
+        yield from check_database_state(state)
         return
-    yield folder_check(
+    yield check_folder(
         "database",
         Path(parse_url(url).database or ""),
         holds=f"{name} will be created on first use",
     )
 
 
-def kept(url: str | None) -> Iterator[Check]:
-    """Report stored data of ended searches and the retention rules.
+def check_retention(url: str | None) -> Iterator[Check]:
+    """Report the size of ended searches and their run folders, and the retention rules.
 
-    Yields nothing if the database's schema is not current.
+    Yield nothing if the database's schema is not current.
     """
     from hp_tool.cluster.launchers import folders
     from hp_tool.loop.tuning.retention import in_words, retention_settings, run_roots
@@ -144,23 +148,20 @@ def kept(url: str | None) -> Iterator[Check]:
         return
     if stored is None:
         return
-    places = [root / name for root in run_roots() for name in folders.job_folders(root)]
-    size_bytes = sum(map(folders.size_bytes, places))
+    run_folders = [root / name for root in run_roots() for name in folders.job_folders(root)]
+    size_bytes = sum(map(folders.size_bytes, run_folders))
     oldest = (
         f", the oldest {stored.oldest_s / SECONDS_PER_DAY:.0f} days"
         if stored.ended_searches
         else ""
     )
-    searches = (
-        f"{stored.ended_searches:,} ended "
-        f"search{'' if stored.ended_searches == 1 else 'es'}{oldest}"
-    )
-    on_disk = f"{format_count(len(places), 'run folder')} ({size_bytes / 2**20:.0f} MiB)"
     detail = (
-        f"{searches}; {on_disk}; database {stored.database_bytes / 2**20:.0f} MiB; "
+        f"{stored.ended_searches:,} ended search{'' if stored.ended_searches == 1 else 'es'}"
+        f"{oldest}; {format_count(len(run_folders), 'run folder')} "
+        f"({size_bytes / 2**20:.0f} MiB); database {stored.database_bytes / 2**20:.0f} MiB; "
         f"{in_words(rules)}"
     )
-    if not rules and max(stored.ended_searches, len(places)) > MANY_SEARCHES:
+    if not rules and max(stored.ended_searches, len(run_folders)) > MANY_SEARCHES:
         fix = (
             "try `hp-tool db prune --searches-older-than 90 --dry-run`, or set "
             "HP_RETENTION_SEARCH_DAYS for workers"
@@ -170,10 +171,11 @@ def kept(url: str | None) -> Iterator[Check]:
         yield Check("retention", "ok", detail)
 
 
-def database_state(state: DatabaseState) -> Iterator[Check]:
+def check_database_state(state: DatabaseState) -> Iterator[Check]:
     """Check schema, permissions, disk, webhooks and clock of a reachable database.
 
-    A newer schema is only a warning, because migrations expand before they contract.
+    A newer schema is only a warning: a migration adds what the newer version needs before a later
+    migration drops what the older version needs.
     """
     from hp_tool.store.schema import OLDEST, UPGRADE_PREVIEW
 
@@ -216,7 +218,7 @@ def database_state(state: DatabaseState) -> Iterator[Check]:
         yield Check("clock", "ok", f"within {CLOCK_TOLERANCE_S:g} s of the database's clock")
 
 
-def folder_check(name: str, path: Path, *, holds: str) -> Check:
+def check_folder(name: str, path: Path, *, holds: str) -> Check:
     """Check that a path, or its nearest existing parent, is writable and has free space."""
     nearest = next((at for at in (path, *path.absolute().parents) if at.exists()), Path("/"))
     if not os.access(nearest, os.W_OK):
@@ -229,10 +231,11 @@ def folder_check(name: str, path: Path, *, holds: str) -> Check:
     return Check(name, "ok", holds)
 
 
-def unknown_jobs(database_url: str | None) -> Iterator[Check]:
-    """Report running jobs and job folders that the database does not know.
+def check_unknown_jobs(database_url: str | None) -> Iterator[Check]:
+    """Report running jobs and job folders that the database does not contain.
 
-    A database restored from a backup has lost later runs, and no worker ends their jobs.
+    A database restored from a backup lacks all runs since that backup, and no worker ends their
+    jobs.
     """
     from hp_tool import store
     from hp_tool.cluster.launchers.jobs import default_root
@@ -280,7 +283,7 @@ def _first_names(names: list[str]) -> str:
 
 
 def _open_jobs(launcher: Callable[[], Launcher]) -> set[str]:
-    """Return the names of searches' open jobs; none if the engine does not respond."""
+    """Return the names of searches' queued and running jobs; none if the launcher fails."""
     try:
         return {name for name in launcher().open_jobs() if JOB_NAME.fullmatch(name)}
     except (HpToolError, OSError):
@@ -292,10 +295,10 @@ def _launchers() -> Iterator[tuple[str, Callable[[], Launcher]]]:
     from hp_tool.cluster import launchers
 
     yield "this host", partial(launchers.create, "local")
-    yield from _engines()
+    yield from _configured_launchers()
 
 
-def catalogue() -> Iterator[Check]:
+def check_catalogue() -> Iterator[Check]:
     """Report missing folders of HP_CATALOG_DIR."""
     from hp_tool.catalog.library import missing_folders
 
@@ -306,21 +309,20 @@ def catalogue() -> Iterator[Check]:
         )
 
 
-def profiler() -> Iterator[Check]:
-    """Check for the packages and GPUs that local profile runs need."""
+def check_profiler() -> Iterator[Check]:
+    """Check the packages and GPUs that local profile runs need."""
     from hp_tool.cluster.launchers.local import detect
 
     installed = {
         name: distribution.version
         for name in PROFILER_PACKAGES
         for distribution in importlib.metadata.distributions(name=name)
-        for each in importlib.metadata.distributions(name=name)
     }
-    missing = [name for name in PROFILER_PACKAGES if name not in installed]
-    if missing:
+    not_installed = [name for name in PROFILER_PACKAGES if name not in installed]
+    if not_installed:
         detail = (
-            f"{' and '.join(missing)} missing: predictions and serving benchmarks work, but no "
-            "profile runs"
+            f"{' and '.join(not_installed)} missing: predictions and serving benchmarks work, "
+            "but no profile runs"
         )
         yield Check("profiler", "warning", detail, install_command("profiler"))
     else:
@@ -346,16 +348,29 @@ def profiler() -> Iterator[Check]:
         yield Check("gpu", "ok", f"{hardware.num_gpus} x {hardware.gpu} ({hardware.device_name})")
 
 
-def slurm() -> Check:
-    """Check Slurm's programs and controller; only searches on Slurm need them, so never failed."""
-    missing = [tool for tool in SLURM_TOOLS if not shutil.which(tool)]
-    if len(missing) == len(SLURM_TOOLS):
-        return Check("slurm", "ok", "not on this host; only search.launcher: slurm needs it")
-    if missing:
-        detail = f"{', '.join(missing)} missing"
-        return Check(
-            "slurm", "warning", detail, "install Slurm's client programs (Debian: slurm-client)"
-        )
+def check_programs() -> Iterator[Check]:
+    """Check the programs that only some launchers and plots need; a missing one never fails."""
+    yield check_slurm()
+    if shutil.which("kubectl") is None:
+        detail = "kubectl is not installed; needed for search.launcher: kubernetes"
+        yield Check("kubectl", "ok", f"{detail}: see https://kubernetes.io/docs/tasks/tools/")
+    if not missing("plot"):
+        from choreographer.browsers.chromium import Chromium
+
+        if Chromium.find_browser(skip_local=False) is None:
+            detail = "Chrome is not installed; needed for plots in .png, .svg or .pdf"
+            yield Check("chrome", "ok", f"{detail}: plotly_get_chrome")
+
+
+def check_slurm() -> Check:
+    """Check Slurm's client programs and controller."""
+    absent = [tool for tool in SLURM_TOOLS if not shutil.which(tool)]
+    install = "apt-get install slurm-client (Debian, Ubuntu)"
+    if len(absent) == len(SLURM_TOOLS):
+        detail = "not installed; needed for search.launcher: slurm"
+        return Check("slurm", "ok", f"{detail}: {install}")
+    if absent:
+        return Check("slurm", "warning", f"{', '.join(absent)} missing", install)
     try:
         done = subprocess.run(
             ["scontrol", "ping"], capture_output=True, text=True, timeout=20, check=False
@@ -369,13 +384,13 @@ def slurm() -> Check:
     return Check("slurm", "warning", answer, "start slurmctld, or set SLURM_CONF to its slurm.conf")
 
 
-def clusters() -> Iterator[Check]:
+def check_clusters() -> Iterator[Check]:
     """Check that each configured cluster accepts runs."""
-    for name, launcher in _engines():
+    for name, launcher in _configured_launchers():
         yield _launcher_check(name, launcher)
 
 
-def _engines() -> Iterator[tuple[str, Callable[[], Launcher]]]:
+def _configured_launchers() -> Iterator[tuple[str, Callable[[], Launcher]]]:
     """Yield registered clusters with a launcher, and launchers with an options file."""
     from hp_tool.catalog import library
     from hp_tool.catalog.hardware import RUNS_KEY

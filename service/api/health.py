@@ -6,7 +6,7 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from hp_tool.cluster.diagnostics import Check, database_state
+from hp_tool.cluster.diagnostics import Check, check_database_state
 from hp_tool.errors import StoreError
 from service.api.dependencies import SystemStoreDep
 
@@ -39,7 +39,7 @@ def readyz(store: SystemStoreDep) -> Readiness:
 
     Otherwise 503 names each failure and its fix.
     """
-    checks = list(database_state(store.state()))
+    checks = list(check_database_state(store.state()))
     if failed := [check for check in checks if check.status == "failed"]:
         raise StoreError(
             "; ".join(f"{check.detail}: {check.fix}" for check in failed), code="not_ready"

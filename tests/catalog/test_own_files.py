@@ -137,6 +137,6 @@ def test_a_folder_that_is_not_there_is_named(
     monkeypatch.setenv("HP_CATALOG_DIR", os.pathsep.join((str(tmp_path), str(tmp_path / "gone"))))
     with pytest.raises(NotFoundError, match=r"HP_CATALOG_DIR names .*/gone, which is not a folder"):
         library.entry("models", "house-model")
-    assert [(check.name, check.status) for check in diagnostics.catalogue()] == [
+    assert [(check.name, check.status) for check in diagnostics.check_catalogue()] == [
         ("catalogue", "warning")
     ]

@@ -73,20 +73,20 @@ def test_an_old_schema_and_an_absent_server_fail_with_their_mend(tmp_path: Path)
     ],
 )
 def test_what_is_told_of_a_database(change: dict[str, Any], status: str, name: str) -> None:
-    found = {check.name: check for check in doctor.database_state(replace(STATE, **change))}
+    found = {check.name: check for check in doctor.check_database_state(replace(STATE, **change))}
     assert found[name].status == status
     assert found[name].fix
-    assert all(check.status == "ok" for check in doctor.database_state(STATE))
+    assert all(check.status == "ok" for check in doctor.check_database_state(STATE))
 
 
 def test_a_folder_without_room_or_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor.folder_check("f", tmp_path / "a" / "b", holds="fine").detail == "fine"
+    assert doctor.check_folder("f", tmp_path / "a" / "b", holds="fine").detail == "fine"
     monkeypatch.setattr(doctor, "LOW_DISK_BYTES", 2**80)
-    assert doctor.folder_check("f", tmp_path, holds="fine").status == "warning"
+    assert doctor.check_folder("f", tmp_path, holds="fine").status == "warning"
     monkeypatch.setattr(
         os, "access", lambda *_: False
     )  # root may write anything, so rights are played
-    assert doctor.folder_check("f", tmp_path, holds="fine").status == "failed"
+    assert doctor.check_folder("f", tmp_path, holds="fine").status == "failed"
 
 
 def test_gpus_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,25 +96,27 @@ def test_gpus_that_torch_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(
             importlib.metadata, "distributions", lambda *, name, packages=packages: packages
         )
-        gpu = next(check for check in doctor.profiler() if check.name == "gpu")
+        gpu = next(check for check in doctor.check_profiler() if check.name == "gpu")
         assert (gpu.status, "8 x h200" in gpu.detail) == (status, True)
     monkeypatch.setattr(importlib.metadata, "distributions", lambda *, name: [])
-    assert next(doctor.profiler()).fix == f"pip install -e '{ROOT}[profiler]'"
+    assert next(doctor.check_profiler()).fix == f"pip install -e '{ROOT}[profiler]'"
 
 
 def test_slurm_answers_or_is_told_not_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert doctor.slurm().status == "ok"  # not needed here
+    slurm, kubectl = list(doctor.check_programs())[:2]
+    assert (slurm.status, kubectl.status) == ("ok", "ok")  # a missing program never fails
+    assert "apt-get install slurm-client" in slurm.detail and "https://" in kubectl.detail
     for tool in doctor.SLURM_TOOLS[:2]:
         program(tmp_path / tool, "exit 0")
-    assert "scontrol, scancel missing" in doctor.slurm().detail
+    assert "scontrol, scancel missing" in doctor.check_slurm().detail
     for answer, status in (
         ("Slurmctld(primary) at head is UP", "ok"),
         ("Slurmctld(primary) at head is DOWN", "warning"),
     ):
         for tool in doctor.SLURM_TOOLS:
             program(tmp_path / tool, f"echo '{answer}'")
-        assert (doctor.slurm().status, doctor.slurm().detail) == (status, answer)
+        assert (doctor.check_slurm().status, doctor.check_slurm().detail) == (status, answer)
 
 
 def test_clusters_that_are_named_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +145,7 @@ def test_clusters_that_are_named_are_asked(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "RAY.yaml").write_text("gpu: cpu\n")
     library.clear_cache()
     try:
-        found = {check.name: check for check in doctor.clusters()}
+        found = {check.name: check for check in doctor.check_clusters()}
     finally:
         library.clear_cache()
     told = {name: check.status for name, check in found.items()}
