@@ -1,4 +1,4 @@
-"""Read YAML and JSON into plain mappings: safe, bounded, and fast enough for a command line."""
+"""Parse YAML and JSON files into plain mappings, with limits on size and nesting."""
 
 import json
 import re
@@ -10,8 +10,8 @@ import yaml
 from hp_tool.errors import InputError
 
 MAX_FILE_BYTES = 4 * 2**20
-"""Maximum size of a file in bytes, far above any catalogue file or config.json; limits memory if a
-path is wrong.
+"""Maximum size of a file in bytes, far above any catalogue file or config.json. It limits memory if
+a path names the wrong file.
 """
 
 MAX_DEPTH = 32
@@ -21,7 +21,7 @@ SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class _Loader(yaml.CSafeLoader):
-    """libyaml's safe loader that also reads `312e12` as a number, as in YAML 1.2; PyYAML reads a
+    """A safe loader of libyaml that parses `312e12` as a number, as YAML 1.2 does; PyYAML returns a
     string.
     """
 
@@ -64,6 +64,8 @@ def read(path: Path) -> dict[str, Any]:
 def parse(text: str, *, origin: Path) -> dict[str, Any]:
     """Return the mapping in a YAML or JSON document.
 
+    The suffix of `origin`, the file that errors name, determines the format.
+
     The suffix of `origin` determines the format; errors name it.
     """
     try:
@@ -79,8 +81,8 @@ def parse(text: str, *, origin: Path) -> dict[str, Any]:
 def load_yaml(text: str | bytes) -> Any:
     """Return the value of one YAML document.
 
-    Aliases are rejected, because with them a small text can expand into a large structure. Deep
-    nesting is rejected too: libyaml is recursive, and several thousand brackets crash the process.
+    Aliases are rejected, because they let a small text expand into a large structure. Deep nesting
+    is rejected because libyaml is recursive: several thousand brackets crash the process.
     """
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):

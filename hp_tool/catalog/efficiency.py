@@ -1,4 +1,4 @@
-"""Efficiency profiles: fitted constants of dies, frameworks, engines and clusters, one file
+"""Efficiency profiles: the fitted constants of dies, frameworks, engines and clusters, in one file
 each.
 """
 
@@ -41,13 +41,13 @@ from hp_tool.errors import InputError, UnsupportedError
 
 FOLDER = Path(__file__).parent / "data" / "efficiency"
 STAND_IN_LOG_SD, STAND_IN_MEMORY_LOG_SD = 0.25, 0.15
-"""Assumed deviations of the ratio of two step times, and of memory, for a framework without
-constants.
+"""Assumed standard deviations for a framework without constants: of the logarithm of the ratio of
+two step times, and of the logarithm of memory.
 
 `Doubts.trainer_log_sd` is the additional deviation of step times.
 """
 _GENERIC = "generic"
-"""Typical constants for dies without measurements."""
+"""Profile with typical constants, for dies without measurements."""
 P = TypeVar(
     "P",
     GpuEfficiency,
@@ -72,15 +72,16 @@ def efficiency_profile(
     attention_kernel: str | None = None,
     cluster: str | None = None,
 ) -> EfficiencyProfile:
-    """Return the profile of a GPU and a framework; generic constants are marked `measured: false`.
+    """Return the constants of a GPU and a framework.
 
-    If `hp-tool calibrate --cluster` measured `cluster`, its constants replace its GPU's.
+    Generic constants are marked `measured: false`. If `hp-tool calibrate --cluster` measured
+    `cluster`, its constants replace those of its GPU.
 
     Raises:
         UnsupportedError: The framework has no profile, or an overlap or attention kernel was never
             measured.
     """
-    constants = _framework(framework, _die_name(gpu))
+    constants = _framework_constants(framework, _die_name(gpu))
     timed = gpu_efficiency(gpu).attention_kernels
     own = None
     if calls_flash_attention(framework):
@@ -89,7 +90,7 @@ def efficiency_profile(
         constants = with_attention_kernel(constants, name=kernel, timed=timed)
     if overlap is not None:
         constants = with_overlap(
-            constants, overlap=overlap, newest=_framework(framework, "default")
+            constants, overlap=overlap, newest=_framework_constants(framework, "default")
         )
     if cuda_graphs:
         constants = without_host(constants, modules=cuda_graph_modules)
@@ -118,24 +119,22 @@ def efficiency_profile(
 
 @functools.cache
 def prediction_doubts() -> Doubts:
-    """Return the deviations of predictions that add to those of a framework's own runs."""
+    """Return the uncertainties that are added to the deviations of a framework's own runs."""
     return _build(Doubts, FOLDER / "doubts.yaml")
 
 
 def sustained_efficiency(kernels: GpuEfficiency, *, gpu: GpuSpec, clocks: Clocks) -> GpuEfficiency:
-    """Return the constants of isolated kernels at the clocks that a long training sustains on this
-    GPU.
-    """
+    """Return the constants of kernels at the clocks that the GPU sustains in a long training."""
     return _with_clocks(kernels, clocks, gpu.power_w, gpu.peak_flops_per_second)
 
 
 def usual_clocks(gpu: GpuSpec) -> Clocks:
-    """Return the clocks of the GPU's die, or typical ones."""
+    """Return the clocks of the GPU's die; typical clocks if they were not measured."""
     return _clocks(_die_name(gpu))
 
 
 def check_power_cap(query: str | ClusterQuery, *, gpu: GpuSpec, serves: bool = False) -> None:
-    """Check that the effect of a power cap on the clocks is known.
+    """Check that the effect of the query's power cap on the clocks is known.
 
     Raises:
         UnsupportedError: The effect is not known.
@@ -154,7 +153,9 @@ def check_power_cap(query: str | ClusterQuery, *, gpu: GpuSpec, serves: bool = F
 def _sustained_constants(
     die: str, power_w: float, peaks: tuple[tuple[Precision, float], ...]
 ) -> GpuEfficiency:
-    """Return a die's constants at its sustained clocks, for a card's power limit and peaks."""
+    """Return a die's constants at the clocks that it sustains with this power limit and these
+    peaks.
+    """
     return _with_clocks(_die_efficiency(die), _clocks(die), power_w, dict(peaks))
 
 
@@ -184,8 +185,9 @@ def frameworks() -> list[str]:
 
 
 def gpu_efficiency(gpu: GpuSpec) -> GpuEfficiency:
-    """Return the kernel constants of this GPU's die; if it names no die, generic constants marked
-    `measured: false`.
+    """Return the kernel constants of this GPU's die.
+
+    A GPU without a die gets generic constants, which are marked `measured: false`.
     """
     return _die_efficiency(_die_name(gpu))
 
@@ -207,14 +209,14 @@ def _die_efficiency(name: str) -> GpuEfficiency:
 
 
 @functools.lru_cache(maxsize=256)
-def _framework(name: str, silicon: str) -> FrameworkEfficiency:
-    """Return the framework's constants on this die; without any, those of its newest measured
-    software.
+def _framework_constants(name: str, silicon: str) -> FrameworkEfficiency:
+    """Return the framework's constants on this die; without runs there, those of its newest
+    release.
     """
     if name in STAND_INS:
-        return _as_stand_in(_framework(STAND_INS[name].constants, silicon), name=name)
+        return _as_stand_in(_framework_constants(STAND_INS[name].constants, silicon), name=name)
     if name in SAME_CODE:
-        return dataclasses.replace(_framework(SAME_CODE[name], silicon), framework=name)
+        return dataclasses.replace(_framework_constants(SAME_CODE[name], silicon), framework=name)
     if name not in frameworks():
         known = ", ".join((*frameworks(), *SAME_CODE, *STAND_INS))
         raise UnsupportedError(
@@ -226,8 +228,8 @@ def _framework(name: str, silicon: str) -> FrameworkEfficiency:
 
 
 def _as_stand_in(constants: FrameworkEfficiency, *, name: str) -> FrameworkEfficiency:
-    """Return the constants as those of another framework, with larger deviations and without runs
-    of its own.
+    """Return the constants for use with another framework, with larger deviations and without that
+    framework's own runs.
     """
 
     def wider(log_sd: float | None, doubt: float) -> float | None:
@@ -246,14 +248,14 @@ def _as_stand_in(constants: FrameworkEfficiency, *, name: str) -> FrameworkEffic
 
 
 def _build(kind: type[P], path: Path) -> P:
-    """Return the profile that a file contains."""
     return records.build(kind, documents.read(path), field="efficiency", origin=path)
 
 
 @functools.cache
 def _profiles(folder: Path) -> dict[str, Path]:
-    """Return the existing profiles by name; a name in a query is looked up here and is never part
-    of a path.
+    """Return the files of a folder by profile name.
+
+    Names from queries are looked up here, so that they never become part of a path.
     """
     return {path.stem: path for path in folder.glob("*.yaml")}
 
@@ -264,21 +266,21 @@ class MachineProfile:
 
     gpu: GpuEfficiency
     network: Link | None = None
-    """Ring collectives across nodes; None if not measured, so that the framework's constants
+    """Constants of ring collectives across nodes; None if not measured: the framework's constants
     apply.
     """
 
 
 def machine_profile(cluster: str) -> MachineProfile | None:
-    """Return the profile of the named cluster; None without measurements."""
-    return _read(f"{_file_name(cluster)}.yaml", library.user_folders())
+    """Return the measured constants of the named cluster; None without measurements."""
+    return _read_machine_profile(f"{_file_name(cluster)}.yaml", library.user_folders())
 
 
 def save_machine_profile(cluster: str, profile: MachineProfile) -> Path:
-    """Write the profile to the user's first catalogue folder, replacing an earlier one.
+    """Write the profile to the user's first catalogue folder, replacing an earlier profile.
 
-    This process uses it at once. Fields with default values are omitted, because an earlier edition
-    on the same host rejects unknown fields.
+    This process uses the new profile at once. Fields with default values are omitted, because an
+    earlier release of hp_tool on the same host rejects fields that it does not know.
     """
     import yaml
 
@@ -294,12 +296,12 @@ def save_machine_profile(cluster: str, profile: MachineProfile) -> Path:
     )
     temporary.write_text(header + yaml.safe_dump(fields, sort_keys=False, width=120))
     temporary.replace(path)
-    _read.cache_clear()
+    _read_machine_profile.cache_clear()
     return path
 
 
 def _without_defaults(value: Any) -> Any:
-    """Return a dataclass, or a structure of them, as mappings without default values."""
+    """Return a dataclass, and all dataclasses in it, as mappings without default values."""
     if isinstance(value, dict):
         return {key: _without_defaults(each) for key, each in value.items()}
     if not dataclasses.is_dataclass(value):
@@ -315,7 +317,7 @@ def _without_defaults(value: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=1024)
-def _read(name: str, folders: tuple[Path, ...]) -> MachineProfile | None:
+def _read_machine_profile(name: str, folders: tuple[Path, ...]) -> MachineProfile | None:
     path = next(
         (file for folder in folders if (file := folder / FOLDER.name / name).is_file()), None
     )
@@ -328,11 +330,11 @@ def _read(name: str, folders: tuple[Path, ...]) -> MachineProfile | None:
 
 @functools.lru_cache(maxsize=1024)
 def _file_name(cluster: str) -> str:
-    """Return a valid file name for all systems that contains no path."""
+    """Return the cluster's name as a file name that is valid on all systems."""
     return re.sub(r"[^a-z0-9]+", "-", cluster.casefold()).strip("-")[:100] or "unnamed"
 
 
-library.on_change(_read.cache_clear)
+library.on_change(_read_machine_profile.cache_clear)
 
 
 def engine_efficiency(
@@ -341,9 +343,9 @@ def engine_efficiency(
     """Return the profile of an engine version.
 
     A version without a profile uses the newest earlier profile, preferably one with runs on this
-    die (`silicon`), marked `measured: false`. If no version is named, the newest profile with
-    measured runs is used, preferably on this die. A profile from kernels alone applies only if its
-    version or a later one is named.
+    die (`silicon`), marked `measured: false`. Without a version, the newest profile with measured
+    runs is used, preferably with runs on this die. A profile that was fitted to kernels alone
+    applies only if its version or a later one is requested.
 
     Raises:
         UnsupportedError: The engine has no profile.
@@ -363,13 +365,13 @@ def engine_efficiency(
         raise UnsupportedError(
             f"no efficiency profile for engine {engine!r}; known: {names}", field="inference.engine"
         )
-    there = [profile for profile in versions if silicon in profile.fitted_silicon] or versions
+    on_this_die = [profile for profile in versions if silicon in profile.fitted_silicon] or versions
     if version is None:
-        return there[-1]
+        return on_this_die[-1]
     own = _nearest_profile(versions, version)
     if version_key(version) == version_key(own.version):
         return own
-    constants = own if own in there else _nearest_profile(there, version)
+    constants = own if own in on_this_die else _nearest_profile(on_this_die, version)
     settings = {name: getattr(own, name) for name in SETTINGS_OF_A_RELEASE}
     return dataclasses.replace(constants, **settings, measured=False)
 
@@ -389,28 +391,29 @@ SETTINGS_OF_A_RELEASE = (
     "fp8_cache_with",
     "fp8_scales",
 )
-"""Profile fields that do not depend on runs. They come from the nearest release, whatever release
-the constants come from.
+"""Profile fields that are read from the nearest release, even if another release has the constants
+that were fitted to runs.
 """
 
 
 def _is_release_or_later(version: str | None, release: str) -> bool:
-    """Return whether a version is given and is at least that release."""
     return version is not None and version_key(version) >= version_key(release)
 
 
 def _nearest_profile(versions: list[EngineEfficiency], version: str) -> EngineEfficiency:
-    """Return the newest of the sorted profiles up to the version; the oldest if all are newer."""
+    """Return the newest of the sorted profiles that is not later than the version; else the
+    oldest.
+    """
     earlier = [each for each in versions if version_key(each.version) <= version_key(version)]
     return earlier[-1] if earlier else versions[0]
 
 
 @functools.cache
 def expert_efficiency(*, engine: str) -> ExpertEfficiency:
-    """Return an engine's overheads of MoE layers, from its own runs, else from those of all
-    engines.
+    """Return an engine's overheads of MoE layers, fitted to its own runs; without runs, to those of
+    all engines.
 
-    Returns None for `megatron-core`, which has isolated kernels.
+    Return no overheads for `megatron-core`, whose expert kernels were timed in isolation.
     """
     if engine == "megatron-core":
         return ISOLATED_EXPERTS
@@ -420,8 +423,8 @@ def expert_efficiency(*, engine: str) -> ExpertEfficiency:
 
 @functools.cache
 def defaults_efficiency(*, engine: str, silicon: str | None) -> DefaultsEfficiency:
-    """Return the overheads of an engine started with its defaults on a die, from its own runs, else
-    from those of all engines, as for ROCm.
+    """Return the overheads of an engine with default settings on a die, fitted to its own runs;
+    without runs, or with ROCm, to those of all engines.
     """
     own = FOLDER / "defaults" / f"{engine}.yaml"
     known = own.is_file() and silicon not in ROCM_SILICON
@@ -436,14 +439,14 @@ def pool_efficiency() -> PoolEfficiency:
 
 @functools.cache
 def engine_profiles() -> tuple[EngineEfficiency, ...]:
-    """Return every profile, by engine and version."""
+    """Return the profiles of all engines, ordered by engine and version."""
     return tuple(
         _build(EngineEfficiency, path) for path in sorted((FOLDER / "engines").glob("*.yaml"))
     )
 
 
 def version_key(version: str) -> tuple[tuple[int, str], ...]:
-    """Return a sort key of versions in which runs of digits compare as numbers.
+    """Return a sort key for versions that compares runs of digits as numbers.
 
     `0.5.6.post2` follows `0.5.1.post1`. `1.0.0rc3` precedes `1.2.0rc6` and `1.0`, which equals
     `1.0.0`.
@@ -459,14 +462,14 @@ def version_key(version: str) -> tuple[tuple[int, str], ...]:
 
 
 STAND_IN = "vllm"
-"""Engine whose kernels are used for weight formats not timed in an engine: vLLM and SGLang share
-most of them.
+"""Engine whose kernels stand in for weight formats that were not timed in another engine. vLLM and
+SGLang share most kernels.
 """
 
 
 def expert_kernels(gpu: GpuEfficiency, *, engine: str, version: str) -> dict[str, ExpertKernel]:
-    """Return an engine's kernels by weight format, each from the release timed on the die nearest
-    to `version`.
+    """Return an engine's kernels by weight format. Each is from the release nearest to `version`
+    that was timed on the die.
     """
     timed = gpu.grouped_matmul or {}
     kernels: dict[str, ExpertKernel] = {}
@@ -478,8 +481,8 @@ def expert_kernels(gpu: GpuEfficiency, *, engine: str, version: str) -> dict[str
 
 
 def _nearest_first(releases: Collection[str], version: str) -> list[str]:
-    """Return the releases in order: up to `version` from the newest, then later ones from the
-    oldest.
+    """Return the releases up to `version`, newest first, followed by the later ones, oldest
+    first.
     """
     ordered = sorted(releases, key=version_key)
     earlier = [release for release in ordered if version_key(release) <= version_key(version)]

@@ -1,4 +1,4 @@
-"""The measured runs behind the constants, in groups, for `domain.familiarity`."""
+"""Groups of measured runs to which the constants were fitted, for `domain.familiarity`."""
 
 import csv
 import functools
@@ -9,7 +9,7 @@ from hp_tool.catalog import documents
 from hp_tool.domain.familiarity import Index, Measured
 
 FILE = Path(__file__).parent / "data" / "efficiency" / "measured_runs.csv"
-"""Written by `python -m evidence.fit --only familiarity`."""
+"""File written by `python -m evidence.fit --only familiarity`."""
 COLUMNS = (
     "kind",
     "software",
@@ -30,12 +30,12 @@ NUMBERS = ("num_gpus", "n")
 
 @functools.cache
 def measured_runs(kind: str) -> Index:
-    """Return the groups of measured runs of `training` or `serving`."""
+    """Return the groups of measured `training` or `serving` runs."""
     return Index(tuple(run for each, run in read_runs(FILE) if each == kind))
 
 
 def read_runs(path: Path) -> list[tuple[str, Measured]]:
-    """Return the groups of a file with the kind of each."""
+    """Return pairs of (kind, group of runs) in a file."""
     found = []
     for row in csv.DictReader(documents.read_text(path).splitlines()):
         values: dict[str, Any] = {

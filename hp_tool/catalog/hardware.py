@@ -1,4 +1,6 @@
-"""GPUs, servers and clusters: resolve names to specs, with the defaults of a typical server."""
+"""Resolve the names of GPUs, servers and clusters to specs, with the defaults of a typical
+server.
+"""
 
 import dataclasses
 import functools
@@ -13,18 +15,19 @@ from hp_tool.domain.prices import PRICED
 from hp_tool.errors import InputError, NotFoundError
 
 Cluster = str | ClusterQuery
-"""The cluster in a query; a tuple of several machines."""
+"""A query's `cluster`; a tuple lists several machines."""
 RUNS_KEY = "runs"
-"""Key of a cluster's entry with the launcher and limits of profile runs."""
+"""Key of a cluster's catalogue entry that contains the launcher and limits of its profile runs."""
 
 
 def gpu(name: str, *, field: str = "gpu") -> GpuSpec:
     """Return a device's datasheet by catalogue name.
 
-    `field` is the input at fault in errors.
+    Args:
+        field: Query field that errors name.
 
     Raises:
-        NotFoundError: The name is unknown; the error names the nearest ones.
+        NotFoundError: The name is unknown; the error names the nearest known names.
     """
     return _gpu(library.entry("gpus", name, field=field))
 
@@ -33,7 +36,7 @@ def node_type(name: str, *, field: str = "cluster") -> NodeType:
     """Return a server, cloud instance or registered cluster by catalogue name.
 
     Raises:
-        NotFoundError: The name is unknown; the error names the nearest ones.
+        NotFoundError: The name is unknown; the error names the nearest known names.
     """
     return _node_type(library.entry("clusters", name, field=field))
 
@@ -42,18 +45,19 @@ def node_type_from_mapping(mapping: Mapping[str, Any]) -> NodeType:
     """Return a server from the fields of a catalogue file.
 
     Raises:
-        InputError: A key is unknown; the error names the nearest one.
+        InputError: A key is unknown; the error names the nearest known key.
     """
     return records.build(NodeType, mapping, field="cluster")
 
 
 def cluster(query: Cluster) -> ClusterSpec:
-    """Return the cluster of a query: a registered name, or a description with catalogue defaults.
+    """Return the cluster of a query: a registered name, or a description completed by catalogue
+    defaults.
 
-    The name of a node type without a number of devices means one such node.
+    A node type without a number of devices is one such node.
 
     Raises:
-        InputError: The error names the field, its value and the fix.
+        InputError: A field is invalid; the error names the field, its value and the fix.
     """
     check_single_machine(query)
     if isinstance(query, str):
@@ -66,9 +70,10 @@ def cluster(query: Cluster) -> ClusterSpec:
 
 
 def machine_list_field(query: Cluster) -> str | None:
-    """Return the field by which a query's cluster means several machines; None if it means one.
+    """Return the field by which a query's cluster lists several machines; None for a single
+    machine.
 
-    The field is a list, or `priced` for all machines with a price.
+    The field has a list, or `priced`, which selects all machines with a price.
     """
     if isinstance(query, tuple) or query == PRICED:
         return "cluster"
@@ -80,10 +85,10 @@ def machine_list_field(query: Cluster) -> str | None:
 
 
 def check_single_machine(query: Cluster) -> None:
-    """Check that the cluster is one machine; only `recommend` compares several.
+    """Check that a query's cluster is a single machine; only `recommend` compares several.
 
     Raises:
-        InputError: It means several machines.
+        InputError: The cluster lists several machines.
     """
     if (several := machine_list_field(query)) is not None:
         raise InputError(
@@ -95,9 +100,7 @@ def check_single_machine(query: Cluster) -> None:
 
 @functools.lru_cache(maxsize=256)
 def _cached_cluster(query: ClusterQuery, folders: tuple[Path, ...]) -> ClusterSpec:
-    """Return the query's cluster from the user's and built-in folders; equal queries return the
-    same object.
-    """
+    """Return the resolved cluster; equal queries return the same object."""
     return _resolve_cluster(query)
 
 
@@ -120,7 +123,7 @@ def _resolve_cluster(query: ClusterQuery) -> ClusterSpec:
     usual_domain = node.nvlink_domain_size if node else device.nvlink_domain_size
     gpus_per_node = _gpus_per_node(query, usual_node, num_gpus)
     domain = _nvlink_domain_size(query, usual_domain, num_gpus, gpus_per_node)
-    node_gpus = _check_whole_nodes(query.gpus_per_node, usual_node, num_gpus)
+    node_gpus = _full_size(query.gpus_per_node, usual_node, num_gpus)
     prices = (
         query.price_per_gpu_hour,
         node.price_per_gpu_hour if node else None,
@@ -136,7 +139,7 @@ def _resolve_cluster(query: ClusterQuery) -> ClusterSpec:
         node_gpus=node_gpus,
         domain_gpus=max(
             node_gpus,
-            _check_whole_nodes(query.nvlink_domain_size, usual_domain or node_gpus, num_gpus),
+            _full_size(query.nvlink_domain_size, usual_domain or node_gpus, num_gpus),
         ),
         inter_node_bandwidth_bytes_per_second=(
             query.inter_node_bandwidth_bytes_per_second
@@ -189,8 +192,8 @@ def _device(query: ClusterQuery, node: NodeType | None) -> GpuSpec:
 
 
 def _with_power_cap(device: GpuSpec, power_w: float | None) -> GpuSpec:
-    """Return the device with its power limit set to `power_w`; `cost.roofline.at_sustained_clocks`
-    uses it.
+    """Return the device with its power limit set to `power_w`, which lowers its sustained
+    clocks.
     """
     if power_w is None:
         return device
@@ -204,8 +207,8 @@ def _with_power_cap(device: GpuSpec, power_w: float | None) -> GpuSpec:
 
 
 def _check_market(query: ClusterQuery) -> None:
-    """Return the prices and interruptions in the query, for a machine without an entry in the price
-    list.
+    """Check that a query for a spot or on-demand market sets the price and interruptions of a
+    machine that has no entry in the price list.
     """
     needs = {None: (), "spot": ("price_per_gpu_hour", "interruptions_per_node_day")}.get(
         query.market, ("price_per_gpu_hour",)
@@ -232,7 +235,7 @@ def _num_gpus(query: ClusterQuery, node: NodeType | None) -> int:
 
 
 def _gpus_per_node(query: ClusterQuery, usual: int, num_gpus: int) -> int:
-    """Return the devices per host. A cluster smaller than one host is a single, partly used
+    """Return the number of devices per host. A cluster smaller than one host is a partly used
     host.
     """
     gpus_per_node = min(query.gpus_per_node or usual, num_gpus)
@@ -246,13 +249,13 @@ def _gpus_per_node(query: ClusterQuery, usual: int, num_gpus: int) -> int:
     return gpus_per_node
 
 
-def _check_whole_nodes(size: int | None, usual: int, num_gpus: int) -> int:
-    """Return the number of devices of a whole host or NVLink domain, for a job that needs fewer."""
+def _full_size(size: int | None, usual: int, num_gpus: int) -> int:
+    """Return the number of devices of a host or NVLink domain, even if the job uses fewer."""
     return usual if size is None or size == num_gpus < usual else size
 
 
 def _network(query: ClusterQuery, node: NodeType | None) -> dict[str, Any]:
-    """Return the network levels that the query gives, else those of the node type."""
+    """Return the network levels that the query sets; without them, those of the node type."""
     names = ("network_topology", "nodes_per_leaf", "network_oversubscription")
     levels = {
         name: value
@@ -272,9 +275,7 @@ def _network(query: ClusterQuery, node: NodeType | None) -> dict[str, Any]:
 def _nvlink_domain_size(
     query: ClusterQuery, usual: int | None, num_gpus: int, gpus_per_node: int
 ) -> int:
-    """Return the number of devices of one NVLink domain; without NVLink, of a node, whose devices
-    use PCIe.
-    """
+    """Return the number of devices in an NVLink domain; without NVLink, in a node."""
     if query.nvlink_domain_size is None:
         return max(gpus_per_node, min(usual or gpus_per_node, num_gpus))
     size = min(query.nvlink_domain_size, num_gpus)
@@ -289,10 +290,10 @@ def _nvlink_domain_size(
 
 
 def _nvlink_segment(query: ClusterQuery, *, domain: int, gpus_per_node: int) -> int | None:
-    """Return the number of devices of one NVLink domain that a job uses together, if the query sets
-    it.
+    """Return how many devices of an NVLink domain a job uses together; None if the query does not
+    set it.
 
-    A smaller cluster uses all its devices.
+    The number is at most the size of the domain.
     """
     segment = query.nvlink_segment_gpus
     if segment is None:
@@ -308,8 +309,8 @@ def _nvlink_segment(query: ClusterQuery, *, domain: int, gpus_per_node: int) -> 
 
 
 def _mixed_cluster(query: ClusterQuery) -> ClusterSpec:
-    """Return the cluster of two kinds of GPU in `query.stages`: each kind resolved separately, and
-    common values.
+    """Return the cluster of the two kinds of GPU in `query.stages`, with `kinds` for each of
+    them.
     """
     stages = query.stages or ()
     if len(stages) != 2:
@@ -351,8 +352,8 @@ def _mixed_cluster(query: ClusterQuery) -> ClusterSpec:
 
 
 def _mean_gpu(kinds: Sequence[ClusterSpec]) -> GpuSpec:
-    """Return a device with mean values: MFU divides by the mean peak, and energy uses the mean
-    power.
+    """Return a device with the mean values of both kinds, for MFU, which divides by the peak, and
+    energy.
     """
     gpus = [kind.gpu for kind in kinds]
     if gpus[0].kind != gpus[1].kind:
@@ -387,9 +388,7 @@ def _device_mean(kinds: Sequence[ClusterSpec], values: Sequence[float]) -> float
 
 
 def cluster_name(cluster: str | ClusterQuery) -> str | None:
-    """Return the name of the query's registered cluster, used whole or in part; None for a
-    description.
-    """
+    """Return the name of the query's registered cluster or node type; None without one."""
     check_single_machine(cluster)
     return cluster if isinstance(cluster, str) else cluster.node_type
 
@@ -397,8 +396,8 @@ def cluster_name(cluster: str | ClusterQuery) -> str | None:
 def cluster_runs(cluster: str | ClusterQuery) -> ClusterRuns | None:
     """Return `runs` of a registered cluster's entry in the user's catalogue; None without it.
 
-    It names programs, folders and shell code of the operator, so it comes only from files, never
-    from a query or HTTP.
+    The field contains programs, folders and shell code of the operator. It is therefore read from
+    files only, never from a query or over HTTP.
 
     Raises:
         InputError: The entry is malformed.

@@ -1,4 +1,4 @@
-"""Distributions of sequence lengths: by catalogue name, or from a user's file."""
+"""Find distributions of sequence lengths by catalogue name, or read one from a user's file."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from hp_tool.errors import InputError
 
 FIELD = "training.sequence_lengths"
 MAX_LENGTH = 1 << 24
-"""Maximum tokens of a sequence, far above any in use."""
+"""Maximum number of tokens in a sequence, far above any in use."""
 MAX_COUNTED_LENGTHS = 1e15
 MAX_LINES = 1_000_000
 TABLES = (".txt", ".csv")
@@ -25,39 +25,39 @@ N = TypeVar("N", int, float)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogNormal:
-    """One component of a mixture."""
+    """One log-normal component of a distribution of lengths."""
 
     share: Annotated[float, Interval(ge=1e-9, le=1e9)]
-    """Weight of the component, relative to the other components."""
+    """Weight relative to the other components."""
     median: Annotated[float, Interval(ge=1.0, le=MAX_LENGTH)]
     """Median length in tokens."""
     sigma: Annotated[float, Interval(ge=0.01, le=10.0)]
-    """Standard deviation of the logarithm."""
+    """Standard deviation of the logarithm of the length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthRecord:
-    """One distribution as written in a file: `log_normal` components, or `counts`."""
+    """A distribution as written in a file: either `log_normal` components or `counts`."""
 
     name: str
     log_normal: dict[str, LogNormal] | None = None
     """Components by name."""
     shortest: Tokens = 1
-    """Minimum length in tokens, for log_normal."""
+    """Minimum length in tokens, for `log_normal`."""
     longest: Tokens = 1 << 20
     counts: dict[str | int, float] | None = None
-    """Sequences by length in tokens."""
+    """Number of sequences by length in tokens."""
 
 
 def sequence_lengths(name: str) -> LengthDistribution:
     """Return a distribution by catalogue name, or from a user's file.
 
-    A file is YAML or JSON of LengthRecord's fields, or text (.txt, .csv) with a length, or a length
-    and a count, per line. It is read only if the name is an OwnFile.
+    A file is YAML or JSON with LengthRecord's fields, or text (.txt, .csv) with a length, or a
+    length and a count, on each line. A file is read only if the name is an OwnFile.
 
     Raises:
         InputError: The file is malformed.
-        NotFoundError: The name is unknown; the error names the nearest.
+        NotFoundError: The name is unknown; the error names the nearest known names.
     """
     path = Path(name)
     if path.suffix not in (*documents.SUFFIXES, *TABLES):

@@ -47,32 +47,34 @@ _SINGULAR: dict[Kind, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Entry:
-    """One catalogue entry as written in its file. Instances compare by identity, so that they can
-    be cache keys.
+    """A catalogue entry as written in its file.
+
+    Instances compare by identity, so that they can be cache keys.
     """
 
     name: str
     fields: dict[str, Any]
-    """Fields of the domain type, not yet validated; or a config.json's content."""
+    """Fields of the domain type that are not yet validated, or the content of a config.json."""
     aliases: tuple[str, ...] = ()
     parameters: float | None = None
     """Published parameter count of a model."""
     checkpoints: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    """Published ids of a model's weights in fewer than 16 bits, by precision."""
+    """Hugging Face ids of a model's weights in fewer than 16 bits, by precision."""
     wide_attention: tuple[str, ...] = ()
-    """Precisions whose checkpoints keep attention in 16 bits."""
+    """Precisions whose checkpoints leave attention in 16 bits."""
     source: str = ""
     path: Path
-    """The file that contains it."""
+    """File that contains the entry."""
 
 
 def entry(kind: Kind, name: str, *, field: str | None = None) -> Entry:
     """Return the entry with this name or alias, ignoring case.
 
-    `field` is the input at fault in errors (model, gpu or cluster by default).
+    Args:
+        field: Query field that errors name; model, gpu or cluster by default.
 
     Raises:
-        NotFoundError: The name is unknown; the error names the nearest ones.
+        NotFoundError: The name is unknown; the error names the nearest known names.
         UnsupportedError: The name is that of a model whose layers are not modelled.
     """
     if (match := _matches_name(kind, name)) is not None:
@@ -99,15 +101,14 @@ def entry(kind: Kind, name: str, *, field: str | None = None) -> Entry:
 
 
 def has_entry(kind: Kind, name: str) -> bool:
-    """Return whether an entry has this name or alias."""
+    """Return True if an entry has this name or alias."""
     return _matches_name(kind, name) is not None
 
 
 def _matches_name(kind: Kind, name: str) -> Entry | None:
     """Return the entry with this name or alias.
 
-    A model that was fine-tuned (-Instruct, -0324), quantised or republished has the shape of its
-    base.
+    A fine-tuned (-Instruct, -0324), quantised or republished model has the shape of its base model.
     """
     match = _find(kind, name.casefold(), folders())
     if match is None and kind == "models":
@@ -119,14 +120,16 @@ def _matches_name(kind: Kind, name: str) -> Entry | None:
 
 
 def base_model(name: str) -> str:
-    """Return the name of the base model in lower case: `llama-3.1-8b` for
+    """Return the name of the base model in lower case, such as `llama-3.1-8b` for
     `Llama-3.1-8B-Instruct`.
     """
-    return _FURTHER.sub("", name.casefold()) or name.casefold()
+    return _FINE_TUNING_SUFFIX.sub("", name.casefold()) or name.casefold()
 
 
 def entries(kind: Kind) -> list[Entry]:
-    """Return all entries by name; the user's replace built-in ones of the same name."""
+    """Return all entries, sorted by name. A user's entry replaces a built-in entry with the same
+    name.
+    """
     by_name: dict[str, Entry] = {}
     for folder in folders():
         for path, _ in _texts(folder / kind):
@@ -148,10 +151,10 @@ def number_of_built_in_names() -> int:
 
 
 def file_entries(path: Path) -> Iterator[Entry]:
-    """Return the entries of one file.
+    """Return the entries of a file.
 
     Raises:
-        InputError: The file does not have the format above.
+        InputError: The file does not have the format that this module describes.
     """
     document = documents.read(path)
     source = document.get("source", "")
@@ -169,7 +172,10 @@ def file_entries(path: Path) -> Iterator[Entry]:
 
 
 def sole_entry(path: Path, *, field: str) -> Entry:
-    """Return the single entry of a file. `field` is the input at fault.
+    """Return the entry of a file that contains only one.
+
+    Args:
+        field: Query field that errors name.
 
     Raises:
         InputError: The file has several entries.
@@ -185,12 +191,12 @@ def sole_entry(path: Path, *, field: str) -> Entry:
 
 
 def user_folders() -> tuple[Path, ...]:
-    """Return the user's folders in order of priority; new entries are written to the first."""
+    """Return the user's folders, the first of which receives new entries and has priority."""
     return folders()[:-1]
 
 
 def missing_folders() -> list[Path]:
-    """Return folders in HP_CATALOG_DIR that do not exist."""
+    """Return the folders in HP_CATALOG_DIR that do not exist."""
     return [
         folder
         for folder in _split_folders(os.environ.get("HP_CATALOG_DIR", ""))
@@ -199,10 +205,10 @@ def missing_folders() -> list[Path]:
 
 
 def revision() -> str:
-    """Return a digest of the user's files by name, size and age.
+    """Return a digest of the names, sizes and modification times of the user's files.
 
-    If it changes, cached entries are dropped, so that changed files are read again. Built-in data
-    do not change during a process.
+    If the digest changes, cached entries are dropped, so that changed files are read again.
+    Built-in data do not change while a process runs.
     """
     global _seen
     digest = hashlib.blake2b(digest_size=16)
@@ -227,32 +233,32 @@ def clear_cache() -> None:
         _find.cache_clear,
         _texts.cache_clear,
         _entries.cache_clear,
-        *_elsewhere,
+        *_clear_functions,
     ):
         forget()
 
 
-_elsewhere: list[Callable[[], None]] = []
+_clear_functions: list[Callable[[], None]] = []
 
 
 def on_change(forget: Callable[[], None]) -> None:
-    """Register `forget`, which `clear_cache` calls, for callers that cache data from the user's
+    """Register a function that `clear_cache` calls, for modules that cache data from the user's
     folders.
     """
-    _elsewhere.append(forget)
+    _clear_functions.append(forget)
 
 
-_FURTHER = re.compile(
+_FINE_TUNING_SUFFIX = re.compile(
     r"-(?:instruct|chat|it|hf|base|thinking|reasoning|preview|exp|terminus)(?=-|$)|-v0\.[12]$|-\d{4}$"
 )
-"""Suffixes of model names after fine-tuning: a method, a date."""
-_WEIGHTS = re.compile(
+"""Suffixes of model names that denote fine-tuning: a method or a date."""
+_WEIGHT_FORMAT_SUFFIX = re.compile(
     r"[-.](?:(?:un)?quantized|bnb|4bit|8bit|(?:nv|mx)?fp[48]|awq|gptq|int[48]|w\d+a\d+(?:kv\d+)?|bf16|bfloat16|"
     r"dynamic|static|pertensor|block|marlin|g\d+|autoround|mixed|torchao|qat|unsloth)"
     r"(?:-v2)?(?=[-.]|$)"
 )
-"""Suffixes of checkpoint names for the weights' format."""
-_STORED = (
+"""Suffixes of checkpoint names that denote the format of the weights."""
+_PRECISION_PATTERNS = (
     (r"(?:mx)?fp8", "fp8"),
     (r"mxfp4", "mxfp4"),
     (r"nvfp4|fp4", "nvfp4"),
@@ -265,7 +271,9 @@ def stored_precision(name: str) -> str | None:
     """Return the precision of a checkpoint's weights, if its name contains it."""
     tail = name.rstrip("/").rpartition("/")[2].casefold()
     found = (
-        kind for words, kind in _STORED if re.search(rf"(?<![a-z0-9])({words})(?![a-z0-9])", tail)
+        kind
+        for words, kind in _PRECISION_PATTERNS
+        if re.search(rf"(?<![a-z0-9])({words})(?![a-z0-9])", tail)
     )
     return next(found, None)
 
@@ -273,8 +281,8 @@ def stored_precision(name: str) -> str | None:
 def _published_names(name: str) -> Iterator[str]:
     """Yield possible catalogue names of a published checkpoint.
 
-    These are the base model, the name without its publisher, and the name without the weight
-    format.
+    These are its base model's name, its name without the publisher, and its name without the format
+    of the weights.
     """
     yield base_model(name)
     tail = name.rstrip("/").rpartition("/")[2].casefold().removeprefix("meta-")
@@ -284,7 +292,7 @@ def _published_names(name: str) -> Iterator[str]:
 
 def _without_format(name: str) -> str:
     """Return a checkpoint's name without the format of its weights."""
-    return _WEIGHTS.sub("", name)
+    return _WEIGHT_FORMAT_SUFFIX.sub("", name)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -327,7 +335,7 @@ def _entry(
 
 
 def folders() -> tuple[Path, ...]:
-    """Return the folders to search in order: HP_CATALOG_DIR, the user's configuration folder,
+    """Return the folders to search, in order: HP_CATALOG_DIR, the user's configuration folder, the
     built-in data.
     """
     return (*_split_folders(os.environ.get("HP_CATALOG_DIR", "")), _user_folder(), _BUILT_IN)

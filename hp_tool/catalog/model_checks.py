@@ -1,4 +1,4 @@
-"""Check that a transformer with a model's fields exists."""
+"""Check that the fields of a model describe a possible transformer."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,17 +15,17 @@ _NEEDED: dict[Mixer, tuple[str, ...]] = {
     "mamba2": ("mamba_num_heads", "mamba_head_dim", "ssm_state_size"),
 }
 MAX_KINDS = 128
-"""Maximum number of kinds of layers in one model, several times as many as any has; each kind is
-costed.
+"""Maximum number of kinds of layers in one model, because the cost of each is computed; no known
+model has as many.
 """
 _INDEXER = ("index_topk", "index_n_heads", "index_head_dim")
 
 
 def check_model(spec: ModelSpec) -> ModelSpec:
-    """Return the spec after checking that it describes a transformer.
+    """Return the spec after checking that it describes a possible transformer.
 
     Raises:
-        InputError: It does not. The error names the field, its value and the fix.
+        InputError: A field is impossible; the error names the field, its value and the fix.
     """
     check_spec(spec, field="model")
     if spec.blocks is not None:
@@ -57,23 +57,24 @@ def _check_pattern(spec: ModelSpec) -> None:
     if (kinds := len({replace(block, count=1) for block in blocks})) > MAX_KINDS:
         raise _model_error(
             "blocks",
-            f"blocks are of {kinds} kinds, of which a model may have {MAX_KINDS}; write equal "
-            "ones alike",
+            f"blocks have {kinds} different kinds of layers, more than the maximum of "
+            f"{MAX_KINDS}; write equal layers with equal fields",
         )
     if spec.architecture != "decoder":
         raise _model_error(
             "blocks",
-            f"blocks are layers of a decoder, not of an {spec.architecture}; remove them",
+            f"architecture {spec.architecture} cannot have blocks, which are layers of a decoder; "
+            "remove blocks",
         )
     for name in ("first_k_dense_replace", "sliding_window_layers"):
         if getattr(spec, name):
             raise _model_error(
                 name,
-                f"blocks set for each layer what {name} {getattr(spec, name)} sets; remove it",
+                f"{name} {getattr(spec, name)} and blocks both describe the layers; remove {name}",
             )
     for wants, name in (("windowed", "sliding_window"), ("shares_index", "index_topk")):
         if any(getattr(block, wants) for block in blocks) and getattr(spec, name) is None:
-            raise _model_error(name, f"blocks that are {wants} require {name}; set it")
+            raise _model_error(name, f"blocks with {wants}: true require {name}; set it")
 
 
 def _check_kind(kind: ModelSpec) -> None:
@@ -83,7 +84,7 @@ def _check_kind(kind: ModelSpec) -> None:
     if kind.feed_forward not in (None, "experts") and kind.num_experts is not None:
         raise _model_error(
             "feed_forward",
-            f"feed_forward {kind.feed_forward} leaves no layer for num_experts; remove one of them",
+            f"feed_forward {kind.feed_forward} contradicts num_experts; remove one of them",
         )
     if missing := [name for name in _NEEDED.get(kind.mixer, ()) if getattr(kind, name) is None]:
         raise _model_error(
@@ -100,7 +101,7 @@ def _check_kind(kind: ModelSpec) -> None:
 
 
 def _uneven_message(kind: ModelSpec) -> Iterator[tuple[str, str]]:
-    """Yield (error, field) for sizes that do not divide each other."""
+    """Yield pairs of (error message, field) for sizes that do not divide each other."""
     heads = kind.num_attention_heads
     if kind.mixer == "attention":
         if kind.head_dim is None and kind.kv_lora_rank is None and kind.hidden_size % heads:

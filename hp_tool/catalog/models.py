@@ -1,4 +1,4 @@
-"""Resolve a name, a file or a mapping to a ModelSpec."""
+"""Resolve a model's name, file or mapping to a ModelSpec."""
 
 import functools
 import itertools
@@ -18,17 +18,17 @@ from hp_tool.domain.query import OwnFile
 from hp_tool.errors import InputError
 
 COUNTS = {"num_parameters": total_parameters, "num_active_parameters": active_parameters}
-"""Names of parameter counts, which are computed from a model's fields and printed with them."""
+"""Names of the parameter counts that are computed from a model's fields and printed with it."""
 
 
 def model(name: str) -> ModelSpec:
     """Return a model by catalogue name or alias (a Hugging Face id), or from a user's file.
 
-    A file is a config.json (or its folder), or a YAML or JSON file of ModelSpec's fields. It is
-    read only if the name is an OwnFile.
+    A file is a config.json (or its folder), or YAML or JSON with ModelSpec's fields. A file is read
+    only if the name is an OwnFile.
 
     Raises:
-        NotFoundError: The name is unknown; the error names the nearest.
+        NotFoundError: The name is unknown; the error names the nearest known names.
     """
     if is_own_file(name):
         return _model_from_file(_config_path(name))
@@ -42,9 +42,9 @@ def model(name: str) -> ModelSpec:
 
 
 def checkpoint(name: object) -> str | None:
-    """Return the Hugging Face id, or local folder, of a model by name; None if unknown.
+    """Return the Hugging Face id or local folder of a model's weights; None if unknown.
 
-    An instruction-tuned checkpoint is preferred to its base.
+    An instruction-tuned checkpoint is preferred to its base model.
     """
     if not isinstance(name, str):
         return None
@@ -70,11 +70,13 @@ class Checkpoint:
     path: str
     """A Hugging Face id, or a local folder."""
     precision: str | None
-    """Stored precision; None if unknown, bf16 for 16-bit weights."""
+    """Precision of the stored weights: bf16 for 16-bit weights, None if unknown."""
 
 
 def stored_checkpoint(name: object, *, precision: str) -> Checkpoint | None:
-    """Return the model's weights in this precision, else those of `checkpoint`; None if unknown."""
+    """Return the model's checkpoint in this precision; without one, that of `checkpoint`; None if
+    unknown.
+    """
     if (path := checkpoint(name)) is None:
         return None
     if is_own_file(name) or not library.has_entry("models", str(name)):
@@ -88,14 +90,14 @@ def stored_checkpoint(name: object, *, precision: str) -> Checkpoint | None:
     )
     chosen = (
         path
-        if "/" in str(name) and _stored(published, path) not in (None, "bf16")
+        if "/" in str(name) and _checkpoint_precision(published, path) not in (None, "bf16")
         else next(narrow, path)
     )
-    return Checkpoint(path=chosen, precision=_stored(published, chosen))
+    return Checkpoint(path=chosen, precision=_checkpoint_precision(published, chosen))
 
 
-def _stored(published: library.Entry, checkpoint_id: str) -> str | None:
-    """Return the precision of an entry's checkpoint (for fine-tuned ones, of the base); None if not
+def _checkpoint_precision(published: library.Entry, checkpoint_id: str) -> str | None:
+    """Return the precision of an entry's checkpoint, or of its base model's; None if neither is
     listed.
     """
     by_id = dict.fromkeys((alias.casefold() for alias in published.aliases), "bf16")
@@ -110,8 +112,8 @@ def _stored(published: library.Entry, checkpoint_id: str) -> str | None:
 def published_precision(name: str | Mapping[str, Any] | ModelSpec) -> str:
     """Return the precision of a model's published weights; bf16 if unknown.
 
-    For a catalogue model, it is that of the checkpoint with its name; for a config.json, that of
-    its quantization_config.
+    The precision of a catalogue model is that of the checkpoint with its name. The precision of a
+    config.json is that of its quantization_config.
 
     Raises:
         UnsupportedError: The quantization_config is unknown.
@@ -132,9 +134,9 @@ def published_precision(name: str | Mapping[str, Any] | ModelSpec) -> str:
 
 
 def keeps_attention_wide(name: str | Mapping[str, Any] | ModelSpec, *, precision: str) -> bool:
-    """Return whether the model's checkpoint of this precision stores attention in 16 bits.
+    """Return True if the model's checkpoint of this precision stores attention in 16 bits.
 
-    Sources are its catalogue entry and the quantization_config of its config.json.
+    Sources are the catalogue entry, or the quantization_config of a config.json.
     """
     if isinstance(name, ModelSpec):
         return False
@@ -148,24 +150,27 @@ def keeps_attention_wide(name: str | Mapping[str, Any] | ModelSpec, *, precision
 
 
 def is_own_file(name: object) -> bool:
-    """Return whether a model with this name is read from a file."""
+    """Return True if a model with this name is read from a user's file."""
     return isinstance(name, OwnFile) and (is_file_name(name) or _contains_config(Path(name)))
 
 
 @functools.lru_cache(maxsize=1024)
 def is_file_name(name: str) -> bool:
-    """Return whether a model with this name would be looked up as a file."""
+    """Return True if the name has a suffix of YAML or JSON files."""
     return "." in name and Path(name).suffix in documents.SUFFIXES
 
 
 def model_from_mapping(mapping: Mapping[str, Any], *, origin: Path | None = None) -> ModelSpec:
-    """Return a model from ModelSpec's fields, or from a config.json's content.
+    """Return a model from ModelSpec's fields, or from the content of a config.json.
 
-    A config.json has model_type or architectures. Parameter counts, which printed models contain,
-    are computed from the other fields. `origin` is the file that contains the mapping.
+    The parameter counts that printed models contain are ignored, because they are computed from the
+    other fields.
+
+    Args:
+        origin: File that contains the mapping; errors name it.
 
     Raises:
-        InputError: A key is unknown; the error names the nearest known one.
+        InputError: A key is unknown; the error names the nearest known key.
     """
     if is_config(mapping):
         return check_model(read_config(mapping))
@@ -174,8 +179,8 @@ def model_from_mapping(mapping: Mapping[str, Any], *, origin: Path | None = None
 
 
 def parameter_counts(spec: ModelSpec) -> dict[str, int]:
-    """Return `num_parameters` and `num_active_parameters`, which excludes experts that a token is
-    not sent to.
+    """Return `num_parameters`, and `num_active_parameters`, which counts only the experts that
+    process a token.
     """
     return {name: round(count(spec)) for name, count in COUNTS.items()}
 
@@ -199,9 +204,9 @@ _INDEX = "model.safetensors.index.json"
 
 
 def _stored_parameters(folder: Path, config: Mapping[str, Any]) -> int | None:
-    """Return the number of weights of a checkpoint from the index of its files.
+    """Return the number of weights in a checkpoint, from the index of its files.
 
-    Returns None if there is no index, or if the weights are quantised.
+    Return None without an index, or if the weights are quantised.
     """
     width = _BYTES.get(str(config.get("torch_dtype", config.get("dtype"))))
     if width is None or config.get("quantization_config") or not (folder / _INDEX).is_file():

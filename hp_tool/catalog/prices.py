@@ -1,5 +1,5 @@
-"""Rental prices of machines by provider, and emissions of grids; user files replace built-in
-entries.
+"""Rental prices of machines and emissions of power grids. Entries of user files replace built-in
+ones.
 """
 
 import functools
@@ -9,14 +9,12 @@ from hp_tool.domain.prices import Grid, Offer
 
 
 def offers() -> tuple[Offer, ...]:
-    """Return all machines with a price, by name."""
+    """Return all priced machines, sorted by name."""
     return tuple(_offer(entry) for entry in library.entries("prices"))
 
 
 def lowest_offers() -> dict[str, Offer]:
-    """Return the offer with the lowest on-demand price of each GPU in the price list, by GPU
-    name.
-    """
+    """Return the offer with the lowest on-demand price of each GPU, by GPU name."""
     lowest: dict[str, tuple[float, Offer]] = {}
     for offer in offers():
         name = hardware.gpu(offer.gpu or hardware.node_type(offer.node_type or "").gpu).name
@@ -28,10 +26,10 @@ def lowest_offers() -> dict[str, Offer]:
 
 
 def grid(name: str) -> Grid:
-    """Return the grid of a region.
+    """Return the power grid of a region.
 
     Raises:
-        NotFoundError: The name is unknown; the error names the nearest ones.
+        NotFoundError: The name is unknown; the error names the nearest known names.
     """
     return _grid(library.entry("grids", name))
 

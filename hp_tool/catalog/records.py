@@ -1,6 +1,7 @@
-"""Convert plain mappings to frozen dataclasses, strictly, with the standard library only.
+"""Convert plain mappings to frozen dataclasses and check them strictly, with the standard library
+only.
 
-Pydantic does this for queries. Importing it here would take longer than a whole lookup.
+Queries use Pydantic, but importing it here would take longer than a lookup in the catalogue.
 """
 
 import dataclasses
@@ -21,14 +22,14 @@ T = TypeVar("T")
 def build(
     cls: Callable[..., T], mapping: Mapping[str, Any], *, field: str, origin: Path | None = None
 ) -> T:
-    """Return an instance of a dataclass.
+    """Return an instance of a dataclass with the mapping's values.
 
     Args:
         field: Dotted path of the mapping in the query.
-        origin: File that contains it, if any.
+        origin: File that contains the mapping, if any.
 
     Raises:
-        InputError: A key is unknown, a value missing, of a wrong type or out of bounds.
+        InputError: A key is unknown, or a value is missing, of a wrong type or out of bounds.
     """
     prefix = ": ".join((str(origin), *filter(None, [mapping.get("name")]), "")) if origin else ""
     hints, required = _expected_type(cls)
@@ -58,7 +59,9 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
 
 @functools.cache
 def _expected_type(cls: Any) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return the type hints of a dataclass's fields, and the names of those without a default."""
+    """Return the type of each field of a dataclass, and the names of the fields without a
+    default.
+    """
     hints = typing.get_type_hints(cls)
     fields = dataclasses.fields(cls)
     missing = dataclasses.MISSING
@@ -69,8 +72,8 @@ def _expected_type(cls: Any) -> tuple[dict[str, Any], frozenset[str]]:
 
 
 def _check_value(value: Any, hint: Any, field: str) -> Any:
-    """Return the value if it has the hinted type; integers are accepted as floats, integral floats
-    as integers.
+    """Return the value if it has the expected type. Integers are accepted as floats, and floats
+    without a fraction as integers.
     """
     is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     options = typing.get_args(hint) if is_union else (hint,)

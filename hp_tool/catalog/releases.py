@@ -1,6 +1,4 @@
-"""Releases of engines and frameworks that a query may name, from `data/releases` and the user's
-files.
-"""
+"""List the releases of engines and frameworks, from `data/releases` and the user's files."""
 
 import functools
 from dataclasses import dataclass
@@ -15,19 +13,18 @@ _NAMED_RELEASES = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Listed:
-    """The releases of one program."""
+    """The known releases of one program."""
 
     releases: tuple[str, ...]
-    """Newest first; the user's before the built-in ones."""
+    """Release numbers, newest first; the user's precede the built-in ones."""
     as_of: str | None
-    """Month of the list; None: not dated."""
+    """Month in which the list was complete; None if the list has no date."""
     series: int
-    """Numbers of a release that name its minor release."""
+    """How many leading numbers of a release identify its minor release."""
 
 
 @functools.lru_cache(maxsize=1)
 def _releases() -> dict[str, _Listed]:
-    """Return the releases of each program."""
     known: dict[str, _Listed] = {}
     for folder in library.folders():
         for path in sorted((folder / "releases").glob("*.yaml")):
@@ -47,17 +44,17 @@ library.on_change(_releases.cache_clear)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseAge:
-    """How far a release is behind the newest one of a dated list."""
+    """How far a release is behind the newest release of a dated list."""
 
     newest: str
     minor_releases: int
-    """Minor releases after this one."""
+    """Number of minor releases after this release."""
     as_of: str
-    """Month of the list."""
+    """Month in which the list was complete."""
 
 
 def release_age(program: str, release: str) -> ReleaseAge | None:
-    """Return how far a release of a program is behind; None without a dated list."""
+    """Return how far a release is behind the newest one; None without a dated list."""
     listed = _releases().get(program)
     if listed is None or listed.as_of is None:
         return None
@@ -71,18 +68,18 @@ def release_age(program: str, release: str) -> ReleaseAge | None:
 
 
 def has_releases(program: str) -> bool:
-    """Return whether an engine or framework has releases."""
+    """Return True if the releases of an engine or framework are listed."""
     return program in _releases()
 
 
 def check_release(program: str, release: str, *, field: str) -> None:
-    """Check a release of an engine or framework.
+    """Check that a release of an engine or framework is known.
 
-    Releases are compared by their numbers: candidates, post releases and builds count as their
-    release, and a series (0.16) as any of its releases.
+    Only the numbers count: 0.16.0rc1, 0.16.0.post1 and 0.16.0+cu128 count as 0.16.0, and 0.16 as
+    any of its patches.
 
     Raises:
-        InputError: `unknown_release`: no list names the release.
+        InputError: `unknown_release`: no list contains the release.
     """
     listed_releases = _releases().get(program)
     known = () if listed_releases is None else listed_releases.releases
@@ -97,7 +94,7 @@ def check_release(program: str, release: str, *, field: str) -> None:
         ),
         None,
     )
-    hint = f"; {series[0]}.{series[1]} names its series" if series else ""
+    hint = f"; use {series[0]}.{series[1]} for any patch" if series else ""
     listed = ", ".join(known[:_NAMED_RELEASES]) + (
         f" and {len(known) - _NAMED_RELEASES} older ones" if len(known) > _NAMED_RELEASES else ""
     )

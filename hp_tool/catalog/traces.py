@@ -27,20 +27,20 @@ from hp_tool.errors import InputError, NotFoundError
 FIELD = "inference.trace"
 MAX_FILE_BYTES = 64 * 2**20
 SAMPLE_SEED = 5_000
-"""Number of requests if both lengths are distributions."""
+"""Number of drawn requests if both lengths are distributions."""
 BLOCK_TOKENS = 512
-"""Tokens of one of Mooncake's hashed blocks."""
+"""Tokens in each of Mooncake's hashed blocks."""
 NAMES = {
     "arrival_s": ("arrival_s", "timestamp", "TIMESTAMP"),
     "input_tokens": ("input_tokens", "input_length", "ContextTokens"),
     "output_tokens": ("output_tokens", "output_length", "GeneratedTokens"),
 }
-"""Column names in own files, Mooncake's and Azure's."""
+"""Names of each column in the own format, Mooncake's and Azure's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Requests in order of arrival; shape (n,)."""
+    """Requests in order of arrival; each column has shape (n,)."""
 
     name: str
     input_tokens: IntArray
@@ -48,13 +48,11 @@ class Trace:
     prefix_tokens: IntArray
     """Input tokens found in the prefix cache."""
     arrival_s: FloatArray | None = None
-    """Seconds since the first request; None without arrival times."""
+    """Arrival times in seconds since the first request; None without arrival times."""
 
     @property
     def rate_per_second(self) -> float | None:
-        """Mean arrival rate in requests per second; None without arrivals, or if all are
-        simultaneous.
-        """
+        """Mean number of requests per second; None without arrivals, or if all arrive together."""
         if self.arrival_s is None or self.arrival_s[-1] <= 0.0:
             return None
         return (len(self.arrival_s) - 1) / float(self.arrival_s[-1])
@@ -65,8 +63,8 @@ class Trace:
         return min(float(self.prefix_tokens.sum() / self.input_tokens.sum()), 0.99)
 
     def spec(self) -> TraceSpec:
-        """Return the first MAX_TRACE_REQUESTS requests as columns, which other processes can
-        read.
+        """Return the first MAX_TRACE_REQUESTS requests as columns that can be sent to other
+        processes.
         """
         columns = {name: getattr(self, name) for name in TraceSpec.__slots__}
         return TraceSpec(
@@ -78,7 +76,9 @@ class Trace:
 
 
 def request_trace(trace: str | TraceSpec) -> Trace:
-    """Return the trace of a query; a text is a path, read only if it is an OwnFile.
+    """Return the trace that a query names or contains.
+
+    A text is a path, which is read only if it is an OwnFile.
 
     Raises:
         InputError: The trace is malformed; the field is inference.trace.
@@ -112,8 +112,9 @@ def request_trace(trace: str | TraceSpec) -> Trace:
 
 
 def _draw_requests(trace: TraceSpec) -> dict[str, Any]:
-    """Return the columns. A distribution is replaced by its quantiles, one per request, in shuffled
-    order.
+    """Return the columns, with distributions replaced by one length per request.
+
+    The lengths are quantiles of the distribution in shuffled order.
     """
     columns = {name: getattr(trace, name) for name in TraceSpec.__slots__}
     lengths = [len(column) for column in columns.values() if isinstance(column, tuple)]
@@ -129,7 +130,7 @@ def _draw_requests(trace: TraceSpec) -> dict[str, Any]:
 
 
 def _trace_from_rows(name: str, rows: Iterable[Mapping[str, Any]]) -> Trace:
-    """Return rows of any format, by the column names of the first row."""
+    """Return the trace in a file's rows. The column names of the first row determine the format."""
     columns: dict[str, list[Any]] = {column: [] for column in (*NAMES, "prefix_tokens")}
     keys: dict[str, str] = {}
     seen: set[Any] = set()
@@ -164,7 +165,7 @@ def _seconds(value: Any, *, unit: str) -> float:
 
 
 def _count_cached_tokens(blocks: Iterable[Any], seen: set[Any]) -> int:
-    """Return the number of tokens in the leading blocks that earlier requests had."""
+    """Return the number of tokens in the leading blocks that earlier requests contained."""
     known, ahead = 0, True
     for block in blocks:
         ahead = ahead and block in seen
@@ -174,7 +175,9 @@ def _count_cached_tokens(blocks: Iterable[Any], seen: set[Any]) -> int:
 
 
 def _check_trace(name: str, columns: Mapping[str, Any]) -> Trace:
-    """Return the columns as arrays in order of arrival, within the bounds of TraceSpec."""
+    """Return the columns as arrays in order of arrival, after checking them against TraceSpec's
+    bounds.
+    """
     lengths = {column: len(values) for column, values in _columns(columns)}
     if (
         not lengths.get("input_tokens")

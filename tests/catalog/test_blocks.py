@@ -40,28 +40,28 @@ INDEXER = {"index_topk": 16, "index_n_heads": 4, "index_head_dim": 8}
         (
             {"blocks": [{"count": 2}], "first_k_dense_replace": 1},
             "first_k_dense_replace",
-            "remove it",
+            "remove first_k_dense_replace",
         ),
         (
             {"blocks": [{}], "sliding_window": 8, "sliding_window_layers": 2},
             "sliding_window_layers",
-            "remove it",
+            "remove sliding_window_layers",
         ),
         (
             {"blocks": [{"head_dim": n} for n in range(1, 301)], "num_hidden_layers": 300},
             "blocks",
-            "300 kinds",
+            "300 different kinds",
         ),
         ({"blocks": [{}], "architecture": "encoder"}, "blocks", "layers of a decoder"),
         (
             {"blocks": [{}, {"windowed": True}]},
             "sliding_window",
-            "blocks that are windowed require sliding_window",
+            "blocks with windowed: true require sliding_window",
         ),
         (
             {"blocks": [{}, {"shares_index": True}]},
             "index_topk",
-            "blocks that are shares_index require index_topk",
+            "blocks with shares_index: true require index_topk",
         ),
         ({"blocks": [{}, {"feed_forward": "experts"}]}, "num_experts", "set it"),
         (

@@ -1,1 +1,1 @@
-"""Hugging Face config.json files as ModelSpecs."""
+"""Conversion of Hugging Face config.json files to ModelSpec."""

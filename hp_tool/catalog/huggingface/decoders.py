@@ -1,4 +1,4 @@
-"""Dense decoders like Llama (rotary positions, mostly RMSNorm and gated MLPs) and like GPT
+"""Dense decoders: Llama's kind (rotary positions, mostly RMSNorm and gated MLPs) and GPT's
 (LayerNorm).
 """
 
@@ -13,7 +13,7 @@ UNTIED = {"tie_word_embeddings": False}
 TIED = {"tie_word_embeddings": True}
 LLAMA_BLOCK = {"gated_mlp": True, "normalization": "rmsnorm", "position_embedding": "rotary"}
 PLAIN = Family(fixed={**LLAMA_BLOCK, **NO_BIAS}, defaults=UNTIED)
-"""No biases, whatever the file says."""
+"""Llama without biases, whatever the file sets."""
 LLAMA = Family(
     fixed=LLAMA_BLOCK, defaults={**UNTIED, **NO_BIAS}, keys=same("attention_bias mlp_bias")
 )
@@ -32,7 +32,7 @@ LATENT = PLAIN.but(
         )
     },
 )
-"""Latent attention. In some of these files, head_dim is not the width of a head."""
+"""Multi-head latent attention. In some of these files, head_dim is not the width of a head."""
 D_MODEL = {
     "num_hidden_layers": "n_layers",
     "hidden_size": "d_model",

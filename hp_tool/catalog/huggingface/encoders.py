@@ -1,4 +1,4 @@
-"""Encoders with the head of masked language models (BERT's with pooler), and encoder-decoder
+"""Encoders with a masked-language-model head (BERT's with a pooler, too), and encoder-decoder
 models.
 """
 
@@ -25,11 +25,11 @@ _MASKED = Family(
     },
     defaults=TIED,
 )
-"""Post-norm layers (RoBERTa)."""
+"""Encoders with post-norm layers, such as RoBERTa."""
 
 
-def _heads(config: Config) -> dict[str, Any]:
-    """Return BERT's heads: both, unless the file names only the masked language model."""
+def _bert_heads(config: Config) -> dict[str, Any]:
+    """Return BERT's heads: both, unless the file lists only the masked-language-model class."""
     architectures = config.get("architectures") or []
     return {"sentence_head": not any("ForMaskedLM" in str(name) for name in architectures)}
 
@@ -110,14 +110,14 @@ _MARIAN = Family(
     },
     derive=_bart,
 )
-"""Post-norm, no norm after the embeddings; sinusoidal positions are stored as a table like learned
-ones.
+"""Post-norm layers without a norm after the embeddings. Sinusoidal positions are stored as a table,
+like learned positions.
 """
 _BART = _MARIAN.but(fixed={"position_embedding_offset": 2, "embedding_norm": True})
 _PEGASUS = _MARIAN.but(fixed={"final_norm": True})
 
 FAMILIES: dict[str, Family] = {
-    "bert": _MASKED.but(derive=_heads),
+    "bert": _MASKED.but(derive=_bert_heads),
     "roberta": _MASKED,
     "xlm-roberta": _MASKED,
     "camembert": _MASKED,
@@ -136,7 +136,7 @@ FAMILIES: dict[str, Family] = {
         fixed={"type_vocab_size": 0},
     ),
     "megatron-bert": _MASKED.but(
-        fixed={"embedding_norm": False, "final_norm": True}, derive=_heads
+        fixed={"embedding_norm": False, "final_norm": True}, derive=_bert_heads
     ),
     "roberta-prelayernorm": _MASKED.but(fixed={"final_norm": True}),
     "xlm-roberta-xl": _MASKED.but(fixed={"embedding_norm": False, "final_norm": True}),

@@ -1,4 +1,4 @@
-"""Mixtures of experts."""
+"""MoE models."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ from hp_tool.catalog.huggingface.decoders import (
 )
 from hp_tool.catalog.huggingface.family import Config, Family, reject, same
 from hp_tool.catalog.huggingface.layers import (
-    as_fields,
     dense_layers,
-    feed_forwards,
+    dense_layers_by_step,
     layer_count,
+    layer_fields,
     layer_list,
-    numbered_layers,
     parse_integer,
-    sparse_steps,
+    parse_layer_numbers,
+    with_dense_mlps,
 )
 from hp_tool.domain.blocks import Block
 
@@ -39,14 +39,14 @@ ROUTED = {
 }
 
 
-def _steps(config: Config) -> dict[str, Any]:
+def _by_sparse_step(config: Config) -> dict[str, Any]:
     layers = layer_count(config)
-    return _dense(config, sparse_steps(config, layers=layers))
+    return _layers_with_dense_mlps(config, dense_layers_by_step(config, layers=layers))
 
 
-def _dense(config: Config, dense: list[bool]) -> dict[str, Any]:
-    """Return layers that are equal except for their dense MLPs."""
-    fields = as_fields(feed_forwards([Block()] * len(dense), dense))
+def _layers_with_dense_mlps(config: Config, dense: list[bool]) -> dict[str, Any]:
+    """Return layers that differ only in whether their MLP is dense or has experts."""
+    fields = layer_fields(with_dense_mlps([Block()] * len(dense), dense))
     if "blocks" in fields:
         reject(
             config,
@@ -58,14 +58,16 @@ def _dense(config: Config, dense: list[bool]) -> dict[str, Any]:
 
 
 def _dense_or_sparse(config: Config) -> dict[str, Any]:
-    """Return layers by the file's list, or with the dense layers first."""
-    return _dense(config, dense_layers(config, layers=layer_count(config)))
+    """Return the layers that the file lists as dense or sparse; without a list, dense layers come
+    first.
+    """
+    return _layers_with_dense_mlps(config, dense_layers(config, layers=layer_count(config)))
 
 
 def _qwen2(config: Config) -> dict[str, Any]:
     return {
         "num_shared_experts": 1 if config.get("shared_expert_intermediate_size") else 0,
-        **_steps(config),
+        **_by_sparse_step(config),
     }
 
 
@@ -81,7 +83,7 @@ def _ernie(config: Config) -> dict[str, Any]:
         config.get("moe_layer_end_index", -1),
     )
     last = layers - 1 if last == -1 else parse_integer(config, "moe_layer_end_index")
-    return _dense(
+    return _layers_with_dense_mlps(
         config, [(layer + 1) % step != 0 or not first <= layer <= last for layer in range(layers)]
     )
 
@@ -97,15 +99,15 @@ def _dbrx(config: Config) -> dict[str, Any]:
 
 
 def _llama4(config: Config) -> dict[str, Any]:
-    """Return Maverick's layers: experts in every second layer, dense MLPs of another width in the
-    others.
+    """Return Llama 4 Maverick's layers: experts in every second layer, dense MLPs of another width
+    in the others.
     """
     layers, step = (
         layer_count(config),
         max(parse_integer(config, "interleave_moe_layer_step", 1), 1),
     )
     sparse = (
-        numbered_layers(config, "moe_layers")
+        parse_layer_numbers(config, "moe_layers")
         if "moe_layers" in config
         else set(range(step - 1, layers, step))
     )
@@ -122,7 +124,7 @@ def _llama4(config: Config) -> dict[str, Any]:
     return {
         "intermediate_size": width,
         "sliding_window": config.get("attention_chunk_size", 8192),
-        **as_fields(blocks),
+        **layer_fields(blocks),
     }
 
 
@@ -137,7 +139,9 @@ _GLM = LLAMA.but(
     derive=lambda config: {"query_key_norm": "head"} if config.get("use_qk_norm") else {},
 )
 _QWEN3 = QWEN3.but(
-    keys={**LOCAL, **same("moe_intermediate_size")}, defaults={"head_dim": None}, derive=_steps
+    keys={**LOCAL, **same("moe_intermediate_size")},
+    defaults={"head_dim": None},
+    derive=_by_sparse_step,
 )
 _GRANITE = LLAMA.but(keys=LOCAL, fixed={"mlp_bias": False})
 _OLMOE = LLAMA.but(keys=LOCAL, fixed={"query_key_norm": "all_heads", "mlp_bias": False})

@@ -1,4 +1,4 @@
-"""The description of a model_type's config.json."""
+"""Describe how the config.json of a model_type maps to a ModelSpec."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from typing import Any
 from hp_tool.errors import UnsupportedError
 
 Config = Mapping[str, Any]
-"""A config.json without null values."""
+"""Content of a config.json without null values."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One model_type: the keys of its file and the constants of its code."""
+    """One model_type: the keys of its config.json and the constants in its code."""
 
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Config keys by ModelSpec field, alternatives separated by spaces; fields with the same name
-    are implied.
+    """Keys of config.json by ModelSpec field, with alternatives separated by spaces. Fields with
+    the same name in both need no entry.
     """
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Constants in the architecture's code."""
+    """ModelSpec fields whose values the architecture's code fixes."""
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Defaults of its configuration class for missing keys."""
+    """Values that the configuration class sets for missing keys."""
     required: Mapping[str, tuple[Any, str]] = dataclasses.field(default_factory=dict)
-    """Config keys with a single supported value, and the reason why others are not supported; a key
+    """Keys of config.json with a single supported value, and why others are not supported. A key
     may be missing.
     """
     derive: Callable[[Config], dict[str, Any]] = lambda config: {}
-    """Function that returns values derived from several keys; raises UnsupportedError for
-    unsupported layouts.
+    """Function that derives values from several keys. It raises UnsupportedError for unsupported
+    layouts.
     """
-    says_layers: bool = False
-    """Whether `derive` describes each layer, including windows."""
+    describes_layers: bool = False
+    """True if `derive` describes each layer, including its window."""
     full_attention_every: int | None = None
-    """Period of layers with full attention, if there is a sliding window without layer_types."""
+    """Every how many layers one has full attention, if the file has a sliding window but no
+    layer_types.
+    """
 
     def but(self, **changes: Any) -> Family:
-        """Return this family with some fields changed; entries of mappings are added or
-        replaced.
-        """
+        """Return this family with changed fields; mappings are merged."""
         return dataclasses.replace(
             self, **{name: _merged(getattr(self, name), new) for name, new in changes.items()}
         )
@@ -51,12 +51,12 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 def same(names: str) -> dict[str, str]:
-    """Return keys that have the same name in ModelSpec, separated by spaces."""
+    """Return keys that have the same name in config.json and ModelSpec, from a text with spaces."""
     return {name: name for name in names.split()}
 
 
 def reject(config: Config, key: str, *, unless: Any, why: str) -> None:
-    """Check that `key` is absent or has the value `unless`.
+    """Check that `key` is missing or has the value `unless`.
 
     Raises:
         UnsupportedError: The key has another value.
@@ -66,7 +66,9 @@ def reject(config: Config, key: str, *, unless: Any, why: str) -> None:
 
 
 _KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
-"""Kinds of attention layers. Chunked attention (Llama 4) counts as a window of the chunk's width.
+"""Kinds of attention layers: True for windowed attention. Chunked attention (Llama 4) counts as a
+window of the chunk's width, which is exact up to one chunk; beyond, a window has at most twice the
+keys.
 
 The window is exact up to one chunk; beyond, it counts at most twice the keys.
 """
@@ -77,11 +79,11 @@ def sliding_window(
 ) -> dict[str, Any]:
     """Return sliding_window and sliding_window_layers; empty if all layers have full attention.
 
-    `layer_types` gives the kind of each layer (transformers 4.54 and later). Older files give a
-    pattern, or rely on that of the class.
+    `layer_types` names the kind of each layer (transformers 4.54 and later). Older files have a
+    pattern, or rely on the pattern of their class.
 
     Raises:
-        UnsupportedError: There are layers of other kinds.
+        UnsupportedError: A layer is of another kind.
     """
     kinds = config.get("layer_types") or []
     if foreign := set(kinds) - _KINDS:

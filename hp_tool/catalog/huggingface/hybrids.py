@@ -1,4 +1,4 @@
-"""Decoders with layers of different kinds: recurrent mixers, state spaces, windowed layers, sparse
+"""Decoders whose layers differ: recurrent mixers, state spaces, windowed layers, sparse
 attention.
 """
 
@@ -10,14 +10,14 @@ from hp_tool.catalog.huggingface.decoders import GEMMA, LATENT, LLAMA, PLAIN, QW
 from hp_tool.catalog.huggingface.experts import DEEPSEEK, LOCAL, ROUTED
 from hp_tool.catalog.huggingface.family import Config, Family, reject, same
 from hp_tool.catalog.huggingface.layers import (
-    as_fields,
     dense_layers,
-    feed_forwards,
+    dense_layers_by_step,
     layer_count,
+    layer_fields,
     layer_list,
-    numbered_layers,
     parse_integer,
-    sparse_steps,
+    parse_layer_numbers,
+    with_dense_mlps,
 )
 from hp_tool.domain.blocks import Block, FeedForward, Mixer
 from hp_tool.errors import InputError, UnsupportedError
@@ -31,8 +31,8 @@ _MAMBA_BIAS = {"mamba_proj_bias": (False, "biases of a state space's projections
 
 
 def linear_layers(config: Config, mixer: Mixer) -> list[Block]:
-    """Return layers with a recurrent mixer, and attention in every fourth layer unless the file
-    lists the layers.
+    """Return the layers of a model with a recurrent mixer; every fourth layer has attention, unless
+    the file lists the layers.
     """
     layers = layer_count(config)
     every = max(parse_integer(config, "full_attention_interval", 4), 1)
@@ -44,12 +44,12 @@ def linear_layers(config: Config, mixer: Mixer) -> list[Block]:
 
 
 def _qwen3_5(config: Config) -> dict[str, Any]:
-    return as_fields(linear_layers(config, "gated_delta"))
+    return layer_fields(linear_layers(config, "gated_delta"))
 
 
 def _qwen3_next(config: Config) -> dict[str, Any]:
     blocks = linear_layers(config, "gated_delta")
-    return as_fields(feed_forwards(blocks, sparse_steps(config, layers=len(blocks))))
+    return layer_fields(with_dense_mlps(blocks, dense_layers_by_step(config, layers=len(blocks))))
 
 
 _NEMOTRON_H: dict[str, Block] = {
@@ -76,7 +76,7 @@ def _nemotron_h(config: Config) -> dict[str, Any]:
     layers = len(config[key])
     blocks = layer_list(config, key, _NEMOTRON_H, layers=layers) or []
     _check_prediction(config, blocks)
-    fields = {"num_hidden_layers": layers, **as_fields(blocks)}
+    fields = {"num_hidden_layers": layers, **layer_fields(blocks)}
     if _NEMOTRON_H["E"] not in blocks:  # The class names experts that no layer has.
         fields |= {
             "num_experts": None,
@@ -92,12 +92,11 @@ def _nemotron_h(config: Config) -> dict[str, Any]:
 
 
 def _check_prediction(config: Config, blocks: list[Block]) -> None:
-    """Check that a layer of multi-token prediction matches `ModelSpec.mtp_kinds`.
-
-    It has attention and the last feed-forward.
+    """Check that the multi-token-prediction layer is the one that `ModelSpec.mtp_kinds` assumes:
+    attention, and the model's last feed-forward block.
 
     Raises:
-        UnsupportedError: It differs.
+        UnsupportedError: The layer differs.
     """
     key = next(
         (
@@ -122,9 +121,10 @@ def _check_prediction(config: Config, blocks: list[Block]) -> None:
 
 
 def _sparse_attention(config: Config) -> dict[str, Any]:
-    """Return the sparse attention of GLM-5 and DeepSeek-V3.2.
+    """Return the layers with sparse attention of GLM-5 and DeepSeek-V3.2.
 
-    An indexer is in each layer, or in every few layers; the layers in between use its selection.
+    Each layer, or every few layers, has an indexer; the layers in between reuse its selection of
+    keys.
     """
     layers = layer_count(config)
     own, shared = Block(), Block(shares_index=True)
@@ -138,7 +138,7 @@ def _sparse_attention(config: Config) -> dict[str, Any]:
             parse_integer(config, "index_skip_topk_offset", 2),
         )
         blocks = [shared if max(layer - offset + 1, 0) % every else own for layer in range(layers)]
-    return as_fields(feed_forwards(blocks, dense_layers(config, layers=layers)))
+    return layer_fields(with_dense_mlps(blocks, dense_layers(config, layers=layers)))
 
 
 def _gemma4(config: Config) -> dict[str, Any]:
@@ -173,8 +173,8 @@ def _gemma4(config: Config) -> dict[str, Any]:
     ]
     fields: dict[str, Any] = {
         "norms_per_layer": 4,
-        **_windows(config, blocks, 512),
-        **as_fields(blocks),
+        **_window_field(config, blocks, 512),
+        **layer_fields(blocks),
     }
     if not config.get("enable_moe_block"):
         return fields | {
@@ -194,7 +194,7 @@ def _gemma4(config: Config) -> dict[str, Any]:
 
 
 def _sizes_by_layer(config: Config) -> dict[int, dict[str, Any]]:
-    """Return sizes by layer, as transformers writes them."""
+    """Return the `per_layer_config` that transformers writes, as sizes by layer number."""
     written = config.get("per_layer_config") or {}
     names = ("head_dim", "num_attention_heads", "num_key_value_heads")
     try:
@@ -220,7 +220,7 @@ def _kimi_linear(config: Config) -> dict[str, Any]:
         layers=layers,
     )
     if blocks is None:
-        full = numbered_layers(linear, "full_attn_layers")  # Layer numbers start at 1.
+        full = parse_layer_numbers(linear, "full_attn_layers")  # Layer numbers start at 1.
         blocks = [_ATTENTION if layer + 1 in full else delta for layer in range(layers)]
     heads = {
         "linear_num_key_heads": linear.get("num_heads", config.get("linear_num_heads", 32)),
@@ -234,12 +234,15 @@ def _kimi_linear(config: Config) -> dict[str, Any]:
     norms = {"norms_per_layer": 6} if config.get("attn_res_block_size") else {}
     gate = {"attention_output_gate": "channel"} if config.get("mla_use_output_gate") else {}
     return (
-        heads | norms | gate | as_fields(feed_forwards(blocks, dense_layers(config, layers=layers)))
+        heads
+        | norms
+        | gate
+        | layer_fields(with_dense_mlps(blocks, dense_layers(config, layers=layers)))
     )
 
 
 def _minimax_m3(config: Config) -> dict[str, Any]:
-    """Return attention over blocks of keys that an indexer selects."""
+    """Return the layers with attention over blocks of keys that an indexer selects."""
     layers, sparse = layer_count(config), config.get("sparse_attention_config") or {}
     if not isinstance(sparse, dict):
         raise InputError(
@@ -262,7 +265,7 @@ def _minimax_m3(config: Config) -> dict[str, Any]:
         raise UnsupportedError(
             f"sparse_disable_index_value: {why}", field="model.sparse_disable_index_value"
         )
-    fields = as_fields(feed_forwards(blocks, dense_layers(config, layers=layers)))
+    fields = layer_fields(with_dense_mlps(blocks, dense_layers(config, layers=layers)))
     width = config.get("moe_intermediate_size", config.get("intermediate_size"))
     fields |= {
         "moe_intermediate_size": width,
@@ -303,13 +306,13 @@ def _mimo_v2(config: Config) -> dict[str, Any]:
     dense = dense_layers(config, layers=layers)
     if not {"mlp_layer_types", "moe_layer_freq"} & config.keys():
         dense = [layer == 0 for layer in range(layers)]
-    fields = as_fields(feed_forwards([narrow if each else wide for each in windowed], dense))
+    fields = layer_fields(with_dense_mlps([narrow if each else wide for each in windowed], dense))
     window = parse_integer(config, "sliding_window_size", 0)
     return fields | {"sliding_window": window + 1 if window else config.get("sliding_window", 129)}
 
 
-def _windows(config: Config, blocks: list[Block], usual: int) -> dict[str, Any]:
-    """Return the width of the windows, if any layer has one."""
+def _window_field(config: Config, blocks: list[Block], usual: int) -> dict[str, Any]:
+    """Return the sliding window, if any layer has one."""
     return (
         {"sliding_window": config.get("sliding_window", usual)}
         if any(block.windowed for block in blocks)
@@ -334,8 +337,8 @@ def _step(config: Config) -> dict[str, Any]:
         "first_k_dense_replace",
     } & config.keys()
     dense = dense_layers(config, layers=layers) if lists else [layer < 3 for layer in range(layers)]
-    blocks = feed_forwards([narrow if each else _ATTENTION for each in windowed], dense)
-    return _windows(config, blocks, 512) | as_fields(blocks)
+    blocks = with_dense_mlps([narrow if each else _ATTENTION for each in windowed], dense)
+    return _window_field(config, blocks, 512) | layer_fields(blocks)
 
 
 def _nemotron_nas(config: Config) -> dict[str, Any]:
@@ -345,7 +348,7 @@ def _nemotron_nas(config: Config) -> dict[str, Any]:
             f"block_configs must describe each of {layers} layers", field="model.block_configs"
         )
     try:
-        return as_fields(
+        return layer_fields(
             [
                 _searched_blocks(block["attention"], block["ffn"], config)
                 for block in blocks[:layers]
@@ -368,12 +371,12 @@ _OTHER_BLOCKS = (
     "mamba",
     "llama4",
 )
-"""Keys of layers that are neither attention nor a dense MLP of another width."""
+"""Keys of blocks that are neither attention nor a dense MLP of another width."""
 
 
 def _searched_blocks(attention: Config, mlp: Config, config: Config) -> Block:
-    """Return a layer from an architecture search (DeciLM): without attention, or with another MLP
-    width.
+    """Return one layer of an architecture search (DeciLM), which may lack attention or have another
+    MLP width.
     """
     for part in (attention, mlp):
         for key in _OTHER_BLOCKS:
@@ -388,7 +391,7 @@ def _searched_blocks(attention: Config, mlp: Config, config: Config) -> Block:
     else:
         written = mlp.get("intermediate_size")
         ffn = {
-            "intermediate_size": _width(mlp["ffn_mult"], config)
+            "intermediate_size": _mlp_width(mlp["ffn_mult"], config)
             if written is None
             else parse_integer(mlp, "intermediate_size")
         }
@@ -403,10 +406,8 @@ def _searched_blocks(attention: Config, mlp: Config, config: Config) -> Block:
     return Block(num_key_value_heads=heads // max(group, 1), **ffn)
 
 
-def _width(multiple: float, config: Config) -> int:
-    """Return two thirds of a multiple of hidden_size, as in Llama, rounded up to a multiple
-    of 256.
-    """
+def _mlp_width(multiple: float, config: Config) -> int:
+    """Return `multiple` x hidden_size x 2/3, rounded up to a multiple of 256, as in Llama."""
     return math.ceil(int(2 * multiple * parse_integer(config, "hidden_size") / 3) / 256) * 256
 
 
@@ -432,7 +433,7 @@ _QWEN3_5 = PLAIN.but(
         "attn_output_gate": (True, "the class has a gate of attention's output"),
     },
     derive=_qwen3_5,
-    says_layers=True,
+    describes_layers=True,
 )
 _QWEN3_NEXT = _QWEN3_5.but(
     keys={**LOCAL, **same("moe_intermediate_size shared_expert_intermediate_size")},
@@ -446,14 +447,16 @@ _QWEN3_NEXT = _QWEN3_5.but(
     derive=_qwen3_next,
 )
 _INDEXED = DEEPSEEK.but(
-    keys=same("index_topk index_n_heads index_head_dim"), derive=_sparse_attention, says_layers=True
+    keys=same("index_topk index_n_heads index_head_dim"),
+    derive=_sparse_attention,
+    describes_layers=True,
 )
 _MIMO_V2 = LLAMA.but(
     keys={**ROUTED, **same("v_head_dim num_nextn_predict_layers"), "first_k_dense_replace": ""},
     defaults={"head_dim": 192, "v_head_dim": 128},
     fixed={"mlp_bias": False, "attention_output_bias": False},
     derive=_mimo_v2,
-    says_layers=True,
+    describes_layers=True,
 )
 _STEP = PLAIN.but(
     keys={
@@ -474,7 +477,7 @@ _STEP = PLAIN.but(
     fixed={"query_key_norm": "head", "attention_output_gate": "head", "num_shared_experts": 1},
     required=_NO_BIAS,
     derive=_step,
-    says_layers=True,
+    describes_layers=True,
 )
 _MINIMAX_M3 = PLAIN.but(
     keys={
@@ -490,7 +493,7 @@ _MINIMAX_M3 = PLAIN.but(
     },
     fixed={"query_key_norm": "head", "num_shared_experts": 1},
     derive=_minimax_m3,
-    says_layers=True,
+    describes_layers=True,
 )
 _GEMMA4 = GEMMA.but(
     keys={
@@ -499,7 +502,7 @@ _GEMMA4 = GEMMA.but(
     },
     fixed={"query_key_norm": "head"},
     derive=_gemma4,
-    says_layers=True,
+    describes_layers=True,
 )
 
 FAMILIES: dict[str, Family] = {
@@ -529,7 +532,7 @@ FAMILIES: dict[str, Family] = {
         defaults={**UNTIED, "mlp_bias": False, "head_dim": 128, "mamba_n_groups": 8},
         required=_MAMBA_BIAS,
         derive=_nemotron_h,
-        says_layers=True,
+        describes_layers=True,
     ),
     "deepseek_v32": _INDEXED,
     "glm_moe_dsa": _INDEXED,
@@ -547,7 +550,7 @@ FAMILIES: dict[str, Family] = {
         },
         fixed={"position_embedding": "none"},
         derive=_kimi_linear,
-        says_layers=True,
+        describes_layers=True,
     ),
     "minimax_m3": _MINIMAX_M3,
     "minimax_m3_vl_text": _MINIMAX_M3,
@@ -557,5 +560,5 @@ FAMILIES: dict[str, Family] = {
     "step3p5": _STEP,
     "step3p7": _STEP,
     "step3p7_text": _STEP,
-    "nemotron-nas": LLAMA.but(derive=_nemotron_nas, says_layers=True),
+    "nemotron-nas": LLAMA.but(derive=_nemotron_nas, describes_layers=True),
 }

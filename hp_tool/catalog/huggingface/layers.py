@@ -1,4 +1,4 @@
-"""Layer-by-layer fields of a config.json as blocks."""
+"""Convert the layers that a config.json lists to blocks of a ModelSpec."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -13,11 +13,11 @@ T = TypeVar("T")
 MAX_LAYERS = 10_000
 
 
-def as_fields(layers: Sequence[Block]) -> dict[str, Any]:
-    """Return the ModelSpec fields of these layers, in order.
+def layer_fields(layers: Sequence[Block]) -> dict[str, Any]:
+    """Return the ModelSpec fields that describe these layers, in order.
 
-    The result is `first_k_dense_replace` if dense layers precede the model's other layers, else the
-    shortest pattern of blocks.
+    The result is `first_k_dense_replace` if dense layers precede otherwise equal layers, else the
+    shortest repeating pattern of blocks.
     """
     dense = len(
         list(itertools.takewhile(lambda layer: layer == Block(feed_forward="dense"), layers))
@@ -29,12 +29,12 @@ def as_fields(layers: Sequence[Block]) -> dict[str, Any]:
     runs = ((layer, len(list(alike))) for layer, alike in itertools.groupby(layers[:length]))
     return {
         "first_k_dense_replace": 0,
-        "blocks": tuple(_name_layers(replace(layer, count=count)) for layer, count in runs),
+        "blocks": tuple(_non_default_fields(replace(layer, count=count)) for layer, count in runs),
     }
 
 
-def _name_layers(block: Block) -> dict[str, Any]:
-    """Return the block's values that are not defaults."""
+def _non_default_fields(block: Block) -> dict[str, Any]:
+    """Return the block's fields whose values are not defaults."""
     return {
         field.name: value
         for field in fields(block)
@@ -57,7 +57,7 @@ def parse_integer(
     """Return the integer of a key.
 
     Raises:
-        InputError: It is no integer, or missing without a default.
+        InputError: The value is no integer, or it is missing and has no default.
     """
     if (value := config.get(key, default)) is None:
         raise InputError(f"{key} is missing", field=f"model.{key}")
@@ -72,9 +72,9 @@ def parse_integer(
 def layer_list(
     config: Config, key: str, meanings: Mapping[Any, T], *, layers: int
 ) -> list[T] | None:
-    """Return the kind of each layer from the entries of a list; None without such a list.
+    """Return the kind of each layer in a list of names; None without such a list.
 
-    Entries after those of the layers describe multi-token prediction.
+    Entries beyond the last layer describe multi-token prediction and are ignored.
 
     Raises:
         InputError: The list is too short.
@@ -99,11 +99,11 @@ def layer_list(
     return [meanings[entry] for entry in entries[:layers]]
 
 
-def numbered_layers(config: Config, key: str) -> set[int]:
-    """Return the layers in a list of numbers, or in a text with commas.
+def parse_layer_numbers(config: Config, key: str) -> set[int]:
+    """Return the layer numbers in a list, or in a text with commas.
 
     Raises:
-        InputError: It is malformed.
+        InputError: The value is malformed.
     """
     entries = config.get(key, ())
     entries = entries.split(",") if isinstance(entries, str) else entries
@@ -113,29 +113,29 @@ def numbered_layers(config: Config, key: str) -> set[int]:
         raise InputError(f"{key} must be a list of layer numbers", field=f"model.{key}") from None
 
 
-def feed_forwards(blocks: list[Block], dense: list[bool]) -> list[Block]:
-    """Return the blocks with a dense MLP for the dense layers of a model with experts."""
+def with_dense_mlps(blocks: list[Block], dense: list[bool]) -> list[Block]:
+    """Return the blocks, with dense MLPs in the layers that `dense` marks."""
     return [
         replace(block, feed_forward="dense") if plain else block
         for block, plain in zip(blocks, dense, strict=True)
     ]
 
 
-def sparse_steps(config: Config, *, layers: int) -> list[bool]:
-    """Return whether each layer is dense.
+def dense_layers_by_step(config: Config, *, layers: int) -> list[bool]:
+    """Return, for each layer, whether its MLP is dense.
 
-    Dense layers are those in `mlp_only_layers`, and those not at a multiple of
+    Dense layers are those in `mlp_only_layers`, and those whose number is not a multiple of
     `decoder_sparse_step`.
     """
     step, dense = (
         max(parse_integer(config, "decoder_sparse_step", 1), 1),
-        numbered_layers(config, "mlp_only_layers"),
+        parse_layer_numbers(config, "mlp_only_layers"),
     )
     return [layer in dense or (layer + 1) % step != 0 for layer in range(layers)]
 
 
 def dense_layers(config: Config, *, layers: int) -> list[bool]:
-    """Return whether each layer of a model with experts has a dense MLP, from a list or from the
+    """Return, for each layer of an MoE model, whether its MLP is dense, from a list or from the
     number of leading dense layers.
     """
     lists = (
@@ -146,7 +146,7 @@ def dense_layers(config: Config, *, layers: int) -> list[bool]:
         if key in config and not isinstance(config[key], int):
             return layer_list(config, key, meanings, layers=layers) or []
     if "moe_layers_enum" in config:
-        sparse = numbered_layers(config, "moe_layers_enum")
+        sparse = parse_layer_numbers(config, "moe_layers_enum")
         return [layer not in sparse for layer in range(layers)]
     first = parse_integer(config, "first_k_dense_replace", 0)
     return [layer < first for layer in range(layers)]

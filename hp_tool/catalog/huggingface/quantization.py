@@ -1,4 +1,6 @@
-"""Precision of a checkpoint's weights, from the quantization_config of its config.json."""
+"""Determine the precision of a checkpoint's weights from the quantization_config of its
+config.json.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,11 +11,13 @@ _BY_METHOD = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4"
 _BY_MODELOPT = {"FP8": "fp8", "NVFP4": "nvfp4"}
 _BY_BITS: dict[tuple[str, Any], str] = {("int", 4): "int4", ("int", 8): "int8", ("float", 8): "fp8"}
 _BY_FORMAT = {"nvfp4-pack-quantized": "nvfp4", "mxfp4-pack-quantized": "mxfp4"}
-"""Formats of 4-bit floats in compressed-tensors (compressed_tensors/config/base.py)."""
+"""Precision of each 4-bit floating-point format in compressed-tensors
+(compressed_tensors/config/base.py).
+"""
 
 
 def weight_precision(config: Mapping[str, Any]) -> str:
-    """Return the weight precision in a config.json: bf16 without a quantization.
+    """Return the precision of a checkpoint's weights; bf16 without a quantization_config.
 
     Raises:
         UnsupportedError: The quantization is unknown.
@@ -33,9 +37,9 @@ def weight_precision(config: Mapping[str, Any]) -> str:
 
 
 def attention_is_wide(config: Mapping[str, Any]) -> bool:
-    """Return whether a config.json's quantization_config leaves attention in 16 bits.
+    """Return True if a checkpoint's quantization leaves the attention projections in 16 bits.
 
-    It then lists projections of attention among the modules that are not converted.
+    Its quantization_config then lists them among the modules that are not converted.
     """
     stored = _stored_format(config)
     if not isinstance(stored, Mapping):
@@ -48,13 +52,13 @@ def attention_is_wide(config: Mapping[str, Any]) -> bool:
 
 
 LEFT_WIDE = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
-"""Keys of quantization_config that list the modules in 16 bits."""
+"""Keys of quantization_config that list the modules left in 16 bits."""
 SMALL_MODULES = ("norm", "indexer.weights_proj", "sinks")
-"""Suffixes of attention modules with few parameters."""
+"""Suffixes of attention modules with few parameters, which do not count."""
 
 
 def _stored_format(config: Mapping[str, Any]) -> object:
-    """Return the quantization_config of a config.json or of the language model within it."""
+    """Return the quantization_config of a config.json, or of the language model in it."""
     wrapped = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
     parts = (config, *(part for part in wrapped if isinstance(part, Mapping)))
     return next(

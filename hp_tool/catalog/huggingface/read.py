@@ -1,5 +1,5 @@
-"""Read a Hugging Face config.json into a ModelSpec, by tables of each architecture's keys and
-constants.
+"""Convert a Hugging Face config.json to a ModelSpec, with a table of keys and constants per
+architecture.
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from hp_tool.catalog.huggingface import decoders, encoders, experts, hybrids, st
 from hp_tool.catalog.huggingface.family import Config, Family, reject, same, sliding_window
 from hp_tool.catalog.huggingface.refused import REFUSED
 from hp_tool.catalog.huggingface.structure import read_by_structure
-from hp_tool.catalog.huggingface.towers import Tower, described_towers, tower_parameters, towers
+from hp_tool.catalog.huggingface.towers import Tower, describe_tower, find_towers, tower_parameters
 from hp_tool.catalog.records import build, nearest
 from hp_tool.domain.model import ModelSpec
 from hp_tool.errors import UnsupportedError
@@ -29,7 +29,9 @@ _SAME = same(
 
 
 def is_config(mapping: Config) -> bool:
-    """Return whether a mapping is a config.json: it has model_type or architectures."""
+    """Return True if a mapping is the content of a config.json, which has model_type or
+    architectures.
+    """
     return "model_type" in mapping or "architectures" in mapping
 
 
@@ -75,7 +77,7 @@ def _spec(
     if "gemma3" not in model_type:  # Their max_position_embeddings are already scaled.
         known |= _scaled_positions(written, known.get("max_position_embeddings"))
     layers = known.get("num_hidden_layers")
-    if isinstance(layers, int) and not family.says_layers and "blocks" not in known:
+    if isinstance(layers, int) and not family.describes_layers and "blocks" not in known:
         windows = sliding_window(
             written, layers=layers, full_attention_every=family.full_attention_every
         )
@@ -93,13 +95,13 @@ def _spec(
 
 
 _SCALED_ALREADY = ("su", "longrope", "llama3", "default", "mrope")
-"""Types of RoPE scaling with which max_position_embeddings is already scaled, or that do not
+"""RoPE scaling types whose max_position_embeddings already includes the scaling, or that do not
 scale.
 """
 
 
 def _scaled_positions(config: Config, positions: object) -> dict[str, int]:
-    """Return max_position_embeddings with the file's RoPE scaling, as vLLM computes the longest
+    """Return max_position_embeddings after the file's RoPE scaling, as vLLM computes the longest
     request.
 
     Source: vllm/config/model.py. YaRN scales original_max_position_embeddings, other types the
@@ -126,17 +128,17 @@ _TEXT = ("text_config", "llm_config", "language_config")
 
 
 def _language_model(config: Config) -> tuple[Config, str, dict[str, Tower]]:
-    """Return the language model's part of a file that wraps one, the remaining parts in words, and
-    its towers.
+    """Return the language model's part of a config.json, a description of the other parts, and the
+    vision and audio towers.
 
-    Other files are returned unchanged, with their additional parts in words.
+    A config.json that does not wrap a language model is returned unchanged.
     """
     key = next((key for key in _TEXT if isinstance(config.get(key), Mapping)), None)
     if key is None or config.get("is_encoder_decoder"):
-        beside = towers(
+        beside = find_towers(
             {name: config[name] for name in ("vision_config", "audio_config") if name in config}
         )
-        return config, ", ".join(described_towers(*each) for each in beside.items()), beside
+        return config, ", ".join(describe_tower(*each) for each in beside.items()), beside
     inner = dict(config[key])
     for shared in (
         "name",
@@ -149,11 +151,11 @@ def _language_model(config: Config) -> tuple[Config, str, dict[str, Tower]]:
         inner["model_type"] = named
     if not inner.get("_name_or_path"):
         inner.setdefault("name", config.get("model_type"))
-    beside = towers(
+    beside = find_towers(
         {name: tower for name, tower in config.items() if name != key and name.endswith("_config")}
     )
     rest = f"all else of {config.get('model_type') or 'the file'} but its {key}"
-    return inner, ", ".join((*(described_towers(*each) for each in beside.items()), rest)), beside
+    return inner, ", ".join((*(describe_tower(*each) for each in beside.items()), rest)), beside
 
 
 def _model_type(config: Config) -> str:

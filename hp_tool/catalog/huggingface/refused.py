@@ -1,4 +1,4 @@
-"""Unsupported types of config.json, with the reason."""
+"""Model types that are not supported, with the reason."""
 
 import re
 
@@ -81,11 +81,13 @@ _BY_NAME = {
         *(_LOOPED, _TWO, _FACTORS, _NORMS),
     )
 } | {"trinity": "afmoe", "hunyuana13b": "hunyuan_v1_moe"}
-"""Beginnings of names of checkpoints, without punctuation, and their type."""
+"""Model types by the beginning of their checkpoints' names, without punctuation."""
 
 
 def refusal_of_checkpoint(name: str) -> str:
-    """Return why a checkpoint is not supported if its name starts like an unsupported type's."""
+    """Return why a checkpoint is not supported, if its name begins like those of an unsupported
+    type; else "".
+    """
     tail = re.sub("[^a-z0-9]", "", name.rpartition("/")[2].casefold())
     found = [beginning for beginning in _BY_NAME if tail.startswith(beginning)]
     return REFUSED[_BY_NAME[max(found, key=len)]] if found else ""

@@ -8,11 +8,11 @@ from hp_tool.catalog.huggingface.experts import LOCAL
 from hp_tool.catalog.huggingface.family import Config, Family, same
 from hp_tool.catalog.huggingface.hybrids import linear_layers
 from hp_tool.catalog.huggingface.layers import (
-    as_fields,
     layer_count,
+    layer_fields,
     layer_list,
-    numbered_layers,
     parse_integer,
+    parse_layer_numbers,
 )
 from hp_tool.domain.blocks import Block
 
@@ -24,7 +24,7 @@ _ALONE = {
     "feed_forward": "none",
     "num_attention_heads": 1,
 }
-"""Layers without attention, so that head sizes have no meaning."""
+"""Layers without attention, in which head sizes have no meaning."""
 _ALONE_KEYS = {
     "ssm_state_size": "state_size",
     "mamba_conv_kernel": "conv_kernel",
@@ -43,12 +43,12 @@ _BESIDE_KEYS = {
 _REQUIRED = {"mamba_proj_bias": (False, _BIAS)}
 
 
-def _inner(config: Config, *, expand: str) -> int:
+def _inner_width(config: Config, *, expand: str) -> int:
     return parse_integer(config, expand, 2) * parse_integer(config, "hidden_size")
 
 
-def _steps(config: Config, key: str) -> int:
-    """Return the rank of the time steps; auto is a sixteenth of the width."""
+def _time_step_rank(config: Config, key: str) -> int:
+    """Return the rank of the time steps; `auto` is hidden_size / 16."""
     return (
         parse_integer(config, key)
         if config.get(key, "auto") != "auto"
@@ -57,8 +57,8 @@ def _steps(config: Config, key: str) -> int:
 
 
 def _mamba(config: Config) -> dict[str, Any]:
-    inner = config.get("intermediate_size", _inner(config, expand="expand"))
-    return {"mamba_inner_size": inner, "mamba_dt_rank": _steps(config, "time_step_rank")}
+    inner = config.get("intermediate_size", _inner_width(config, expand="expand"))
+    return {"mamba_inner_size": inner, "mamba_dt_rank": _time_step_rank(config, "time_step_rank")}
 
 
 def _mamba2(config: Config) -> dict[str, Any]:
@@ -68,18 +68,20 @@ def _mamba2(config: Config) -> dict[str, Any]:
     }
 
 
-def _head(config: Config) -> dict[str, Any]:
-    """Return the width of Mamba 2's heads; auto is the inner width divided by their number."""
+def _mamba2_head_width(config: Config) -> dict[str, Any]:
+    """Return the width of Mamba 2's heads; `auto` is the inner width divided by the number of
+    heads.
+    """
     if (width := config.get("mamba_d_head", "auto")) == "auto":
-        width = _inner(config, expand="mamba_expand") // max(
+        width = _inner_width(config, expand="mamba_expand") // max(
             parse_integer(config, "mamba_n_heads", 128), 1
         )
     return {"mamba_head_dim": width}
 
 
 def _bamba(config: Config) -> dict[str, Any]:
-    layers, full = layer_count(config), numbered_layers(config, "attn_layer_indices")
-    return _head(config) | as_fields(
+    layers, full = layer_count(config), parse_layer_numbers(config, "attn_layer_indices")
+    return _mamba2_head_width(config) | layer_fields(
         [Block() if layer in full else Block(mixer="mamba2") for layer in range(layers)]
     )
 
@@ -94,7 +96,7 @@ def _granite(config: Config) -> dict[str, Any]:
         "full_attention": Block(),
     }
     blocks = layer_list(config, "layer_types", meanings, layers=layers) or [state] * layers
-    fields = _head(config) | as_fields(blocks)
+    fields = _mamba2_head_width(config) | layer_fields(blocks)
     width = config.get("shared_intermediate_size", 1024)
     if parse_integer(config, "num_local_experts", 8):
         return fields | {
@@ -124,15 +126,15 @@ def _jamba(config: Config) -> dict[str, Any]:
         for layer in range(layers)
     ]
     sizes = {
-        "mamba_inner_size": _inner(config, expand="mamba_expand"),
-        "mamba_dt_rank": _steps(config, "mamba_dt_rank"),
+        "mamba_inner_size": _inner_width(config, expand="mamba_expand"),
+        "mamba_dt_rank": _time_step_rank(config, "mamba_dt_rank"),
     }
     alone = {"num_experts": None, "num_experts_per_tok": None} if experts < 2 else {}
-    return sizes | alone | as_fields(blocks)
+    return sizes | alone | layer_fields(blocks)
 
 
 def _olmo_hybrid(config: Config) -> dict[str, Any]:
-    return as_fields(linear_layers(config, "gated_delta"))
+    return layer_fields(linear_layers(config, "gated_delta"))
 
 
 FAMILIES: dict[str, Family] = {
@@ -162,7 +164,7 @@ FAMILIES: dict[str, Family] = {
         defaults={"mamba_num_heads": 128, "ssm_state_size": 256},
         required=_REQUIRED,
         derive=_bamba,
-        says_layers=True,
+        describes_layers=True,
     ),
     "granitemoehybrid": LLAMA.but(
         keys={**LOCAL, **_BESIDE_KEYS},
@@ -170,7 +172,7 @@ FAMILIES: dict[str, Family] = {
         defaults={"mamba_num_heads": 128, "ssm_state_size": 256},
         required=_REQUIRED,
         derive=_granite,
-        says_layers=True,
+        describes_layers=True,
     ),
     "jamba": PLAIN.but(
         keys={
@@ -183,7 +185,7 @@ FAMILIES: dict[str, Family] = {
         fixed={"mamba_norms": True, "position_embedding": "none"},
         required=_REQUIRED,
         derive=_jamba,
-        says_layers=True,
+        describes_layers=True,
     ),
     "olmo_hybrid": LLAMA.but(
         keys=same(
@@ -192,6 +194,6 @@ FAMILIES: dict[str, Family] = {
         ),
         fixed={"query_key_norm": "all_heads", "mlp_bias": False},
         derive=_olmo_hybrid,
-        says_layers=True,
+        describes_layers=True,
     ),
 }

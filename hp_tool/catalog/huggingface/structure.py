@@ -1,8 +1,7 @@
-"""Read a config.json of an unknown model_type with the reader whose parameter count matches the
-checkpoint.
+"""Read a config.json of an unknown model_type as a known family, if the parameter counts match.
 
-A matching count does not check windows or gates, so every key must be read by the reader, or change
-neither weights nor compute.
+A matching count does not verify windows or gates. Every key of the file must therefore be one that
+the family uses, or one that changes neither weights nor compute.
 """
 
 from collections.abc import Callable, Mapping
@@ -89,8 +88,8 @@ HARMLESS = frozenset(
 """Keys that change neither weights nor compute, regardless of their value."""
 
 
-class Recorded(dict[str, Any]):
-    """A config.json that records which of its keys were read."""
+class RecordingConfig(dict[str, Any]):
+    """A config.json that records which of its keys were used."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
@@ -105,7 +104,7 @@ class Recorded(dict[str, Any]):
         return super().__contains__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the key's value, as dict.get does."""
+        """Return the key's value and record the key."""
         self.seen.add(key)
         return super().get(key, default)
 
@@ -114,19 +113,20 @@ def read_by_structure(
     config: Config,
     *,
     families: Mapping[str, Family],
-    read: Callable[[Recorded, Family], ModelSpec],
+    read: Callable[[RecordingConfig, Family], ModelSpec],
 ) -> ModelSpec | None:
-    """Return the model of the first matching reader; None without a parameter count or a match.
+    """Return the model as read by the first family whose parameter count matches; None without a
+    parameter count in the file or without a match.
 
     Raises:
-        UnsupportedError: The matching readers do not know some keys, which the error names.
+        UnsupportedError: A family matches, but does not use some keys, which the error names.
     """
     stated = config.get("num_parameters")
     if not isinstance(stated, int | float):
         return None
     strange: set[str] = set()
     for name, family in families.items():
-        recorded = Recorded(config)
+        recorded = RecordingConfig(config)
         try:
             spec = read(recorded, family)
             counted = total_parameters(spec)

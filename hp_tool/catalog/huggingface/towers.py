@@ -1,4 +1,4 @@
-"""Parameter counts of vision and audio towers, from their part of a config.json."""
+"""Count the parameters of vision and audio towers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,23 +9,27 @@ _DEPTH = ("num_hidden_layers", "depth", "encoder_layers", "vt_num_hidden_layers"
 _WIDTH = ("embed_dim", "d_model", "hidden_size", "vt_hidden_size")
 _INNER = ("intermediate_size", "encoder_ffn_dim", "vt_intermediate_size")
 _GATED = ("qwen2_5_vl", "pixtral", "gemma4_vision", "glm4v")
-"""Prefixes of types whose MLPs have three matrices; other types have two."""
+"""Prefixes of model types whose MLPs have three matrices; others have two."""
 _ONE_MATRIX = ("siglip", "gemma")
-"""Prefixes of types with one matrix from tower to language model; other types have two."""
+"""Prefixes of model types with one matrix between tower and language model; others have two."""
 _MAX_LAYERS = 1 << 20
 
 
-def towers(parts: Mapping[str, Any]) -> dict[str, Tower]:
-    """Return the parts of a file that have layers, by key."""
+def find_towers(parts: Mapping[str, Any]) -> dict[str, Tower]:
+    """Return the towers among the parts of a config.json, by key: those with a depth and a
+    width.
+    """
     every = {name: part for name, part in parts.items() if isinstance(part, Mapping)}
     return {
-        name: part for name, part in every.items() if _size(part, _DEPTH) and _size(part, _WIDTH)
+        name: part
+        for name, part in every.items()
+        if _first_size(part, _DEPTH) and _first_size(part, _WIDTH)
     }
 
 
-def described_towers(name: str, tower: Tower) -> str:
-    """Return `vision_config (siglip_vision_model, 27 layers of 1152)`."""
-    depth = f"{_size(tower, _DEPTH)} layers of {_size(tower, _WIDTH)}"
+def describe_tower(name: str, tower: Tower) -> str:
+    """Return a description such as `vision_config (siglip_vision_model, 27 layers of 1152)`."""
+    depth = f"{_first_size(tower, _DEPTH)} layers of {_first_size(tower, _WIDTH)}"
     return f"{name} ({', '.join(filter(None, (tower.get('model_type'), depth)))})"
 
 
@@ -36,16 +40,20 @@ def tower_parameters(tower: Tower, *, into: int) -> int:
     gated MLPs), patches, positions, and for each projection (m h)^2 + m h `into`, or h `into` +
     `into`^2 if patches are not merged. Biases and norms are omitted.
     """
-    kind, into = str(tower.get("model_type")), _size(tower, ("out_hidden_size",)) or into
-    depth, width = _size(tower, _DEPTH), _size(tower, _WIDTH)
-    inner = _size(tower, _INNER) or int(width * _ratio(tower))
+    kind, into = str(tower.get("model_type")), _first_size(tower, ("out_hidden_size",)) or into
+    depth, width = _first_size(tower, _DEPTH), _first_size(tower, _WIDTH)
+    inner = _first_size(tower, _INNER) or int(width * _mlp_ratio(tower))
     if kind.startswith(
         "glm4v"
     ):  # Its width is that of its tokens inside, and `intermediate_size` that after it.
         inner = into
     layers = depth * (4 * width**2 + (3 if kind.startswith(_GATED) else 2) * width * inner)
-    patch = 3 * _size(tower, ("patch_size",)) ** 2 * (_size(tower, ("temporal_patch_size",)) or 1)
-    positions = _size(tower, ("num_position_embeddings", "position_embedding_size"))
+    patch = (
+        3
+        * _first_size(tower, ("patch_size",)) ** 2
+        * (_first_size(tower, ("temporal_patch_size",)) or 1)
+    )
+    positions = _first_size(tower, ("num_position_embeddings", "position_embedding_size"))
     return (
         layers
         + width * (patch + positions)
@@ -54,12 +62,12 @@ def tower_parameters(tower: Tower, *, into: int) -> int:
 
 
 def _projections(tower: Tower, *, kind: str, width: int, into: int) -> int:
-    side, kernel = _size(tower, ("spatial_merge_size",)), tower.get("merge_kernel_size")
+    side, kernel = _first_size(tower, ("spatial_merge_size",)), tower.get("merge_kernel_size")
     if kernel == [2, 2]:
         side = 2
     merged = width * max(side, 1) ** 2
     if kind.startswith("glm4v"):
-        return merged * into + into**2 + 3 * into * _size(tower, _INNER)
+        return merged * into + into**2 + 3 * into * _first_size(tower, _INNER)
     if side > 1:
         several = tower.get("deepstack_visual_indexes")
         return (1 + (len(several) if isinstance(several, list) else 0)) * (
@@ -68,8 +76,8 @@ def _projections(tower: Tower, *, kind: str, width: int, into: int) -> int:
     return width * into + (0 if kind.startswith(_ONE_MATRIX) else into**2)
 
 
-def _size(tower: Tower, names: tuple[str, ...]) -> int:
-    """Return the first of these keys' values that is a size; 0 if none is."""
+def _first_size(tower: Tower, names: tuple[str, ...]) -> int:
+    """Return the value of the first of these keys that has a positive integer; 0 if none has."""
     return next(
         (
             value
@@ -80,7 +88,7 @@ def _size(tower: Tower, names: tuple[str, ...]) -> int:
     )
 
 
-def _ratio(tower: Tower) -> float:
-    """Return the width of the MLP divided by that of the tower."""
+def _mlp_ratio(tower: Tower) -> float:
+    """Return the width of the MLP divided by the width of the tower."""
     value = tower.get("mlp_ratio")
     return float(value) if isinstance(value, int | float) and 0 < value < 64 else 4.0
