@@ -41,6 +41,9 @@ RING_STEP = Kernels(forward=3.0, backward=4.0)
 gradients.
 """
 
+EXPOSED_COPIES = 4.0
+"""Copies by pass that do not overlap with an all-to-all between sequence and head shards."""
+
 
 def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
     """Return activation bytes of the attention block.
@@ -259,7 +262,7 @@ def context_seconds(
     - all_gather: keys and values are gathered first, without overlap; the backward pass gathers
       them again and reduce-scatters the gradients.
     - a2a (Ulysses): queries, keys, values and the output change from sequence shards to head
-      shards, in four all-to-alls of 1/c of a tensor each way.
+      shards and back (`head_exchange_seconds`).
     - a2a+p2p: a2a among u neighbouring ranks, after which each has u times the tokens of 1/u of the
       heads, then the ring over c / u.
 
@@ -275,17 +278,19 @@ def context_seconds(
     ranks = dense_group(candidates, "cp", cluster=case.cluster)
     kind = case.strategy.context_parallel_communication
     exchange: Floats = 0.0
+    exchange_backward: Floats = 0.0
     if kind in ("a2a", "a2a+p2p"):
-        query = s.tokens * s.e * 2.0 * head * model.num_attention_heads / s.t
         u = (
             c
             if kind == "a2a"
             else head_exchange_ranks(ranks, model=model, strategy=case.strategy, heads_split=s.t)
         )
         inner, outer = split(ranks, c // u)
-        exchange = all_to_all_seconds((kv + query) * (u - 1.0) / u, machine=case, group=inner)
+        exchange, exchange_backward = head_exchange_seconds(
+            case=case, group=inner, queries=_query_bytes(case, s), keys=kv / 2.0
+        )
         if kind == "a2a":
-            return exchange, exchange
+            return exchange, exchange_backward
         ranks, c = outer, c // u
         kv = s.tokens * u * s.e * 2.0 * head * maximum(model.kv_heads / (s.t * u), 1.0)
     passing = group_ring(machine=case, group=ranks).seconds(kv * (c - 1.0))
@@ -296,7 +301,41 @@ def context_seconds(
     forward = passing - overlap * minimum(passing, core_s * (c - 1.0) / c)
     backward = 2.0 * passing - overlap * minimum(2.0 * passing, 2.5 * core_s * (c - 1.0) / c)
     merged, merged_backward = ring_merge_seconds(case=case, s=s, steps=c, keys_values=kv)
-    return exchange + kernels + forward + merged, exchange + kernels + backward + merged_backward
+    return (
+        exchange + kernels + forward + merged,
+        exchange_backward + kernels + backward + merged_backward,
+    )
+
+
+def head_exchange_seconds(
+    *, case: TrainingCase, group: Group, queries: Floats, keys: Floats
+) -> tuple[Floats, Floats]:
+    """Return (forward, backward) seconds of the all-to-alls between sequence and head shards.
+
+    `queries` and `keys` are the bytes of one rank's queries and of its keys. The output is as large
+    as the queries, the values as large as the keys. The forward pass exchanges queries, keys,
+    values and output, one after the other. The backward pass exchanges the output again, its
+    gradient, and the gradients of queries, keys and values.
+
+    Each tensor is copied before and after its exchange. The copies of one tensor overlap with the
+    exchange of the next. Exposed are those of the first tensor before its exchange and of the last
+    one after it: queries, values and both of the output; output, its gradient, and the gradients
+    of queries and values. Source: Transformer Engine, AttnFuncWithCPAndQKVOA2A and
+    flash_attn_a2a_communicate.
+    """
+    ranks = group.size
+    several = ranks > 1
+    sent = (ranks - 1.0) / ranks
+    wide = all_to_all_seconds(queries * sent, machine=case, group=group)
+    narrow = all_to_all_seconds(keys * sent, machine=case, group=group)
+    copies = elementwise_seconds(
+        several * 2.0 * (3.0 * queries + keys), machine=case, kernels=several * EXPOSED_COPIES
+    )
+    return 2.0 * wide + 2.0 * narrow + copies, 3.0 * wide + 2.0 * narrow + copies
+
+
+def _query_bytes(case: TrainingCase, s: Shapes) -> Floats:
+    return s.tokens * s.e * query_heads(case.model, s.t) * case.model.v_head_size
 
 
 def ring_merge_seconds(
@@ -311,9 +350,9 @@ def ring_merge_seconds(
     values are sent along and summed. `keys_values` are bytes. Source: Transformer Engine,
     AttnFuncWithCPAndKVP2P.
     """
-    model, later = case.model, steps - 1.0
+    later = steps - 1.0
     several = steps > 1
-    queries = s.tokens * s.e * query_heads(model, s.t) * model.v_head_size
+    queries = _query_bytes(case, s)
     forward = several * (4.0 * queries + 2.0 * keys_values) + later * (
         2.75 * queries + 0.5 * keys_values
     )

@@ -298,7 +298,7 @@ def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
         "parallel.expert_tensor_parallel_size": c.expert_tensor_parallel_size > 1,
         "parallel.recompute.modules": (c.recompute_modules & unmeasured_modules) > 0,
         "parallel.context_parallel_communication": (c.context_parallel_size > 1)
-        if strategy.context_parallel_communication != "p2p"
+        if strategy.context_parallel_communication not in ("p2p", "a2a")
         else False,
         "parallel.rank_order": cluster.rank_order != DEFAULT_RANK_ORDER,
     }

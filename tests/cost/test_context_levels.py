@@ -8,10 +8,14 @@ import numpy as np
 import pytest
 
 from hp_tool.catalog import cluster, model
-from hp_tool.cost.attention import head_exchange_ranks, ring_merge_seconds
+from hp_tool.cost.attention import (
+    head_exchange_ranks,
+    head_exchange_seconds,
+    ring_merge_seconds,
+)
 from hp_tool.cost.block import shapes
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.network import dense_group
+from hp_tool.cost.network import all_to_all_seconds, dense_group, neighbours
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ContextCommunication, ParallelConfig, Strategy
@@ -80,6 +84,30 @@ def test_a_ring_copies_and_adds_up() -> None:
         (5.75 * queries + 7.25 * keys_values) / rate + 7 * gpu.kernel_overhead_s
     )
     assert ring_merge_seconds(case=case, s=s, steps=1, keys_values=keys_values) == (0.0, 0.0)
+
+
+def test_heads_are_exchanged_tensor_by_tensor() -> None:
+    """Eight ranks: four all-to-alls forward, five backward, and four exposed copies in each pass,
+    counted by hand.
+    """
+    case = case_of(model=LLAMA, workload=WORKLOAD, cluster=NODES)
+    group = neighbours(8, cluster=NODES)
+    queries, keys = 4096 * 4096 * 2, 4096 * 1024 * 2
+    forward, backward = head_exchange_seconds(case=case, group=group, queries=queries, keys=keys)
+    wide, narrow = (
+        all_to_all_seconds(tensor * 7 / 8, machine=case, group=group) for tensor in (queries, keys)
+    )
+    gpu, framework = case.profile.gpu, case.profile.framework
+    rate = (
+        gpu.memory_fraction
+        * case.cluster.gpu.memory_bandwidth_bytes_per_second
+        / framework.elementwise_traffic_factor
+    )
+    copies = 2 * (3 * queries + keys) / rate + 4 * gpu.kernel_overhead_s
+    assert forward == pytest.approx(2 * wide + 2 * narrow + copies)
+    assert backward == pytest.approx(3 * wide + 2 * narrow + copies)
+    alone = neighbours(1, cluster=NODES)
+    assert head_exchange_seconds(case=case, group=alone, queries=queries, keys=keys) == (0.0, 0.0)
 
 
 def test_two_levels_beat_the_exchange_over_nodes() -> None:
