@@ -44,6 +44,7 @@ from hp_tool.wording.columns import (
     scale_values,
     terminal_columns,
 )
+from hp_tool.wording.fit import unrun_settings_words
 from hp_tool.wording.short import layout_words
 from hp_tool.wording.words import brief_layout, layout_arithmetic
 
@@ -232,6 +233,8 @@ def print_result(result: TuneResult, *, pareto: bool = False, query: Query | Non
             )
         for path, value in best.set.items():
             console.print(f"Set for all runs: {path} {value}", highlight=False)
+        if unrun := unrun_settings_words(best.estimate.provenance.get("unrun")):
+            console.print(unrun, highlight=False)
     for sentence in answer_sentences(result.answer) if result.answer else ():
         console.print(sentence, highlight=False)
     if served:
@@ -249,6 +252,8 @@ def plan_lines(plan: SearchPlan) -> list[str]:
     if plan.confirmation is not None:
         lines.append(f"{'confirmation':12}  {_planned_run_words(plan.confirmation)}")
     lines += [f"{'all runs':12}  {path} {value}" for path, value in plan.set.items()]
+    if unrun := unrun_settings_words(plan.unrun):
+        lines.append(unrun)
     return [
         *lines,
         f"{'the search':12}  {expected_words(plan)}",

@@ -1,6 +1,7 @@
 """Expected cost of a search before anything runs."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from hp_tool.domain.fields import ChosenValues
 from hp_tool.domain.measurement import Fidelity
@@ -71,6 +72,10 @@ class SearchPlan:
     most_cost: float | None
     set: ChosenValues = field(default_factory=dict)
     """Query values besides the layout that all runs would share, by path."""
+    unrun: dict[str, Any] | None = None
+    """Usual settings that `recommend` assumes for the first run's layout and runs do not have, as
+    in `provenance.unrun` of its estimate; None if there are none.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from hp_tool.domain.plan import SearchPlan
 from hp_tool.domain.units import SECONDS_PER_HOUR, capitalize_first, format_duration
+from hp_tool.wording.fit import unrun_settings_words
 
 Interval = tuple[float, float] | None
 
@@ -45,9 +46,14 @@ def worst_case_words(plan: SearchPlan) -> str:
 
 
 def bill_sentences(plan: SearchPlan) -> tuple[str, ...]:
-    """Return the expected cost and the worst case, one sentence each."""
+    """Return the expected cost, the worst case, and usual settings that runs lack, if any."""
     expected = expected_words(plan)
-    return f"{capitalize_first(expected)}.", f"At worst {worst_case_words(plan)}."
+    unrun = unrun_settings_words(plan.unrun)
+    return (
+        f"{capitalize_first(expected)}.",
+        f"At worst {worst_case_words(plan)}.",
+        *((unrun,) if unrun else ()),
+    )
 
 
 def format_device_time(gpu_seconds: float) -> str:

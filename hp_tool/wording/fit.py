@@ -167,6 +167,32 @@ def usual_settings_words(estimate: Estimate) -> str:
     return f"Assumes {words}, as such runs use it; {without} per step without it."
 
 
+def unrun_settings_words(unrun: object) -> str:
+    """Return why a search's runs lack the usual settings that `recommend` assumes for a layout;
+    empty if they lack none.
+
+    `unrun` is `provenance.unrun` of the layout's estimate.
+    """
+    if not isinstance(unrun, dict):
+        return ""
+    with_s = format_duration(float(unrun["step_s_with"]))
+    settings = " and ".join(unrun["lacking"])
+    runner = "trainer's command" if unrun["by_command"] else "profiler"
+    if not settings:
+        reason = f"the {runner} supports none of the best layouts with it"
+    elif unrun["by_command"]:
+        reason = f"the {runner} does not set its {settings}"
+    else:
+        reason = (
+            f"the {runner} does not support its {settings}; a trainer's command with exported "
+            "flags can run the recipe"
+        )
+    return (
+        f"`recommend` assumes recipe {unrun['set']['training.recipe']} for this layout ({with_s} "
+        f"per step). These runs use the framework's defaults, because {reason}."
+    )
+
+
 def chosen_settings_words(chosen: Mapping[str, object]) -> str:
     """Return `Assumes CUDA graphs and fused loss (same numerics).` for the free settings that a
     ranking chose; empty without any.

@@ -24,6 +24,7 @@ from hp_tool.errors import HpToolError
 from hp_tool.loop.search.serving import TARGETS
 from hp_tool.questions import anatomy, schema
 from hp_tool.wording import answer as words
+from hp_tool.wording.fit import unrun_settings_words
 from service.api.search_results import recommended
 from service.dashboard import formats, trials
 from service.dashboard.page import stored_configuration
@@ -173,9 +174,14 @@ def _trained(row: Recommendation, query: JsonObject, answer: Answer | None) -> B
         details=details,
         step_s_interval=interval,
         runs=answer.measured if answer else None,
-        sentences=tuple(map(formats.arrows, words.answer_sentences(answer)))
-        if answer
-        else _measured_alone(measurement),
+        sentences=(
+            *(
+                map(formats.arrows, words.answer_sentences(answer))
+                if answer
+                else _measured_alone(measurement)
+            ),
+            *filter(None, (unrun_settings_words(predicted.provenance.get("unrun")),)),
+        ),
         parts=anatomy.step_excess(known, measurement.objective_s if measurement else None),
         **_decided(answer, query),
         measured=measurement is not None,

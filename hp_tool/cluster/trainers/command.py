@@ -36,6 +36,7 @@ from hp_tool.errors import HpToolError, InputError
 from hp_tool.questions.training.evaluate import resolve_config
 from hp_tool.questions.training.problem import TrainingProblem
 from hp_tool.questions.training.setup import training_setup
+from hp_tool.questions.training.with_recipe import changed_settings
 
 PLACEHOLDER = re.compile(
     r"(?<!\{)\{(?P<name>[a-z][a-z0-9_]*)(?P<rest>(?::[a-z0-9-]+)?|\?[^{}]*)\}(?!\})"
@@ -255,22 +256,26 @@ def names_axis(trainer: TrainerCommand, axis: str) -> bool:
     )
 
 
-def exports_everything(
+def unset_settings(
     trainer: TrainerCommand, *, problem: TrainingProblem, parallel: ParallelConfig
-) -> bool:
-    """Return True if the command has exports and all of them support the configuration."""
-    named = {
-        name: export_placeholders()[name] for name in placeholders(trainer.command) if ":" in name
-    }
+) -> tuple[str, ...]:
+    """Return paths of settings of the configuration that the command cannot set: all that its
+    recipe changes if the command has no exports, else the first that an export lacks.
+    """
+    named = [name for name in placeholders(trainer.command) if ":" in name]
+    if not named:
+        plain = problem if problem.usual is None else problem.usual.plain
+        return tuple(changed_settings(before=plain, after=problem)) or ("training",)
     setup = training_setup(problem, parallel)
-    try:
-        for name, export in named.items():
-            write = export.flags if name.startswith("flags:") else export.write
-            assert write is not None
+    for name in named:
+        export = export_placeholders()[name]
+        write = export.flags if name.startswith("flags:") else export.write
+        assert write is not None
+        try:
             write(setup)
-    except HpToolError:
-        return False
-    return bool(named)
+        except HpToolError as error:
+            return (error.field or "training",)
+    return ()
 
 
 def program_name(trainer: TrainerCommand) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 
+from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.measurement import Hardware
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.plan import PlanAnswer, PlannedRun, SearchPlan
@@ -232,6 +233,7 @@ def _sum(first: PlannedRun, proof: PlannedRun | None, *, problem: TuningProblem)
         most_gpu_seconds=most,
         most_cost=None if per_second is None else per_second * most,
         set=dict(problem.training.chosen),
+        unrun=problem.unrun_settings(Candidates.from_configs([first.parallel])),
     )
 
 

@@ -16,11 +16,11 @@ from hp_tool.cluster.launchers import check_known
 from hp_tool.cluster.trainers.command import (
     check_trainer,
     check_varied,
-    exports_everything,
     fix_other_axes,
     names_axis,
     program_name,
     trainer_of,
+    unset_settings,
 )
 from hp_tool.cost.candidates import MOE_ACT, PER_OP, Candidates
 from hp_tool.domain.digests import problem_digest
@@ -28,7 +28,7 @@ from hp_tool.domain.hardware import ClusterSpec, GpuSpec
 from hp_tool.domain.measurement import Hardware
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.profiling import unsupported_layout, unsupported_sizes, unsupported_training
-from hp_tool.domain.query import Query, Reducible, TrainerCommand
+from hp_tool.domain.query import Query, Reducible
 from hp_tool.domain.records import JsonObject
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.loop.assumptions import assumed
@@ -39,7 +39,7 @@ from hp_tool.loop.search.table import candidate_table
 from hp_tool.loop.tuning.clusters import ENDPOINT, LOCAL, check_profiled, launcher_name
 from hp_tool.loop.tuning.reductions import Reducer, fewest_gpus
 from hp_tool.loop.tuning.training_result import TuningProblem, baseline_config
-from hp_tool.questions.configuration import with_value
+from hp_tool.questions.configuration import NUM_GPUS, with_value
 from hp_tool.questions.schema import set_paths
 from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
@@ -47,6 +47,7 @@ from hp_tool.questions.training.ranking.best import Best, search_best
 from hp_tool.questions.training.ranking.choice import choose_rows
 from hp_tool.questions.training.ranking.rank import CostedRows, CostedSpace, cost_space
 from hp_tool.questions.training.ranking.recommend import best_offloaded, fewest_devices
+from hp_tool.questions.training.usual_settings import usual_problems
 
 MAX_ROWS = 4096
 """Maximum number of candidates in the residual model; larger spaces are represented by the fastest
@@ -141,20 +142,10 @@ def build_problem(
     """
     problem = resolve_training_search(query)
     check_gpu(problem.cluster, hardware)
-    if query.objective == "min_gpus":
-        predictor = None if calibrations is None else calibrations(problem)
-        problem, _ = fewest_devices(problem=problem, keep=1, predictor=predictor)
     trainer = trainer_of(query)
-    if chosen is None:
-        values, best = chosen_beside(problem, query=query, runs=partial(_runs, trainer=trainer))
-    else:
-        values, best = {path: chosen[path] for path in (OFFLOAD, EXCHANGE) if path in chosen}, None
-    if values:
-        problem, best = (
-            resolved_with(values, query=query, problem=problem, resolve=resolve_training_search),
-            None,
-        )
-    best = best or search_best(problem, keep=SHOWN, rank_by=query.rank_by)
+    values, problem, best, unrun = _with_shared_values(
+        query, problem=problem, calibrations=calibrations, chosen=chosen
+    )
     space = _with_best(cost_space(problem=problem), best)
     if trainer is None:
         space = _profiled(space, problem)
@@ -202,18 +193,71 @@ def build_problem(
     )
     prior = prior_for(kind=problem.cluster.gpu.kind)
     return TuningProblem(
-        query=query, training=problem, space=space, search=search, prior=prior, series=series
+        query=query,
+        training=problem,
+        space=space,
+        search=search,
+        prior=prior,
+        series=series,
+        unrun=unrun,
     )
 
 
-def _runs(
-    problem: TrainingProblem, parallel: ParallelConfig, *, trainer: TrainerCommand | None
-) -> bool:
-    """Return whether the trainer can be configured completely, or the profiler supports the
-    configuration.
+def _with_shared_values(
+    query: Query,
+    *,
+    problem: TrainingProblem,
+    calibrations: Calibrations | None,
+    chosen: Mapping[str, Any] | None,
+) -> tuple[dict[str, Any], TrainingProblem, Best, tuple[TrainingProblem, ...]]:
+    """Return the values by path that all runs share besides the query's, the problem with them, its
+    ranking, and the problems with usual settings that `recommend` assumes and runs do not have.
+
+    Uncalibrated searches have the usual settings of such runs, as rankings have, if runs support
+    them. `chosen` are the values of the search's earlier runs; None if there are none.
     """
-    if trainer is not None:
-        return exports_everything(trainer, problem=problem, parallel=parallel)
+    predictor = None if calibrations is None else calibrations(problem)
+    assuming = replace(problem, asked=query if predictor is None else None)
+    usual = tuple(each for each in usual_problems(assuming) if each.usual and each.usual.set)
+
+    def on_fewest_gpus(problem: TrainingProblem) -> TrainingProblem:
+        if query.objective != "min_gpus":
+            return problem
+        return fewest_devices(problem=problem, keep=1, predictor=predictor)[0]
+
+    best: Best | None = None
+    if chosen is not None:
+        values = {path: value for path, value in chosen.items() if path != NUM_GPUS}
+        problem = on_fewest_gpus(assuming if RECIPE in values else problem)
+    else:
+        runs = partial(_runs, query=query)
+        plain, values = problem, {}
+        if usual:
+            problem = on_fewest_gpus(assuming)
+            values, _ = chosen_beside(problem, query=query, runs=runs)
+        if RECIPE not in values:
+            problem = on_fewest_gpus(plain)
+            values, best = chosen_beside(problem, query=query, runs=runs)
+    if values:
+        problem, best = (
+            resolved_with(values, query=query, problem=problem, resolve=resolve_training_search),
+            None,
+        )
+    best = best or search_best(problem, keep=SHOWN, rank_by=query.rank_by)
+    return values, problem, best, () if RECIPE in values else usual
+
+
+def _runs(problem: TrainingProblem, parallel: ParallelConfig, *, query: Query) -> bool:
+    """Return whether runs support the configuration and the baseline is legal in the problem.
+
+    A trainer must be configurable completely.
+    """
+    try:
+        baseline_config(query, problem)
+    except InputError:
+        return False
+    if (trainer := trainer_of(query)) is not None:
+        return not unset_settings(trainer, problem=problem, parallel=parallel)
     if any(
         unsupported_training(
             model=problem.model, training=problem.workload, gpu=problem.cluster.gpu.name
@@ -379,6 +423,7 @@ def _rows(space: CostedSpace, *, capacity_bytes: float) -> NDArray[np.intp]:
 
 
 OFFLOAD, EXCHANGE = "training.offload", "parallel.context_parallel_communication"
+RECIPE = "training.recipe"
 SHOWN = 32
 """Number of layouts of `recommend`'s answer that a search considers."""
 Runs = Callable[[TrainingProblem, ParallelConfig], bool]
@@ -406,8 +451,10 @@ def chosen_beside(
                 config.context_parallel_size > 1
                 and exchange != query.parallel.context_parallel_communication
             )
-            offload = {path: value for path, value in its.chosen.items() if path == OFFLOAD}
-            return offload | ({EXCHANGE: exchange} if differs else {}), plain
+            values = {path: value for path, value in its.chosen.items() if path == OFFLOAD}
+            if its.usual is not None:
+                values |= its.usual.set
+            return values | ({EXCHANGE: exchange} if differs else {}), plain
     return {}, plain
 
 
@@ -419,8 +466,23 @@ def resolved_with(
     resolve: Callable[[Query], TrainingProblem],
 ) -> TrainingProblem:
     """Return the query's problem with these values, on the same number of devices as `problem`."""
-    for path, value in values.items():
+    ranked = {
+        path: value
+        for path, value in values.items()
+        if path == EXCHANGE or (path == OFFLOAD and value != "none")
+    }
+    for path, value in ranked.items():
         query = with_value(query, path, value)
     chosen = resolve(query).with_num_gpus(problem.cluster.num_gpus).choosing(values)
-    assumed = {path: value for path, value in values.items() if path == OFFLOAD}
-    return replace(chosen, assumed={**problem.assumed, **chosen.assumed, **assumed})
+    assumed = {path: value for path, value in ranked.items() if path == OFFLOAD}
+    chosen = replace(chosen, assumed={**problem.assumed, **chosen.assumed, **assumed})
+    if values.keys() == ranked.keys():
+        return chosen
+    for each in usual_problems(replace(chosen, asked=query)):
+        if each.usual is not None and {**each.usual.set, **ranked} == values:
+            return each
+    raise InputError(
+        f"This search's earlier runs used settings that are no longer supported: {dict(values)}. "
+        "Start a new search.",
+        field="search",
+    )

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hp_tool.cluster.trainers.command import trainer_of, unset_settings
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.legality import legality
@@ -19,6 +20,7 @@ from hp_tool.domain.answer import Answer, Baseline
 from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.ports import Launcher, Store
+from hp_tool.domain.profiling import unsupported_training
 from hp_tool.domain.query import Query
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import Estimate, Recommendation
@@ -47,6 +49,7 @@ from hp_tool.questions.training.problem import TrainingProblem
 from hp_tool.questions.training.ranking.choice import choose_simplest
 from hp_tool.questions.training.ranking.exact import NEAR_RATIO
 from hp_tool.questions.training.ranking.rank import CostedSpace
+from hp_tool.questions.training.usual_settings import assume_usual
 from hp_tool.space.pareto import pareto_optimal
 
 
@@ -57,6 +60,35 @@ class TuningProblem(Searched):
     search: SearchProblem
     training: TrainingProblem
     space: CostedSpace
+    unrun: tuple[TrainingProblem, ...] = ()
+    """Problems with usual settings that `recommend` assumes and the runs do not have, in the order
+    in which it tries them; a layout has the first that it supports.
+    """
+
+    def unrun_settings(self, candidate: Candidates) -> dict[str, Any] | None:
+        """Return the usual settings that `recommend` assumes for a candidate and that the runs do
+        not have, with the settings that they cannot have and the predicted step time in seconds;
+        None if there are none.
+        """
+        for problem in self.unrun:
+            usual = problem.usual
+            if usual is None or not usual.belong(candidate, problem=problem).all():
+                continue
+            if (trainer := trainer_of(self.query)) is not None:
+                lacking = unset_settings(trainer, problem=problem, parallel=candidate.config(0))
+            else:
+                gpu = problem.cluster.gpu.name
+                unsupported = unsupported_training(
+                    model=problem.model, training=problem.workload, gpu=gpu
+                )
+                lacking = tuple(dict.fromkeys(path for path, _ in unsupported))
+            return {
+                "set": dict(usual.set),
+                "lacking": list(lacking),
+                "by_command": trainer is not None,
+                "step_s_with": float(problem.costs(candidate).row(0).step_s),
+            }
+        return None
 
     @property
     def legal(self) -> int:
@@ -264,12 +296,20 @@ class StepMedians(Medians[ParallelConfig, Estimate]):
             for config, one in repeats(self.runs).items()
             if one.num_runs > 1
         }
+        estimates = []
+        for place in range(len(rows)):
+            estimate = estimate_row(place, case=training, costs=costs, candidates=candidates)
+            unrun = self.problem.unrun_settings(candidates.take(np.array([place])))
+            if unrun is not None:
+                estimate = replace(estimate, provenance={**estimate.provenance, "unrun": unrun})
+            estimates.append(estimate)
+        estimates = assume_usual(estimates, candidates=candidates, problem=training)
         return tuple(
             Recommendation(
                 rank=place + 1,
                 parallel=candidates.config(place),  # As it ran, so that pages find its run.
                 set=dict(training.chosen),
-                estimate=estimate_row(place, case=training, costs=costs, candidates=candidates),
+                estimate=estimates[place],
                 measurement=self.measured.get(row),
                 measured_range_s=ranges.get(row),
                 calibrated_estimate=self.predictor.estimate(

@@ -9,10 +9,11 @@ supports (`with_usual_settings`), a ranking what each of its rows supports (`usu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.strategy_legality import excluded_layouts
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.parallel import ParallelQuery, Recompute
@@ -213,6 +214,26 @@ def assuming(
         intervals=replace(usual.intervals, step_s=(low, high)),
         provenance=usual.provenance | {"usual": {"set": dict(settings), "step_s_without": plain_s}},
     )
+
+
+def assume_usual(
+    estimates: Sequence[Estimate], *, candidates: Candidates, problem: TrainingProblem
+) -> list[Estimate]:
+    """Return the estimates of candidates of a problem, whose usual settings they assume."""
+    usual = problem.usual
+    if usual is None or not usual.set:
+        return list(estimates)
+    plain = usual.plain.scheduled(usual.plain.costs(candidates), candidates)
+    without = (plain.row(place) for place in range(len(estimates)))
+    return [
+        assuming(
+            estimate,
+            usual.set,
+            plain_s=float(row.step_s),
+            plain_fits=bool(row.memory_total_bytes <= row.capacity_bytes),
+        )
+        for estimate, row in zip(estimates, without, strict=True)
+    ]
 
 
 def answer_with_usual_settings(

@@ -29,8 +29,8 @@ from hp_tool.domain.units import MIB
 from hp_tool.questions.training.calibrated import CRASHED, CalibratedPredictor
 from hp_tool.questions.training.problem import TrainingProblem
 from hp_tool.questions.training.usual_settings import (
+    assume_usual,
     assumes_graphs,
-    assuming,
     recorded_problem,
 )
 from hp_tool.space import default_axes, legal_chunks
@@ -348,24 +348,18 @@ def recommendations_of_rows(
     if ranked.recorded[0] and (recorded := recorded_problem(problem)) is not None:
         problem = recorded
     costs = problem.scheduled(problem.costs(chosen), chosen)
-    usual = problem.usual if problem.usual is not None and problem.usual.set else None
-    plain = None if usual is None else usual.plain.scheduled(usual.plain.costs(chosen), chosen)
+    configs = [problem.named(chosen.config(index)) for index in range(len(chosen))]
+    estimates = [
+        estimate_row(index, costs=costs, candidates=chosen, case=problem, config=config)
+        for index, config in enumerate(configs)
+    ]
+    estimates = assume_usual(estimates, candidates=chosen, problem=problem)
     rows = []
-    for index in range(len(chosen)):
-        config = problem.named(chosen.config(index))
+    for index, (config, estimate) in enumerate(zip(configs, estimates, strict=True)):
         calibrated = None
         if predictor is not None:
             calibrated = predictor.estimate(index, costs=costs, candidates=chosen, problem=problem)
             calibrated = replace(calibrated, parallel=config)
-        estimate = estimate_row(index, costs=costs, candidates=chosen, case=problem, config=config)
-        if usual is not None and plain is not None:
-            without = plain.row(index)
-            estimate = assuming(
-                estimate,
-                usual.set,
-                plain_s=float(without.step_s),
-                plain_fits=bool(without.memory_total_bytes <= without.capacity_bytes),
-            )
         rows.append(
             Recommendation(
                 rank=index + 1,
