@@ -50,7 +50,15 @@ from service.dashboard.metrics import (
     measured_peak,
 )
 from service.dashboard.page import MAX_QUERY, ErrorFields, Page, address, error_status, page_at
-from service.dashboard.verdict import Before, Speed, agreement, before, speeds, verdict
+from service.dashboard.verdict import (
+    Before,
+    Speed,
+    agreement,
+    before,
+    recommended_index,
+    speeds,
+    verdict,
+)
 from service.http.sample import SAMPLE
 
 EQUAL = 1e-3
@@ -134,8 +142,10 @@ class ComparePage(Page):
     """For each view, the address of this page without it; empty for two views."""
     choices: tuple[Choice, ...] = ()
     """Runs to choose from, if the address names none."""
+    recommended: int | None = None
+    """Index of the configuration to use; None if none can run or none is clearly faster."""
     verdict: str = ""
-    """Sentence: which is faster, by how much, and which does not fit."""
+    """Sentence: which to use, which is faster, by how much, and which does not fit."""
     range_note: str = ""
     """Meaning of the verdict's range; empty without one."""
     predicted: str = "predicted"
@@ -274,7 +284,10 @@ def run_context(
 
 
 def _steps(run: ComparedRun, expected: Before, view: ConfigurationView | None) -> Stack | None:
-    """Return bars of a run's time; None until it is measured and without a prediction before."""
+    """Return the run's step time as predicted before it, as measured, and as now calibrated.
+
+    Returns None until it is measured, and if no prediction was stored.
+    """
     measured, now = (
         next((metric for metric in metrics if metric.unit == "seconds"), None)
         for metrics in (run.metrics, view.metrics if view else ())
@@ -286,7 +299,7 @@ def _steps(run: ComparedRun, expected: Before, view: ConfigurationView | None) -
         BarSpec(label="Predicted before", parts={"predicted": expected.step_s}, interval=interval),
         BarSpec(label="Measured", parts={"measured": measured.value}),
     ]
-    if now is not None and now.value:
+    if now is not None and now.value and view and view.evidence_href:
         ends = None if now.low is None or now.high is None else (now.low, now.high)
         rows.append(BarSpec(label="Predicted now", parts={"predicted": now.value}, interval=ends))
     return stack(rows, unit="seconds")
@@ -335,6 +348,9 @@ def _compared(
         else _names(views, differences)
     )
     ratios = _ratios(sides, estimates, calibrations)
+    relative = (None, *speeds(runs, ratios))
+    unfit = ["" if view.feasible else view.verdict for view in views]
+    recommended = recommended_index(unfit, runs, relative)
     predicted = "calibrated" if any(side.run and side.known for side in sides) else "predicted"
     return ComparePage(
         title=" and ".join(names),
@@ -343,13 +359,9 @@ def _compared(
         names=names,
         runs=runs if any(runs) else (),
         search_href=search_id and f"/searches/{search_id}",
-        speeds=(None, *speeds(runs, ratios)),
-        verdict=verdict(
-            names,
-            ["" if view.feasible else view.verdict for view in views],
-            runs,
-            ratios,
-        ),
+        speeds=relative,
+        recommended=recommended,
+        verdict=verdict(names, unfit, runs, ratios, recommended),
         range_note="" if any(runs) else _range_note(ratios, views),
         predicted=predicted,
         differences=differences,

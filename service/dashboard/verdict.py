@@ -25,6 +25,8 @@ from service.dashboard.trials import TrialTable
 
 PER = {STEP.label: "a step"} | {each.label: each.per for each in LATENCIES.values()}
 """Unit of a measured time, by its label."""
+RUN_NOISE = 0.05
+"""Assumed relative difference between two runs of one configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,17 +163,50 @@ def speeds(
     )
 
 
+def recommended_index(
+    unfit: Sequence[str],
+    runs: Sequence[ComparedRun | None],
+    speeds: Sequence[Speed | None],
+) -> int | None:
+    """Return the index of the configuration to use; None if none can run or none is clearly faster.
+
+    `unfit` has the reason why each cannot run, empty if it can. `speeds` are relative to the first
+    configuration. Two predictions differ clearly if the 90% interval of their ratio excludes 1.
+    """
+    usable = [
+        index
+        for index, (why, run) in enumerate(zip(unfit, runs, strict=True))
+        if (run.metrics if run is not None else not why)
+    ]
+    if len(usable) < 2:
+        return next(iter(usable), None)
+    ranges = [(1.0, 1.0), *(_range(speed) for speed in speeds[1:])]
+    known = [(bounds, index) for index in usable if (bounds := ranges[index]) is not None]
+    if len(known) < len(usable):
+        return None
+    ((_, best_high), best), *others = sorted(known)
+    return best if all(best_high < low for (low, _), _ in others) else None
+
+
+def _range(speed: Speed | None) -> tuple[float, float] | None:
+    if speed is None:
+        return None
+    return speed.interval or (speed.factor / (1.0 + RUN_NOISE), speed.factor * (1.0 + RUN_NOISE))
+
+
 def verdict(
     names: Sequence[str],
     unfit: Sequence[str],
     runs: Sequence[ComparedRun | None],
     ratios: Sequence[Ratio | None],
+    recommended: int | None = None,
 ) -> str:
     """Return the comparison in words.
 
-    For example: TP 1 x PP 1 does not fit; TP 8 x PP 4 is 17% slower than TP 1 x PP 1 would be (+9%
-    to +25%). If both sides were measured, the measurements are compared. A run that failed is
-    neither slower nor faster. `unfit` has the reason why each cannot run, empty if it can.
+    For example: Use TP 8 x PP 4: TP 1 x PP 1 does not fit; TP 8 x PP 4 is 17% slower than TP 1 x PP
+    1 would be (+9% to +25%). If both sides were measured, the measurements are compared. A run that
+    failed is neither slower nor faster. `unfit` has the reason why each cannot run, empty if it
+    can; `recommended` is the index of the configuration to use.
     """
     timed = [_timed(run) for run in runs]
     failed = [run is not None and not run.metrics for run in runs]
@@ -213,7 +248,8 @@ def verdict(
     text = "; ".join(filter(None, [" and ".join(cannot), *parts]))
     if ended:
         text += f"{'; but ' if text else ''}{' and '.join(ended)}"
-    return f"{text}." if text else ""
+    use = "" if recommended is None else f"Use {names[recommended]}: "
+    return f"{use}{text}." if text else ""
 
 
 def _unmeasured(

@@ -118,9 +118,9 @@ def test_a_search_its_twin_and_its_trials(http: TestClient, store: Store, query:
         ("ok", None),
         ("crashed", EVIL),
     ]
-    assert both["verdict"] == "Run 1 took 400.0 ms a step, measured; but Run 2 crashed.", (
-        "no ratio of a run that failed"
-    )
+    assert (
+        both["verdict"] == "Use Run 1: Run 1 took 400.0 ms a step, measured; but Run 2 crashed."
+    ), "no ratio of a run that failed"
     mixed = http.get("/compare", params={"first": runs[0], "second": json.dumps(query)})
     assert mixed.status_code == 200
     assert "was not measured" in mixed.text and "400.0 ms" in mixed.text

@@ -69,6 +69,7 @@ def test_the_verdict_comes_first(shared_http: TestClient) -> None:
     page = compared(shared_http, QUICK, PIPELINED)
     step = next(row for row in page["rows"] if row["name"] == "Step time")
     match = re.fullmatch(
+        r"Use TP 8 x PP 4 x DP 2, recompute none: "
         r"TP 8 x PP 4 x DP 2, recompute full is (\d+)% slower than TP 8 x PP 4 x DP 2, recompute "
         r"none \(\+(\d+)% to \+(\d+)%\)\.",
         page["verdict"],
@@ -83,6 +84,7 @@ def test_the_verdict_comes_first(shared_http: TestClient) -> None:
     assert "% faster than TP 8 x PP 4 x DP 2, recompute full (" in back
     unfit = compared(shared_http, TOO_LARGE, QUICK)
     assert re.fullmatch(
+        r"Use TP 8 x PP 4 x DP 2: "
         r"TP 1 x PP 1 x DP 64 does not fit; TP 8 x PP 4 x DP 2 is \d+% slower than TP 1 x PP 1 x "
         r"DP 64 would be \(\+\d+% to \+\d+%\)\.",
         unfit["verdict"],
@@ -91,10 +93,12 @@ def test_the_verdict_comes_first(shared_http: TestClient) -> None:
         "/compare", params={"first": json.dumps(TOO_LARGE), "second": json.dumps(QUICK)}
     ).text
     assert text.index("does not fit") < text.index("Settings that differ")
+    assert unfit["recommended"] == 1
+    assert compared(shared_http, TOO_LARGE, TOO_LARGE)["recommended"] is None
     served = compared(shared_http, SERVING, SERVING | {"parallel": {"tensor_parallel_size": 8}})[
         "verdict"
     ]
-    assert served.startswith("TP 8 x 1 replica is "), served
+    assert "TP 8 x 1 replica is " in served, served
 
 
 def test_the_range_is_called_narrower_only_if_it_is(shared_http: TestClient) -> None:
