@@ -33,8 +33,10 @@ TONES: dict[str, Tone] = {
     "slower_than_it_was": "bad",
     "slower_than_it_should_be": "warn",
 }
-WIDEST = 3.0
+MAX_INTERVAL_RATIO = 3.0
 """Maximum ratio of an interval's end to the expected step for which it is drawn."""
+MAX_EXPECTED_RATIO = 4.0
+"""Maximum ratio of the expected step to the slowest drawn step for which it is drawn."""
 
 router = APIRouter(tags=["dashboard"])
 
@@ -126,6 +128,8 @@ class WatchPage(Page):
     """About when its slowdown began."""
     figure: Figure | None
     """Plot of step times by number, for plot.js; None before the first steady step."""
+    expected_off_chart: bool
+    """Whether the expected step is too slow to be drawn in the plot."""
     may_delete: bool
     lost_nodes: int | None = None
     loss: LossAdvice | None = None
@@ -178,6 +182,7 @@ def watch_context(
         if slowdown is None
         else _step_time_of_day(record.updated_at, course, slowdown.since_step),
         figure=_figure(course, verdict, record.updated_at),
+        expected_off_chart=_is_off_chart(course, verdict),
         may_delete=principal.scope >= Scope.SUBMIT,
         lost_nodes=lost_nodes,
     )
@@ -249,7 +254,7 @@ def _figure(course: Course, verdict: Verdict, last: datetime) -> Figure | None:
             style=paced,
         )
     )
-    if verdict.expected is not None and ends and not doubts_query(verdict):
+    if verdict.expected is not None and ends and not _is_off_chart(course, verdict):
         traces += _expected(verdict.expected, from_step=ends[0][0], to_step=ends[-1][1])
     slowdown = verdict.slowdown
     shapes = (
@@ -265,6 +270,15 @@ def _figure(course: Course, verdict: Verdict, last: datetime) -> Figure | None:
     }
 
 
+def _is_off_chart(course: Course, verdict: Verdict) -> bool:
+    """Return whether the expected step is so slow that it would flatten the measured steps."""
+    return (
+        verdict.expected is not None
+        and bool(course.seconds)
+        and verdict.expected.step_s > MAX_EXPECTED_RATIO * max(course.seconds)
+    )
+
+
 def _expected(expected: Expected, *, from_step: int, to_step: int) -> list[Figure]:
     """Return the expected pace and its 90% interval."""
     across = [from_step, to_step]
@@ -278,6 +292,6 @@ def _expected(expected: Expected, *, from_step: int, to_step: int) -> list[Figur
         strict=True,
     )
     near = [
-        (name, end) for name, end in ends if end < WIDEST * expected.step_s
+        (name, end) for name, end in ends if end < MAX_INTERVAL_RATIO * expected.step_s
     ]  # One far above would compress all others.
     return [middle, *(line(name, x=across, y=[end] * 2, style=dashed) for name, end in near)]

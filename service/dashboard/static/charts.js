@@ -4,6 +4,7 @@ import { seconds, count, gib } from "./numbers.js";
 
 export const MOST_POINTS = 150; // per trace; a note below the charts says how many are drawn
 const MOST_INTERVALS = 60; // each is an SVG element, and many of them hide the points
+const OUTLIER_RATIO = 3; // of the 80th percentile: beyond it, a point would flatten all others
 const GIB = 2 ** 30;
 
 // Measurements by run, the best so far, and each run's prediction when it was chosen. Of a configuration that ran again the run
@@ -19,7 +20,7 @@ export function history(trials, shown) {
   const again = ok.filter((i) => trials.num_runs[i] > 1 && trials.counts[i] === i);
   const ranged = sample(again, trials);
   const ends = [ranged.map((i) => trials.low_s[i]), ranged.map((i) => trials.high_s[i])];
-  return {
+  return clipped({
     traces: [
       dashes("Expected", awaited, number, (i) => expected(trials, i), trials, "--series-2"),
       points("Failed, at its expectation", sample(failed, trials), number, (i) => expected(trials, i), trials, { symbol: "cross", color: "--ink-faint" }),
@@ -31,7 +32,21 @@ export function history(trials, shown) {
     zoom: true,
     x: { title: "Run", whole: true },
     y: { title: axis(trials, "") },
-  };
+  });
+}
+
+// A figure whose y axis ends a little above its usual values: slower points are arrows at the top, labelled with their seconds.
+function clipped(figure) {
+  const values = figure.traces.flatMap((trace) => trace.y).filter((y) => y != null).sort((a, b) => a - b);
+  const usual = OUTLIER_RATIO * values[Math.floor(0.8 * (values.length - 1))];
+  if (!values.length || values.at(-1) <= usual) return figure;
+  const top = 1.1 * values.findLast((y) => y <= usual);
+  const cut = (list) => list?.map((y) => (y > usual ? top : y));
+  const above = new Map(figure.traces.flatMap(({ keys = [], x, y, text }) => keys.flatMap((key, n) => (y[n] > usual ? [[key, { key, x: x[n], y: y[n], text: text[n] }]] : []))));
+  const points = [...above.values()];
+  const outside = { mode: "points", name: "Above the axis", symbol: "arrow", size: 10, color: "--warn", x: points.map(({ x }) => x), y: points.map(() => top), text: points.map(({ text }) => text), keys: points.map(({ key }) => key), labels: points.map(({ y }) => seconds(y)) };
+  const traces = figure.traces.map((trace) => ({ ...trace, y: trace.y.map((y) => (y > usual ? null : y)), ends: trace.ends?.map(cut) }));
+  return { ...figure, traces: [...traces, outside] };
 }
 
 // [run, seconds of the best configuration from then on] wherever it changes: a repeat that was slower takes the place of the run

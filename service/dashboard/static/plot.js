@@ -2,7 +2,7 @@
 // of tokens.css, so a drawing follows light and dark by itself, and a viewBox lets paper scale it.
 //
 // A trace: {name, x, y, mode: "points" | "lines" | "both" | "bars", color, text (a line break between lines) and keys by point,
-// labels (words beside points, where there is room), symbol: "ring" | "cross" | "star", size, dash, steps, opacity, ends: [lows,
+// labels (words beside points, where there is room), symbol: "ring" | "cross" | "star" | "arrow", size, dash, steps, opacity, ends: [lows,
 // highs], from (where bars begin), right (its y axis), plain (without a legend)}. An axis: {title, log, zero, whole, percent, times
 // (1000 writes seconds as ms), time, ticks, labels, left (pixels for its labels)}. A shape:
 // {to} shades up to an x, {at} is a dashed line there; with `color` and `label`.
@@ -216,6 +216,7 @@ const STAR = "M0-1 .23-.31 .95-.31 .37.12 .59.81 0 .38-.59.81-.37.12-.95-.31-.23
 function mark({ symbol, color, size = 6 }, [x, y]) {
   const r = size / 2;
   if (symbol === "star") return svg("path", { d: STAR, transform: `translate(${x} ${y}) scale(${r})`, fill: colour(color) });
+  if (symbol === "arrow") return svg("path", { d: `M${x - r} ${y + r}h${size}l${-r} ${-size}Z`, fill: colour(color) });
   if (symbol === "cross") return svg("path", { d: `M${x - r} ${y - r}l${size} ${size}m0-${size}l-${size} ${size}`, stroke: colour(color), "stroke-width": 1.5 });
   const look = symbol === "ring" ? { fill: "none", stroke: colour(color), "stroke-width": size > 12 ? 3 : 1 } : { fill: colour(color) };
   return svg("circle", { cx: x, cy: y, r, ...look });
