@@ -77,7 +77,7 @@ def test_an_assumed_network_is_marked_in_the_table(
     text = shared_http.get("/explorer", params=RENT).text
     assert (
         text.count('title="network assumed"') == sum(assumed)
-        and "the usual one of servers with this GPU is used" in text
+        and "the usual network of servers with this GPU is used" in text
     )
     stated = RENT | {"cluster.inter_node_bandwidth_bytes_per_second": "5e10"}
     text = shared_http.get("/explorer", params=stated).text

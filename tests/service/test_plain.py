@@ -124,7 +124,7 @@ def test_a_search_its_runs_and_their_comparison_are_read(
     run = twin(http, plain)
     measured = plain.get_by_role("region", name="Measured").inner_text()
     assert formats.seconds(run["run"]["metrics"][0]["value"]) == "400.0 ms" in measured
-    bars = plain.get_by_role("region", name="Step time on one axis")
+    bars = plain.get_by_role("region", name="Step time before and after the run")
     assert [bar["total"] for bar in run["steps"]["bars"]][:2] == [0.5, 0.4]
     assert "500.0 ms" in bars.inner_text()
     plain.get_by_role("link", name="Compare", exact=True).click()
@@ -133,5 +133,5 @@ def test_a_search_its_runs_and_their_comparison_are_read(
     plain.get_by_role("button", name="Compare").click()
     verdict = plain.get_by_role("status").first.inner_text()
     assert verdict == twin(http, plain)["verdict"]
-    assert verdict == "Run 2 is 2.0 times as slow as Run 1, measured."
+    assert verdict == "Use Run 1: Run 2 is 2.0 times as slow as Run 1, measured."
     assert "2.0 times as slow" in plain.get_by_role("region", name="Run 2").inner_text()
