@@ -75,7 +75,7 @@ class StepTime:
     carried_log_sd_limit: float
     model_share_least: float
     plain_least_runs: int
-    plain_stalled_share: float
+    plain_error_share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,35 +6,31 @@ import pytest
 from hp_tool.loop.calibration.plain import plain_factor
 
 
-def test_runs_that_contradict_each_other_are_told_by_one_factor():
-    """By hand: the fit takes the slow half for stalls and the fast half for the truth, 0.8 below
-    them.
-    """
+def test_one_factor_replaces_a_fit_that_most_runs_contradict():
+    """By hand: the fit classifies the slow half as stalls and predicts the fast half."""
     excess = np.array([0.4, -0.4, 0.4, -0.4, 0.4, -0.4]) + 0.1
-    fitted = np.full(6, -0.3)
-    factor = plain_factor(excess=excess, left_out_correction=fitted, slow=1.0 * (excess > 0.0))
+    factor = plain_factor(excess=excess, left_out_correction=np.full(6, -0.3), stated_log_sd=0.1)
     assert factor is not None
-    assert factor.log_factor == pytest.approx(0.6 / 7)
-    others = (0.6 - excess) / 6
-    assert factor.log_sd == pytest.approx(np.sqrt(np.mean((excess - others) ** 2)))
+    # Without the fastest and the slowest, with one run at 0: (0.5 + 0.5 - 0.3 - 0.3) / 5.
+    assert factor.log_factor == pytest.approx(0.4 / 5)
+    # Without a slow run (0.5 - 0.3 - 0.3) / 4, without a fast one (0.5 + 0.5 - 0.3) / 4.
+    errors = np.array([0.5 + 0.1 / 4, -0.3 - 0.7 / 4])
+    assert factor.log_sd == pytest.approx(np.sqrt(np.mean(errors**2)))
 
 
 @pytest.mark.parametrize(
-    ("excess", "correction", "slow"),
+    ("excess", "correction", "stated"),
     [
-        ([1.6, 0.1, 0.1, 0.1, 0.1], [0.1] * 5, [1, 0, 0, 0, 0]),  # one stall
-        (
-            [2.0, 2.0, 2.0, 0.0, 0.0, 0.0],
-            [0.0] * 6,
-            [1, 1, 1, 0, 0, 0],
-        ),  # stalls that a factor tells no better
-        ([0.5, -0.5, 0.5], [-0.5] * 3, [1, 0, 1]),  # too few
+        pytest.param([1.6, 0.1, 0.1, 0.1, 0.1], [0.1] * 5, 0.1, id="one stall"),
+        pytest.param([0.4, -0.4, 0.4, -0.4], [0.0] * 4, 0.3, id="inside the stated interval"),
+        pytest.param([1.0, -1.0, 1.0, -1.0], [0.7, -0.7] * 2, 0.1, id="the fit is closer"),
+        pytest.param([0.5, -0.5, 0.5], [-0.5] * 3, 0.1, id="too few runs"),
     ],
 )
-def test_a_fit_stands_where_a_factor_is_no_better(excess, correction, slow):
+def test_the_fit_stays_unless_most_runs_contradict_it(excess, correction, stated):
     assert (
         plain_factor(
-            excess=np.array(excess), left_out_correction=np.array(correction), slow=np.array(slow)
+            excess=np.array(excess), left_out_correction=np.array(correction), stated_log_sd=stated
         )
         is None
     )

@@ -1,4 +1,4 @@
-"""A single factor on every step, used if left-out runs do not support a full fit."""
+"""A single factor on every step, used if the runs contradict the full fit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration.evidence import FloatArray
 
@@ -20,30 +21,35 @@ class PlainFactor:
 
 
 def plain_factor(
-    *, excess: FloatArray, left_out_correction: FloatArray, slow: FloatArray
+    *, excess: FloatArray, left_out_correction: FloatArray, stated_log_sd: float
 ) -> PlainFactor | None:
-    """Return a single factor if the fit classifies many of n runs as stalled and the factor
-    predicts left-out runs better.
+    """Return a single factor if n runs contradict the fit, or None if they support it.
 
-    Returns None if the fit is better. The factor is the mean over the runs and one additional run
-    that agrees with the prediction. Squared errors of stalls are limited to that of a typical
-    stall. Otherwise a fit that classifies every second run as stalled would predict the rest well,
-    but no future run.
+    The runs contradict the fit if more than half of them lie outside the 90% interval stated by the
+    cost model, placed around the fit to the other runs, and a single factor or no correction
+    predicts them about as well. The factor is the mean of ln(measured / predicted) over the runs
+    without the fastest and the slowest, and one additional run that agrees with the prediction.
 
     Args:
         excess: ln(measured / predicted) of the runs, shape (n,).
         left_out_correction: Prediction of each run by the fit to the other runs, shape (n,).
-        slow: Probability that each run stalled, shape (n,).
+        stated_log_sd: Standard deviation of `excess` that the cost model states.
     """
-    figures, most = assumed().step_time, assumed().stalls.mean_log_excess
-    runs = len(excess)
-    if runs < figures.plain_least_runs or slow.mean() < figures.plain_stalled_share:
+    runs, figures = len(excess), assumed().step_time
+    if runs < figures.plain_least_runs:
         return None
-    others = (excess.sum() - excess) / runs  # n - 1 runs and the prior run.
-    fitted, plain = (
-        float(np.mean(np.minimum(np.abs(error), most) ** 2))
-        for error in (excess - left_out_correction, excess - others)
+    left_out_factor = np.array([_mean_excess(np.delete(excess, run)) for run in range(runs)])
+    fit_error, plain_error, unchanged_error = (
+        float(np.median(np.abs(excess - correction)))
+        for correction in (left_out_correction, left_out_factor, np.zeros(runs))
     )
-    if plain >= fitted:
+    if fit_error < NORMAL_QUANTILE * stated_log_sd or (
+        fit_error < figures.plain_error_share * min(plain_error, unchanged_error)
+    ):
         return None
-    return PlainFactor(log_factor=float(excess.sum() / (runs + 1)), log_sd=float(np.sqrt(plain)))
+    log_sd = float(np.sqrt(np.mean((excess - left_out_factor) ** 2)))
+    return PlainFactor(log_factor=_mean_excess(excess), log_sd=log_sd)
+
+
+def _mean_excess(excess: FloatArray) -> float:
+    return float(np.sort(excess)[1:-1].sum() / (len(excess) - 1))

@@ -545,7 +545,11 @@ def _mixture(
             micro_batches=_micro_batches(features) if features else np.ones(len(excess)),
             usual_share=often,
         ),
-        plain=plain_factor(excess=excess, left_out_correction=correction, slow=slow)
+        plain=plain_factor(
+            excess=excess,
+            left_out_correction=correction,
+            stated_log_sd=float(np.sqrt(np.median(fit.rows.variances().sum(axis=0)))),
+        )
         if often <= assumed().stalls.unseen_share
         else None,
     )
