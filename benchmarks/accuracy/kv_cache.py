@@ -142,12 +142,17 @@ def predicted(row: Row) -> KvCache:
 
 
 def _drafts(row: Row) -> dict[str, Any]:
-    """Return the drafting of a row by the model's layers; other drafts are not described well
-    enough.
+    """Return the speculative decoding of a row that drafts with the model's own layers or
+    assistant. Rows describe other draft models too briefly to compute their memory.
     """
-    if "speculative_draft=MTP" not in (row["other"] or ""):
+    found = re.search(r"speculative_draft=MTP ?(\d*)", row["other"] or "")
+    if found is None:
         return {}
-    drafted = {"num_speculative_tokens": 1, "acceptance_rate": 0.7, "draft_cost_fraction": 0.1}
+    drafted = {
+        "num_speculative_tokens": int(found[1] or 1),
+        "acceptance_rate": 0.7,
+        "draft_cost_fraction": 0.1,
+    }
     return {"speculative": drafted}
 
 

@@ -24,7 +24,7 @@ def parse_names(text: str) -> frozenset[str]:
 
 ACCOUNTING_FIELDS = parse_names("""
     model.name model.left_out model.tower_parameters model.tower_replicated
-    model.tower_working_bytes
+    model.tower_working_bytes model.bidirectional_item_tokens model.assistant_parameters
     training.framework training.framework_version training.total_tokens training.reliability
     training.attention_mask_flops training.expert_imbalance
     parallel.data_parallel_size

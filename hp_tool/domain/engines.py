@@ -50,6 +50,10 @@ CHUNKS_SINCE = (0, 8)
 256 sequences, and whole prompts for models with at most WHOLE_PROMPTS positions.
 """
 WHOLE_PROMPTS = 32_768
+LONG_CHUNKED_SINCE = (0, 5, 4)
+"""vLLM release from which models with more than WHOLE_PROMPTS positions prefill in chunks by
+default; earlier releases ran their longest request in one pass (vllm-project/vllm#6666).
+"""
 GROUPS_SINCE = (0, 9, 1)
 """vLLM release from which windowed layers free blocks that they no longer need (the hybrid KV cache
 manager, vllm-project/vllm#17996).
@@ -65,6 +69,14 @@ GRAPHS_RESERVE_BYTES = 0.93 * GIB
 six models.
 """
 
+CONTEXT_COUNTED = (0, 7), (0, 9, 2)
+"""First vLLM release whose V1 engine subtracts the device memory that PyTorch does not manage,
+including the CUDA context, and the first that again subtracts only what its own profile run adds
+(vllm-project/vllm#19312).
+"""
+CONTEXT_RESERVE_BYTES = 1.79 * GIB
+"""That memory, as one H100 logged it (vllm-project/vllm#10511)."""
+
 BY_RELEASE = ("cache_layout", "schedules_ahead")
 """Fields that `device_defaults` sets by engine and release; files of constants omit them."""
 
@@ -77,6 +89,7 @@ def device_defaults(
     version: str,
     release: str | None = None,
     positions: int | None = None,
+    item_tokens: int = 0,
 ) -> dict[str, Any]:
     """Return the engine's defaults on this device that differ from its profile, which describes
     devices of 80 GB.
@@ -88,6 +101,7 @@ def device_defaults(
         version: Release of the profile.
         release: Release that runs; None: the profile's.
         positions: Maximum number of positions of the model.
+        item_tokens: Tokens of the largest image or video, if a pass must contain all of them.
     """
     if engine == "sglang":
         chunk, graph = next(limits for gib, *limits in SGLANG_DEVICES if memory_bytes < gib * GIB)
@@ -107,11 +121,15 @@ def device_defaults(
         settings["schedules_ahead"] = True
     if since >= GRAPHS_SINCE:
         settings |= {"memory_fraction": 0.92, "reserve_bytes": GRAPHS_RESERVE_BYTES}
+    if CONTEXT_COUNTED[0] <= since < CONTEXT_COUNTED[1]:
+        settings["reserve_bytes"] = CONTEXT_RESERVE_BYTES
     if since < CHUNKS_SINCE:
-        whole = positions if positions is not None and positions <= WHOLE_PROMPTS else 0
+        longest = positions or 0
+        whole = longest if longest <= WHOLE_PROMPTS or since < LONG_CHUNKED_SINCE else 0
         return settings | {"max_num_seqs": 256, "max_num_batched_tokens": max(whole, 2048)}
     if silicon in VLLM_SMALL_SILICON or memory_bytes < VLLM_SMALL_BYTES:
-        return settings | {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
+        tokens = max(2048, item_tokens)
+        return settings | {"max_num_seqs": 256, "max_num_batched_tokens": tokens}
     return settings
 
 

@@ -279,6 +279,15 @@ class ModelSpec(Strict):
     """Working set in bytes of its towers for the largest image or video, which vLLM profiles before
     it sizes the cache.
     """
+    bidirectional_item_tokens: Annotated[int, Interval(ge=0, le=1 << 24)] = 0
+    """Tokens of the largest image or video of a model whose vision tokens attend to each other in
+    both directions; an engine processes all of them in one pass. 0: vision tokens are causal.
+    """
+    assistant_parameters: Annotated[int, Interval(ge=0, le=1 << 44)] = 0
+    """Number of weights of the separate model that drafts tokens for this one and reads its cache
+    (Gemma 4's assistants). Serving stores them in 16 bits if the query drafts without another
+    draft model.
+    """
 
     decoder_layers = _optional_or(
         lambda model: model.num_decoder_layers, lambda model: model.num_hidden_layers

@@ -33,7 +33,6 @@ from hp_tool.questions.serving.disaggregated import rank_pools
 CHANGES_NOTHING = {
     "model.left_out": "names what a file describes besides",
     "cluster.name": "names the cluster",
-    "inference.speculative.draft_model": "names a checkpoint for exports",
 }
 """Fields that change no figure, each with the reason."""
 
@@ -75,6 +74,7 @@ MAMBA = {
 EP = {"expert_parallel_size": 8, "tensor_parallel_size": 1}
 PIPE = {"pipeline_parallel_size": 2, "virtual_pipeline_parallel_size": 2}
 PACKED = {"sequence_length": 8192, "packed": True, "sequence_lengths": "synthetic-code"}
+DRAFTS = {"num_speculative_tokens": 3, "acceptance_rate": 0.7}
 BASES: tuple[dict[str, Any], ...] = (
     training("llama-3-8b"),
     training("mixtral-8x7b", parallel=EP),
@@ -143,7 +143,7 @@ BASES: tuple[dict[str, Any], ...] = (
     serving("llama-3-8b", inference={"load": {"arrival": "offline"}, "concurrency": None}),
     serving(
         "llama-3-8b",
-        inference={"speculative": {"num_speculative_tokens": 3, "acceptance_rate": 0.7}},
+        inference={"speculative": DRAFTS},
     ),
     serving(
         "deepseek-v3",
@@ -160,6 +160,11 @@ BASES: tuple[dict[str, Any], ...] = (
     serving(MAMBA),
     serving("kimi-k3", cluster={"num_gpus": 64}, parallel={"tensor_parallel_size": 32}),
     serving("deepseek-v3.2", cluster={"num_gpus": 32}, parallel={"tensor_parallel_size": 8}),
+    serving(
+        "gemma-4-31b",
+        cluster={"gpu": "a100-sxm-80gb"},
+        inference={"speculative": DRAFTS | {"draft_cost_fraction": 0.1}},
+    ),
 )
 SECTIONS: dict[str, Any] = {
     "model": ModelSpec,
@@ -187,6 +192,8 @@ SIZES = [
     for kind in ("tensor", "expert", "attention_data")
 ]
 VALUES: dict[str, list[Any]] = {
+    "model.bidirectional_item_tokens": [4096],
+    "model.assistant_parameters": [1_000_000_000],
     "model.blocks": [[{"count": 1}, {"count": 1, "intermediate_size": 2048}]],
     "cluster.node_type": [{"node_type": "aws-p5.48xlarge", "num_gpus": 16}],
     "cluster.gpu": ["a100-sxm-80gb"],
@@ -217,7 +224,7 @@ VALUES: dict[str, list[Any]] = {
     "inference.trace.prefix_tokens": [TRACE | {"prefix_tokens": [100, 100]}],
     "inference.engine": ["sglang", "trtllm"],
     "inference.engine_version": ["0.8", "0.9", "0.10"],
-    "inference.speculative": [{"num_speculative_tokens": 3, "acceptance_rate": 0.7}],
+    "inference.speculative": [DRAFTS],
     "inference.disaggregated": [{}],
     **{f"{POOLS}{name}": [2, 4] for name in SIZES},
     **{f"{POOLS}{side}_replicas": [1, 2] for side in ("prefill", "decode")},

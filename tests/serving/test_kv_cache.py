@@ -83,12 +83,14 @@ def test_sglang_takes_activations_from_outside_its_share() -> None:
 
 
 def test_default_limits_are_those_of_the_device() -> None:
-    for name, sequences, tokens in (
-        ("rtx-4090", 256, 2048),
-        ("a100", 256, 2048),
-        ("h100", 1024, 8192),
+    for model, name, sequences, tokens in (
+        ("qwen3-0.6b", "rtx-4090", 256, 2048),
+        ("qwen3-0.6b", "a100", 256, 2048),
+        ("qwen3-0.6b", "h100", 1024, 8192),
+        ("gemma-4-31b", "a100", 256, 2496),  # a video in one pass
+        ("gemma-4-31b", "h100", 1024, 8192),
     ):
-        found = estimated("qwen3-0.6b", name, engine="vllm", precision="bf16").parallel
+        found = estimated(model, name, engine="vllm", precision="fp8").parallel
         assert found is not None
         assert (found.max_num_seqs, found.max_num_batched_tokens) == (sequences, tokens)
     capacities = {
@@ -142,6 +144,27 @@ def test_layers_that_draft_take_weights_and_cache() -> None:
     assert drafted.memory.weights_bytes > 1.01 * plain.memory.weights_bytes
     assert plain.kv_cache is not None and drafted.kv_cache is not None
     assert drafted.kv_cache.tokens.expected < plain.kv_cache.tokens.expected
+
+
+def test_an_assistant_takes_weights_and_reads_the_models_cache() -> None:
+    drafting = {"num_speculative_tokens": 4, "acceptance_rate": 0.8, "draft_cost_fraction": 0.05}
+    plain, drafted = (
+        estimated("gemma-4-31b", "h100", 2, engine="vllm", **speculative)
+        for speculative in ({}, {"speculative": drafting})
+    )
+    assert plain.memory is not None and drafted.memory is not None
+    assert drafted.memory.weights_bytes - plain.memory.weights_bytes == pytest.approx(0.47e9)
+
+
+@pytest.mark.parametrize(
+    ("release", "reserved"), [("0.8.5", 1.79), ("0.9.1", 1.79), ("0.9.2", 0.13), ("0.21.0", 0.93)]
+)
+def test_releases_reserve_the_memory_that_they_count(release: str, reserved: float) -> None:
+    found = estimated(
+        "llama-3.1-8b", "h100", engine="vllm", engine_version=release, precision="bf16"
+    ).memory
+    assert found is not None
+    assert found.overhead_bytes == pytest.approx(reserved * GIB, rel=0.01)
 
 
 def drafted_by(

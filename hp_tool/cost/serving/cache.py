@@ -109,9 +109,13 @@ def _all_numbers(model: ModelSpec, t: IntArray) -> Floats:
 
 def drafting_layers(case: ServingCase) -> int:
     """Return the model's layers that draft tokens, for a load without a separate draft model."""
+    return case.model.num_nextn_predict_layers if drafts_by_itself(case) else 0
+
+
+def drafts_by_itself(case: ServingCase) -> bool:
+    """Return whether layers or an assistant published with the model draft its tokens."""
     drafts = case.speculative
-    own = drafts is not None and drafts.draft_model is None and drafts.draft_cost_fraction > 0.0
-    return case.model.num_nextn_predict_layers if own else 0
+    return drafts is not None and drafts.draft_model is None and drafts.draft_cost_fraction > 0.0
 
 
 def _windows(count: int, kind: ModelSpec) -> tuple[tuple[int, int | None], ...]:

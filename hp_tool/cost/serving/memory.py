@@ -14,7 +14,7 @@ from hp_tool.cost.matrices import (
     shared_expert_matrices,
 )
 from hp_tool.cost.matrix import entries
-from hp_tool.cost.serving.cache import drafting_layers, token_numbers
+from hp_tool.cost.serving.cache import drafting_layers, drafts_by_itself, token_numbers
 from hp_tool.cost.serving.candidates import Drafter, ServingCandidates, ServingCase
 from hp_tool.cost.serving.experts import expert_weights
 from hp_tool.cost.serving.weights import MXFP4_BYTES
@@ -113,6 +113,8 @@ def weight_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
     beside: Floats = WIDE_BYTES * model.tower_parameters / ranks if model.tower_parameters else 0.0
     if case.drafter is not None:
         beside = beside + _drafter_bytes(case, case.drafter, candidates)
+    elif drafts_by_itself(case):
+        beside = beside + WIDE_BYTES * model.assistant_parameters / t
     return (
         stage
         + _ends(case, t) * np.where(p == 1, 1.0 if model.tie_word_embeddings else 2.0, 1.0)

@@ -345,6 +345,7 @@ def with_device_defaults(
         version=engine.version,
         release=release,
         positions=model.max_position_embeddings,
+        item_tokens=model.bidirectional_item_tokens,
     )
     return dataclasses.replace(engine, **limits)
 
