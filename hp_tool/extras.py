@@ -1,7 +1,7 @@
-"""The extras of the package: their modules, and the error for a missing extra.
+"""Optional extras of the package: their modules, and the error for a missing extra.
 
-The package without extras answers queries. Searches, the service, shell scripts and plots require
-an extra; their entry points check it here before they import it.
+Without extras, the package answers queries. Searches, the service, launch scripts and plots need an
+extra. Their entry points check it here before they import it.
 """
 
 import json
@@ -49,7 +49,7 @@ EXTRAS: dict[Extra, tuple[str, ...]] = {
     "postgresql": ("psycopg",),
     "ray": ("ray",),
 }
-"""Modules that each extra of pyproject.toml installs, including those of the extras that it
+"""Modules that each extra in pyproject.toml installs, including those of the extras that it
 contains.
 """
 
@@ -67,19 +67,25 @@ USED_BY: dict[Extra, str] = {
 """Features that need each extra."""
 
 _POSIX = frozenset[Extra]({"search", "service", "mcp"})
-"""Extras whose code locks files with fcntl, which Windows lacks."""
+"""Extras that lock files with fcntl, which Windows lacks."""
 
 
 def missing(extra: Extra) -> tuple[str, ...]:
-    """Return the extra's modules that cannot be imported here, without importing any of them."""
+    """Return the extra's modules that are not installed, without importing any."""
     return tuple(name for name in EXTRAS[extra] if find_spec(name) is None)
 
 
 def require(extra: Extra, *, by: str) -> None:
-    """Raise MissingExtraError with the command that installs the extra if a module of it is
-    missing, or UnsupportedError if it does not work on this system.
+    """Raise an error unless the extra is installed and supported on this system.
 
-    `by`: the feature that needs it, in the singular: "`hp-tool tune`".
+    Args:
+        extra: Name of the extra.
+        by: What needs the extra, in the singular, such as "`hp-tool tune`".
+
+    Raises:
+        MissingExtraError: A module is missing; the error contains the command that installs the
+            extra.
+        UnsupportedError: The extra needs Linux, macOS or WSL.
     """
     if extra in _POSIX and find_spec("fcntl") is None:
         raise UnsupportedError(
@@ -91,11 +97,11 @@ def require(extra: Extra, *, by: str) -> None:
 
 
 def install_command(extra: Extra) -> str:
-    """Return the pip command that adds an extra to this installation, from its checkout, its wheel
-    or its repository.
+    """Return the pip command that adds an extra to this installation.
 
-    A package index is named only if the package came from one, which is when pip wrote no
-    direct_url.json (PEP 610).
+    The command installs from the checkout, wheel or repository that this package came from. It
+    names a package index only if pip wrote no direct_url.json (PEP 610), which means that the
+    package came from an index.
     """
     if (root := _checkout()) is not None:
         return f"pip install -e {shlex.quote(f'{root}[{extra}]')}"
@@ -119,7 +125,7 @@ def install_command(extra: Extra) -> str:
 
 
 def _checkout() -> Path | None:
-    """Return the folder of the checkout that this package is imported from; None if it is installed
+    """Return the folder of the checkout that contains this package; None if it is installed
     elsewhere.
     """
     root = Path(__file__).absolute().parents[1]

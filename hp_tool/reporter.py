@@ -28,8 +28,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 CAPACITY = 100_000
-"""Maximum number of steps that wait for the service: a day of steps of one second. The oldest are
-dropped first, and the service is told how many.
+"""Maximum number of steps that wait for the service: a day of one-second steps. The oldest steps
+are dropped first, and the service is told how many.
 """
 AT_ONCE = 500
 EVERY_S = 1.0
@@ -40,7 +40,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Reporter:
-    """Collects the steps of one process and sends them in the background."""
+    """Collect the steps of one process and send them in the background."""
 
     def __init__(
         self,
@@ -52,18 +52,23 @@ class Reporter:
         capacity: int = CAPACITY,
         every_s: float = EVERY_S,
     ) -> None:
-        """Start a reporter.
+        """Start a reporter, which reports nothing without `url` and `file`.
 
-        `url`: URL of a watch, https://SERVER/v1/watches/ID; by default HP_WATCH_URL. `file`: file
-        to which JSON lines are appended; by default HP_WATCH_FILE, with {rank} replaced. Without
-        either, nothing is reported.
+        Args:
+            url: URL of a watch, https://SERVER/v1/watches/ID; by default HP_WATCH_URL.
+            api_key: Key of the service; by default HP_API_KEY.
+            file: File to which JSON lines are appended; by default HP_WATCH_FILE, with {rank}
+                replaced.
+            rank: Rank of this process; by default RANK.
+            capacity: Maximum number of steps that wait for the service.
+            every_s: Seconds between two messages.
         """
         self.url = (url or os.environ.get("HP_WATCH_URL") or "").rstrip("/")
         self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank
         file = file or os.environ.get("HP_WATCH_FILE") or ""
         self.file = file.replace("{rank}", str(self.rank))
         self.dropped = 0
-        """Number of steps that did not fit into the queue."""
+        """Number of steps that were dropped from the full queue."""
         self._key = api_key or os.environ.get("HP_API_KEY")
         self._source, self._host = uuid.uuid4().hex, socket.gethostname()
         self._capacity, self._every_s, self._at_once = capacity, every_s, AT_ONCE
@@ -86,12 +91,16 @@ class Reporter:
         samples: float | None = None,
         tokens: float | None = None,
     ) -> None:
-        """Report one optimizer step. Without `step_s`, the step lasted since the previous call; the
-        first call then only starts the clock.
+        """Report one optimizer step.
 
-        `parts_s`: this rank's seconds by part; `communication` includes waiting for others.
-        `samples`, `tokens`: amounts in the step on all ranks, so that a larger batch does not count
-        as a slowdown.
+        Args:
+            step_s: Seconds of the step. Without it, the step lasted since the previous call; the
+                first call only starts the clock.
+            step: Number of the step.
+            parts_s: Seconds of this rank by part; `communication` includes waiting for other ranks.
+            samples: Samples in the step on all ranks, so that a larger batch does not count as a
+                slowdown.
+            tokens: Tokens in the step on all ranks.
         """
         now = time.perf_counter()
         last, self._last = self._last, now
@@ -118,7 +127,7 @@ class Reporter:
             self._queue(report)
 
     def timed(self, function: Function) -> Function:
-        """Return the function wrapped so that each call of it ends a step."""
+        """Return the function wrapped so that each call ends a step."""
 
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -132,8 +141,9 @@ class Reporter:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count the time of the `with` block as a part of the current step. On a GPU, end the block
-        when the device has finished.
+        """Add the time of the `with` block to a part of the current step.
+
+        On a GPU, end the block only when the device has finished.
         """
         begun = time.perf_counter()
         try:
@@ -142,7 +152,7 @@ class Reporter:
             self._parts[name] = self._parts.get(name, 0.0) + time.perf_counter() - begun
 
     def close(self, *, timeout_s: float = LIMIT_S) -> bool:
-        """Send the waiting steps for at most `timeout_s` seconds; return whether all were
+        """Send the waiting steps for at most `timeout_s` seconds; return True if all were
         stored.
         """
         self._until = time.monotonic() + timeout_s
@@ -192,7 +202,9 @@ class Reporter:
                 wait_s = 0.0
 
     def _send(self) -> bool:
-        """Send the oldest steps; keep them until the service confirms that it has stored them."""
+        """Send the oldest steps, and remove them when the service confirms that it has stored
+        them.
+        """
         with self._lock:
             reports = [
                 self._waiting[index] for index in range(min(self._at_once, len(self._waiting)))
@@ -231,7 +243,7 @@ class Reporter:
 
 
 class _Callback:
-    """Accepts any hook of a trainer and does nothing."""
+    """Accept every hook of a trainer and do nothing."""
 
     def __init__(self, reporter: Reporter | None = None) -> None:
         self.reporter = reporter or Reporter()
@@ -243,7 +255,7 @@ class _Callback:
 
 
 class HuggingFaceCallback(_Callback):
-    """`Trainer(..., callbacks=[HuggingFaceCallback()])` of transformers or TRL."""
+    """Callback of transformers and TRL: `Trainer(..., callbacks=[HuggingFaceCallback()])`."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the clock at the first step."""
@@ -260,8 +272,9 @@ class HuggingFaceCallback(_Callback):
 
 
 class LightningCallback(_Callback):
-    """`Trainer(..., callbacks=[LightningCallback()])` of Lightning; a step is an optimizer step,
-    whatever the number of batches.
+    """Callback of Lightning: `Trainer(..., callbacks=[LightningCallback()])`.
+
+    A step is an optimizer step, whatever the number of batches.
     """
 
     state_key = "hp_tool.reporter"

@@ -1,1 +1,1 @@
-"""Running jobs: launchers, the profiler, and training commands of users."""
+"""Launchers of jobs, the built-in profiler, and users' training commands."""

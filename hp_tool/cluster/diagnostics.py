@@ -1,4 +1,4 @@
-"""Diagnostic checks of this host, each with a fix (`hp-tool doctor`)."""
+"""Checks of this host for `hp-tool doctor`, with a fix for each problem."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ if TYPE_CHECKING:
 
 LOW_DISK_BYTES = 2**30
 MIN_DISK_BYTES = 16 * 2**20
-"""Space that a database's disk needs; its write-ahead log alone may take several MiB."""
+"""Minimum free space on the database's disk; its write-ahead log alone may use several MiB."""
 MANY_SEARCHES = 10_000
-"""Number of ended searches or run folders from which a warning is shown if no retention rule is
-set.
+"""Number of ended searches, or of run folders, above which a missing retention rule is a
+warning.
 """
 CLOCK_TOLERANCE_S = 5.0
-"""Tolerated clock difference: a sixth of a lease, so that leases and keys expire as intended."""
+"""Tolerated difference of the clocks, a sixth of a lease: leases and keys still expire as
+intended.
+"""
 SLURM_TOOLS = ("sbatch", "squeue", "scontrol", "scancel")
 PROFILER_PACKAGES = ("torch", "megatron-core")
 JOB_NAME = re.compile(r"hp-[0-9a-f]{16}-r[0-9]+-t[0-9]+-[0-9a-f]{16}")
-"""Job name of a search's run."""
+"""Pattern of the job names of searches' runs."""
 MAX_NAMES_SHOWN = 3
 """Maximum number of names listed in one line."""
 
@@ -277,13 +279,13 @@ def check_unknown_jobs(database_url: str | None) -> Iterator[Check]:
 
 
 def _first_names(names: list[str]) -> str:
-    """Return the first few names and the number of others."""
+    """Return the first names, and how many more there are."""
     more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
     return ", ".join(names[:MAX_NAMES_SHOWN]) + more
 
 
 def _open_jobs(launcher: Callable[[], Launcher]) -> set[str]:
-    """Return the names of searches' queued and running jobs; none if the launcher fails."""
+    """Return the names of searches' queued and running jobs; an empty set if the launcher fails."""
     try:
         return {name for name in launcher().open_jobs() if JOB_NAME.fullmatch(name)}
     except (HpToolError, OSError):
@@ -311,7 +313,7 @@ def check_catalogue() -> Iterator[Check]:
 
 def check_profiler() -> Iterator[Check]:
     """Check the packages and GPUs that local profile runs need."""
-    from hp_tool.cluster.launchers.local import detect
+    from hp_tool.cluster.launchers.local import detect_hardware
 
     installed = {
         name: distribution.version
@@ -329,7 +331,7 @@ def check_profiler() -> Iterator[Check]:
         yield Check(
             "profiler", "ok", ", ".join(f"{name} {version}" for name, version in installed.items())
         )
-    hardware = detect()
+    hardware = detect_hardware()
     if hardware.gpu == "cpu":
         detail = "no NVIDIA GPU found: local profile runs only measure `cluster.gpu: cpu`"
         yield Check(
@@ -385,7 +387,7 @@ def check_slurm() -> Check:
 
 
 def check_clusters() -> Iterator[Check]:
-    """Check that each configured cluster accepts runs."""
+    """Check that each configured cluster responds."""
     for name, launcher in _configured_launchers():
         yield _launcher_check(name, launcher)
 
@@ -407,7 +409,7 @@ def _configured_launchers() -> Iterator[tuple[str, Callable[[], Launcher]]]:
 
 
 def _launcher_check(name: str, launcher: Callable[[], Launcher]) -> Check:
-    """Check a launcher: unreachable is a warning, an invalid configuration a failure."""
+    """Check a launcher: an unreachable cluster is a warning, an invalid configuration a failure."""
     try:
         return Check(name, "ok", launcher().answers())
     except MissingExtraError as error:

@@ -1,4 +1,4 @@
-"""Read step times, throughput and memory from trainers' logs and JSON lines."""
+"""Read step times, throughput and memory from the logs of trainers, and from JSON lines."""
 
 import json
 import math
@@ -18,29 +18,29 @@ _OUT_OF_MEMORY = re.compile(
 MAX_STEPS = 100_000
 MAX_BATCH = 10**12
 MAX_LINE = 20_000
-"""Characters of a line that are read."""
+"""Maximum number of characters of a line that are parsed."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LogFacts:
-    """Figures read from a log, in order of appearance; those that the trainer does not print stay
-    empty.
+    """Figures from a log, in order of appearance. Lists of figures that the trainer does not print
+    are empty.
     """
 
     step_s: list[float] = field(default_factory=list)
-    """Seconds of optimizer steps; a mean over several steps is one entry."""
+    """Seconds of optimizer steps. The mean of several steps is one entry."""
     tokens_per_second_per_gpu: list[float] = field(default_factory=list)
     samples_per_second: list[float] = field(default_factory=list)
-    """Sequences per second of all devices."""
+    """Sequences per second on all devices."""
     ends_at: dict[str, list[int]] = field(default_factory=dict)
-    """By name of a list above: the optimizer step at which each figure ends, in increasing order.
-    Shorter if the trainer does not number its steps.
+    """Number of the optimizer step at which each figure ends, by name of a list above, in
+    increasing order. A list is shorter than its figures if the trainer does not number its steps.
     """
     losses: list[float] = field(default_factory=list)
     samples_per_step: float | None = None
-    """Last printed global batch size, in sequences."""
+    """Last printed global batch size in sequences."""
     allocated_bytes: float | None = None
-    """Largest printed peak of torch's allocator."""
+    """Largest printed peak of the memory that torch's allocator allocated."""
     reserved_bytes: float | None = None
     out_of_memory: bool = False
     out_of_memory_line: str | None = None
@@ -48,12 +48,12 @@ class LogFacts:
 
     @property
     def has_times(self) -> bool:
-        """Whether any figure gives the time of a step."""
+        """True if a figure determines the time of a step."""
         return bool(self.step_s or self.tokens_per_second_per_gpu or self.samples_per_second)
 
     def add(self, kind: str, value: float, *, step: int | None) -> None:
-        """Append a positive figure to the list `kind`, once per step, because some ranks repeat
-        it.
+        """Append a positive figure to the list `kind`, once per step, because several ranks may
+        print it.
         """
         figures: list[float] = getattr(self, kind)
         ends_at = self.ends_at.setdefault(kind, [])
@@ -65,20 +65,17 @@ class LogFacts:
             ends_at.append(step)
 
     def peak(self, kind: str, value: float | None, unit: float = 1.0) -> None:
-        """Update the peak `kind` with a value in `unit` bytes."""
+        """Update the peak `kind` with a value in units of `unit` bytes."""
         if value is not None and 0.0 <= value * unit < math.inf:
             setattr(self, kind, max(getattr(self, kind) or 0.0, value * unit))
 
     def step_times_s(
         self, workload: TrainingWorkload, *, num_gpus: int
     ) -> tuple[list[float], list[int]]:
-        """Convert the figures to seconds per step.
+        """Return the step times in seconds, and the numbers of the steps at which they end.
 
         With B sequences of s tokens on n devices, the step time is the printed one, B s / (n tps)
         for tokens per second and device, or B / sps for sequences per second.
-
-        Returns:
-            Step times, and the steps at which they end.
         """
         sequences = workload.global_batch_size
         tokens = sequences * workload.sequence_length / num_gpus
@@ -102,101 +99,112 @@ _NUMBER = r"([-+]?[\d,]{0,30}\.?\d{1,30}(?:[eE][-+]?\d{1,3})?)"
 
 
 def _megatron(line: str, facts: LogFacts) -> None:
-    """Read `iteration 10/ 100 | ... elapsed time per iteration (ms): 18130.0 |` and memory lines.
+    """Parse `iteration 10/ 100 | ... elapsed time per iteration (ms): 18130.0 |` and memory lines.
 
-    Memory: `memory (MB) | ... max allocated: 45678.2 |`.
+    Memory lines are `memory (MB) | ... max allocated: 45678.2 |`.
     """
-    if (elapsed := _figure(line, rf"elapsed time per iteration \(ms\):\s*{_NUMBER}")) is not None:
-        facts.add("step_s", elapsed / 1e3, step=_count(line, r"iteration\s+(\d+)/"))
-        facts.loss(_figure(line, rf"lm loss:\s*{_NUMBER}"))
-        batch = _count(line, r"global batch size:\s*(\d+)")
+    if (
+        elapsed := _parse_figure(line, rf"elapsed time per iteration \(ms\):\s*{_NUMBER}")
+    ) is not None:
+        facts.add("step_s", elapsed / 1e3, step=_parse_count(line, r"iteration\s+(\d+)/"))
+        facts.loss(_parse_figure(line, rf"lm loss:\s*{_NUMBER}"))
+        batch = _parse_count(line, r"global batch size:\s*(\d+)")
         facts.samples_per_step = (
             float(batch) if batch and batch <= MAX_BATCH else facts.samples_per_step
         )
     if "memory (MB)" in line:
-        facts.peak("allocated_bytes", _figure(line, rf"max allocated:\s*{_NUMBER}"), MIB)
-        facts.peak("reserved_bytes", _figure(line, rf"max reserved:\s*{_NUMBER}"), MIB)
+        facts.peak("allocated_bytes", _parse_figure(line, rf"max allocated:\s*{_NUMBER}"), MIB)
+        facts.peak("reserved_bytes", _parse_figure(line, rf"max reserved:\s*{_NUMBER}"), MIB)
 
 
 def _bridge(line: str, facts: LogFacts) -> None:
-    """Read steps as Megatron-LM prints them, and Bridge's memory lines.
+    """Parse steps as Megatron-LM prints them, and Bridge's memory lines.
 
-    Memory: `(after 2 iterations) memory (GB) | mem-max-allocated-gigabytes: 153.4 | ...`.
+    Memory lines are `(after 2 iterations) memory (GB) | mem-max-allocated-gigabytes: 153.4 | ...`.
     """
     _megatron(line, facts)
     if "memory (GB)" in line:
         facts.peak(
-            "allocated_bytes", _figure(line, rf"mem-max-allocated-gigabytes:\s*{_NUMBER}"), GB
+            "allocated_bytes", _parse_figure(line, rf"mem-max-allocated-gigabytes:\s*{_NUMBER}"), GB
         )
-        facts.peak("reserved_bytes", _figure(line, rf"mem-max-reserved-gigabytes:\s*{_NUMBER}"), GB)
+        facts.peak(
+            "reserved_bytes", _parse_figure(line, rf"mem-max-reserved-gigabytes:\s*{_NUMBER}"), GB
+        )
 
 
 def _nemo_rl(line: str, facts: LogFacts) -> None:
-    """Read `Loss: 0.1234; Total step time: 35.70s; policy_training: 10.97s (30.7%)`.
+    """Parse `Loss: 0.1234; Total step time: 35.70s; policy_training: 10.97s (30.7%)`.
 
-    The last one is the training part.
+    `policy_training` is the time of the training step.
     """
-    facts.loss(_figure(line, rf"\u2022 Loss:\s*{_NUMBER}"))
-    if (total := _figure(line, rf"Total step time:\s*{_NUMBER}s")) is not None:
+    facts.loss(_parse_figure(line, rf"\u2022 Loss:\s*{_NUMBER}"))
+    if (total := _parse_figure(line, rf"Total step time:\s*{_NUMBER}s")) is not None:
         facts.add("step_s", total, step=None)
-    elif facts.step_s and (trained := _figure(line, rf"\u2022 policy_training:\s*{_NUMBER}s")):
+    elif facts.step_s and (
+        trained := _parse_figure(line, rf"\u2022 policy_training:\s*{_NUMBER}s")
+    ):
         facts.step_s[-1] = trained
 
 
 def _verl(line: str, facts: LogFacts) -> None:
-    """Read `step:1 - actor/pg_loss:0.1 - perf/max_memory_allocated_gb:20.7 - ...`.
+    """Parse `step:1 - actor/pg_loss:0.1 - perf/max_memory_allocated_gb:20.7 - ...`.
 
-    The actor's update (timing_s/update_actor) is the training part; for supervised tuning it is
-    train/time(s). Numbers may be written as np.float64(20.7).
+    The time of the training step is that of the actor's update (timing_s/update_actor), in
+    supervised tuning train/time(s). Numbers may be written as np.float64(20.7).
     """
-    step = _count(line, r"\bstep:(\d+) - ")
+    step = _parse_count(line, r"\bstep:(\d+) - ")
     if step is None:
         return
     number = rf"(?:np\.float\d+\()?{_NUMBER}"
     if (
-        seconds := _figure(line, rf"(?:timing_s/update_actor|train/time\(s\)):{number}")
+        seconds := _parse_figure(line, rf"(?:timing_s/update_actor|train/time\(s\)):{number}")
     ) is not None:
         facts.add("step_s", seconds, step=step)
-        facts.loss(_figure(line, rf"(?:actor/pg_loss|train/loss):{number}"))
+        facts.loss(_parse_figure(line, rf"(?:actor/pg_loss|train/loss):{number}"))
     for kind in ("allocated", "reserved"):
-        facts.peak(f"{kind}_bytes", _figure(line, rf"perf/max_memory_{kind}_gb:{number}"), GIB)
+        facts.peak(
+            f"{kind}_bytes", _parse_figure(line, rf"perf/max_memory_{kind}_gb:{number}"), GIB
+        )
 
 
 def _torchtitan(line: str, facts: LogFacts) -> None:
-    """Read `step: 10 loss: 7.85 ... memory: 40.34GiB(42.45%) tps: 7,043 ...`; tps is per device."""
+    """Parse `step: 10 loss: 7.85 ... memory: 40.34GiB(42.45%) tps: 7,043 ...`; tps is per
+    device.
+    """
     step = re.search(r"step:\s*(\d+)", line)
-    if step and (rate := _figure(line[step.end() :], rf"\btps:\s*{_NUMBER}")) is not None:
-        facts.add("tokens_per_second_per_gpu", rate, step=_count(step[0], r"(\d+)"))
-        facts.loss(_figure(line, rf"\bloss:\s*{_NUMBER}"))
-        facts.peak("reserved_bytes", _figure(line, rf"memory:\s*{_NUMBER}GiB"), GIB)
+    if step and (rate := _parse_figure(line[step.end() :], rf"\btps:\s*{_NUMBER}")) is not None:
+        facts.add("tokens_per_second_per_gpu", rate, step=_parse_count(step[0], r"(\d+)"))
+        facts.loss(_parse_figure(line, rf"\bloss:\s*{_NUMBER}"))
+        facts.peak("reserved_bytes", _parse_figure(line, rf"memory:\s*{_NUMBER}GiB"), GIB)
 
 
 def _deepspeed(line: str, facts: LogFacts) -> None:
-    """Read DeepSpeed's and Megatron-DeepSpeed's step lines.
+    """Parse the step lines of DeepSpeed and Megatron-DeepSpeed.
 
-    `global_step=10, RunningAvgSamplesPerSec=12.3, CurrSamplesPerSec=12.1, MemAllocated=10.2GB,
-    MaxMemAllocated=20.5GB`, or `steps: 10 loss: 2.3 iter time (s): 1.234 samples/sec: 103.7`.
+    They are `global_step=10, RunningAvgSamplesPerSec=12.3, CurrSamplesPerSec=12.1,
+    MemAllocated=10.2GB, MaxMemAllocated=20.5GB`, or `steps: 10 loss: 2.3 iter time (s): 1.234
+    samples/sec: 103.7`.
     """
-    if (rate := _figure(line, rf"CurrSamplesPerSec={_NUMBER}")) is not None:
-        facts.add("samples_per_second", rate, step=_count(line, r"global_step=(\d+)"))
-        facts.peak("allocated_bytes", _figure(line, rf"MaxMemAllocated={_NUMBER}GB"), GIB)
-    if (seconds := _figure(line, rf"iter time \(s\):\s*{_NUMBER}")) is not None:
-        facts.add("step_s", seconds, step=_count(line, r"steps?:\s*(\d+)"))
-        facts.loss(_figure(line, rf"\bloss:\s*{_NUMBER}"))
+    if (rate := _parse_figure(line, rf"CurrSamplesPerSec={_NUMBER}")) is not None:
+        facts.add("samples_per_second", rate, step=_parse_count(line, r"global_step=(\d+)"))
+        facts.peak("allocated_bytes", _parse_figure(line, rf"MaxMemAllocated={_NUMBER}GB"), GIB)
+    if (seconds := _parse_figure(line, rf"iter time \(s\):\s*{_NUMBER}")) is not None:
+        facts.add("step_s", seconds, step=_parse_count(line, r"steps?:\s*(\d+)"))
+        facts.loss(_parse_figure(line, rf"\bloss:\s*{_NUMBER}"))
 
 
 def _trainer(line: str, facts: LogFacts) -> None:
-    """Read the final lines of Hugging Face's Trainer, its state file, and ms-swift's log lines.
+    """Parse the last lines of Hugging Face's Trainer, its state file, and ms-swift's log lines.
 
-    Trainer: {'train_samples_per_second': 1.147, 'train_steps_per_second': 0.005, ...}. ms-swift:
-    {'loss': 1.6, 'global_step/max_steps': '15/94', 'memory(GiB)': 5.64, 'train_speed(iter/s)':
-    0.49}, where the speed is the mean since the start.
+    Trainer prints {'train_samples_per_second': 1.147, 'train_steps_per_second': 0.005, ...}.
+    ms-swift prints {'loss': 1.6, 'global_step/max_steps': '15/94', 'memory(GiB)': 5.64,
+    'train_speed(iter/s)': 0.49}, in which the speed is the mean since the start.
     """
 
     def entry(name: str) -> float | None:
-        return _figure(line, rf"['\"]{re.escape(name)}['\"]:\s*['\"]?{_NUMBER}")
+        return _parse_figure(line, rf"['\"]{re.escape(name)}['\"]:\s*['\"]?{_NUMBER}")
 
-    step = _count(line, r"['\"]global_step/max_steps['\"]:\s*['\"](\d+)/")
+    step = _parse_count(line, r"['\"]global_step/max_steps['\"]:\s*['\"](\d+)/")
     if (rate := entry("train_speed(iter/s)")) is not None and rate > 0.0:
         facts.add("step_s", 1.0 / rate, step=step)
     elif (seconds := entry("train_speed(s/it)")) is not None:
@@ -210,27 +218,29 @@ def _trainer(line: str, facts: LogFacts) -> None:
 
 
 MIN_PRINTED_RATE = 0.1
-"""Steps per second below which three decimals are less precise than the samples per second."""
+"""Steps per second below which the three printed decimals are less precise than the samples per
+second.
+"""
 
 
 def _torchtune(line: str, facts: LogFacts) -> None:
-    """Read `Step 10 | loss:1.57 lr:2e-05 tokens_per_second_per_gpu:5123.4 peak_memory_alloc:12.3`.
+    """Parse `Step 10 | loss:1.57 lr:2e-05 tokens_per_second_per_gpu:5123.4 peak_memory_alloc:12.3`.
 
     Memory, also `peak_memory_reserved:13.4`, is in GiB.
     """
     step = re.match(r"Step (\d+) \|", line)
     if step is None:
         return
-    rate = _figure(line, rf"\btokens_per_second_per_gpu:{_NUMBER}")
+    rate = _parse_figure(line, rf"\btokens_per_second_per_gpu:{_NUMBER}")
     if rate is not None:
-        facts.add("tokens_per_second_per_gpu", rate, step=_count(step[0], r"(\d+)"))
-        facts.loss(_figure(line, rf"\bloss:{_NUMBER}"))
-    facts.peak("allocated_bytes", _figure(line, rf"\bpeak_memory_alloc:{_NUMBER}"), GIB)
-    facts.peak("reserved_bytes", _figure(line, rf"\bpeak_memory_reserved:{_NUMBER}"), GIB)
+        facts.add("tokens_per_second_per_gpu", rate, step=_parse_count(step[0], r"(\d+)"))
+        facts.loss(_parse_figure(line, rf"\bloss:{_NUMBER}"))
+    facts.peak("allocated_bytes", _parse_figure(line, rf"\bpeak_memory_alloc:{_NUMBER}"), GIB)
+    facts.peak("reserved_bytes", _parse_figure(line, rf"\bpeak_memory_reserved:{_NUMBER}"), GIB)
 
 
 def _json(line: str, facts: LogFacts) -> None:
-    """Read `{"step": 10, "step_s": 1.25, "loss": 2.3, "peak_allocated_bytes": 2.1e10}`.
+    """Parse `{"step": 10, "step_s": 1.25, "loss": 2.3, "peak_allocated_bytes": 2.1e10}`.
 
     Other keys and lines are ignored.
     """
@@ -245,18 +255,18 @@ def _json(line: str, facts: LogFacts) -> None:
         return
     step = figures.get("step")
     for kind in ("step_s", "tokens_per_second_per_gpu", "samples_per_second"):
-        if (value := _real(figures.get(kind))) is not None:
+        if (value := _parse_real(figures.get(kind))) is not None:
             facts.add(
                 kind,
                 value,
                 step=step if isinstance(step, int) and not isinstance(step, bool) else None,
             )
-    facts.loss(_real(figures.get("loss")))
+    facts.loss(_parse_real(figures.get("loss")))
     for kind in ("allocated_bytes", "reserved_bytes"):
-        facts.peak(kind, _real(figures.get(f"peak_{kind}")))
+        facts.peak(kind, _parse_real(figures.get(f"peak_{kind}")))
 
 
-def _real(value: Any) -> float | None:
+def _parse_real(value: Any) -> float | None:
     return (
         float(value)
         if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
@@ -264,12 +274,12 @@ def _real(value: Any) -> float | None:
     )
 
 
-def _figure(line: str, pattern: str) -> float | None:
+def _parse_figure(line: str, pattern: str) -> float | None:
     match = re.search(pattern, line)
     return None if match is None else float(match[1].replace(",", ""))
 
 
-def _count(line: str, pattern: str) -> int | None:
+def _parse_count(line: str, pattern: str) -> int | None:
     match = re.search(pattern, line)
     return None if match is None or len(match[1]) > 18 else int(match[1])
 
@@ -285,11 +295,11 @@ READERS: dict[str, Callable[[str, LogFacts], None]] = {
     "torchtune": _torchtune,
     "json": _json,
 }
-"""By name, as in `trainer.reader` and `--format`."""
+"""Parsers of a line by name, as in `trainer.reader` and `--format`."""
 
 
 def read_line(line: str, facts: LogFacts, *, reader: str) -> None:
-    """Add a line's figures, read by one of READERS."""
+    """Add the figures of a line, parsed by one of READERS."""
     plain = _COLOUR.sub("", line[:MAX_LINE])
     if not facts.out_of_memory and _OUT_OF_MEMORY.search(plain):
         facts.out_of_memory, facts.out_of_memory_line = True, plain.strip()[:300]
@@ -297,7 +307,7 @@ def read_line(line: str, facts: LogFacts, *, reader: str) -> None:
 
 
 def read_log(lines: Iterable[str], *, reader: str) -> LogFacts:
-    """Read a log with one of READERS."""
+    """Return the figures of a log, parsed by one of READERS."""
     facts = LogFacts()
     for line in lines:
         read_line(line, facts, reader=reader)
@@ -306,15 +316,15 @@ def read_log(lines: Iterable[str], *, reader: str) -> LogFacts:
 
 @dataclass(slots=True, kw_only=True)
 class ServerStart:
-    """Memory of one device, as reported by an engine at startup."""
+    """Memory of one device that an engine reports when it starts."""
 
     weights_bytes: float | None = None
     kv_cache_bytes: float | None = None
-    """Size of the KV cache; SGLang reports keys and values separately."""
+    """Size of the KV cache in bytes. SGLang reports keys and values separately."""
     kv_cache_tokens: int | None = None
-    """Capacity of one replica."""
+    """Capacity of one replica in tokens."""
     graphs_bytes: float | None = None
-    """Memory used by CUDA graphs."""
+    """Memory used by CUDA graphs in bytes."""
 
 
 _STARTS: tuple[tuple[str, str, float], ...] = (
@@ -327,17 +337,17 @@ _STARTS: tuple[tuple[str, str, float], ...] = (
     ("kv_cache_bytes", rf"KV Cache is allocated\..*?KV size: {_NUMBER} GB", GIB),
     ("graphs_bytes", rf"Capture cuda graph end\..*?mem usage={_NUMBER} GB", GIB),
 )
-"""Startup lines of vLLM (v1) and SGLang, whose GB are 2**30 bytes."""
+"""Patterns of the lines that vLLM (v1) and SGLang print at startup; their GB are 2**30 bytes."""
 _HALVES = re.compile(rf"KV Cache is allocated\..*?K size: {_NUMBER} GB, V size: {_NUMBER} GB")
 
 
 def read_server_start(lines: Iterable[str]) -> ServerStart:
-    """Read memory figures that vLLM or SGLang prints at startup, of the first device."""
+    """Return the memory of the first device that vLLM or SGLang prints at startup."""
     start = ServerStart()
     for raw in lines:
         line = _COLOUR.sub("", raw[:MAX_LINE])
         for name, pattern, unit in _STARTS:
-            figure = _figure(line, pattern)
+            figure = _parse_figure(line, pattern)
             if figure is not None and getattr(start, name) is None:
                 value = figure * unit
                 setattr(start, name, int(value) if name.endswith("tokens") else value)

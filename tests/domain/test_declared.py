@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hp_tool.cluster.profiler.support import check, check_serving
-from hp_tool.cluster.trainers.command import program
+from hp_tool.cluster.trainers.command import build_program
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain import declared, profiling
 from hp_tool.domain.blocks import Block
@@ -258,10 +258,12 @@ def test_a_trainers_command() -> None:
     config = ParallelConfig(tensor_parallel_size=4, data_parallel_size=8, sequence_parallel=True)
     asked = asked_of(problem, config, layers=None, batch=None)
     command = trainer("train.py", "{flags:megatron-lm}")
-    assert program(command, request=asked, problem=problem).command
+    assert build_program(command, request=asked, problem=problem).command
     changed = dataclasses.replace(asked, training=grown(asked.training))
     refused(
-        lambda each: program(command, request=each, problem=problem), changed, f"training.{LATER}"
+        lambda each: build_program(command, request=each, problem=problem),
+        changed,
+        f"training.{LATER}",
     )
 
 

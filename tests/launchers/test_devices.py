@@ -77,19 +77,19 @@ def test_gpus_are_counted_as_far_as_they_are_visible(
 ) -> None:
     _fake_nvidia_smi(tmp_path, monkeypatch)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    found = devices.detect()
+    found = devices.detect_hardware()
     assert (found.gpu, found.num_gpus, found.device_name) == ("h200-sxm-141gb", 4, "NVIDIA H200")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,2")
-    assert devices.detect().num_gpus == 2
+    assert devices.detect_hardware().num_gpus == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert devices.detect().gpu == "cpu"
+    assert devices.detect_hardware().gpu == "cpu"
 
 
 def test_a_cpu_host_offers_more_processes_than_cores_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _fake_nvidia_smi(tmp_path, monkeypatch)
-    found = devices.detect(cpu_only=True)
+    found = devices.detect_hardware(cpu_only=True)
     assert found.gpu == "cpu"
     assert found.num_gpus == devices.OVERSUBSCRIPTION_LIMIT * (os.cpu_count() or 1)
     assert found.oversubscription > 1

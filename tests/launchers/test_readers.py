@@ -25,7 +25,7 @@ def build(make):
         errors.append(error)
 
 makes = (
-    lambda: readback.typed(Measurement), lambda: readback.typed(JobResult), jobs.request_json, lambda: schema.described(Query),
+    lambda: readback.json_adapter(Measurement), lambda: readback.json_adapter(JobResult), jobs.request_json, lambda: schema.described(Query),
 )
 threads = [threading.Thread(target=build, args=(make,)) for make in makes]
 for each in threads:

@@ -102,7 +102,7 @@ def test_results_of_two_nodes_come_back_by_their_logs(tmp_path: Path) -> None:
     assert measurement.wall_s is not None and measurement.wall_s > 0
     assert jobs.output(job.folder).split() == ["node", "0", "node", "1"]
     assert (
-        slurm_folder.claimed_by(job.folder) == 7
+        slurm_folder.claiming_job_id(job.folder) == 7
         and slurm_folder.state(job.folder) is JobState.FINISHED
     )
 
@@ -113,7 +113,7 @@ def test_of_two_submissions_one_runs(tmp_path: Path) -> None:
     began = (job.far / "job-1.0.log").stat().st_mtime_ns
     assert job.run(job_id=8) == 0
     assert (job.far / "job-1.0.log").stat().st_mtime_ns == began
-    assert job.measured().status == "ok" and slurm_folder.claimed_by(job.folder) == 7
+    assert job.measured().status == "ok" and slurm_folder.claiming_job_id(job.folder) == 7
 
 
 def test_a_crash_is_told_by_the_node_that_had_it(tmp_path: Path) -> None:

@@ -261,7 +261,7 @@ def test_files_that_travel_in_the_script_arrive_as_they_were(command: list[str],
         num_gpus=4,
         timeout_s=9.0,
     )
-    step = slurm_folder.step(plan, srun="played() { cat; }; played", python="python3")
+    step = slurm_folder.render_step(plan, srun="played() { cat; }; played", python="python3")
     arrived = subprocess.run(
         ["bash", "-c", step], capture_output=True, text=True, check=True
     ).stdout

@@ -21,8 +21,8 @@ from hp_tool.cluster.launchers.slurm_controller import (
     Site,
     job_state,
     parse_accounting,
+    parse_elapsed_s,
     parse_queue,
-    seconds,
 )
 from hp_tool.cluster.launchers.slurm_controller import controller as shared_controller
 from hp_tool.domain.states import JobState
@@ -96,7 +96,7 @@ def test_a_word_from_a_newer_slurm_is_not_an_end() -> None:
     ],
 )
 def test_elapsed_times(text: str, expected: float | None) -> None:
-    assert seconds(text) == expected
+    assert parse_elapsed_s(text) == expected
 
 
 class Programs:

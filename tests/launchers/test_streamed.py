@@ -32,7 +32,7 @@ def run(folder: Path, script: str, **changes: float) -> str:
 
 def measured(text: str) -> Measurement:
     return streamed.measure(
-        streamed.parse(text), ending=Ending(reason="lost"), timeout_s=60.0, hardware=HARDWARE
+        streamed.parse_output(text), ending=Ending(reason="lost"), timeout_s=60.0, hardware=HARDWARE
     )
 
 
@@ -42,7 +42,7 @@ def test_a_result_and_the_jobs_own_words(tmp_path: Path) -> None:
         + run(tmp_path / "job", "print('one')\nprint('two', end='')\n" + GOOD)
         + "and goodbye\n"
     )
-    found = streamed.parse(text)
+    found = streamed.parse_output(text)
     assert found.log == "one\ntwo"
     assert found.ended is not None and found.ended["exit_code"] == 0
     measurement = measured(text)
@@ -62,7 +62,7 @@ def test_the_accounts_of_ranks_and_what_was_asked_for(tmp_path: Path) -> None:
         f"open({name!r}, 'w').write({json.dumps(each)!r})\n" for name, each in accounts.items()
     )
     text = run(tmp_path / "job", script + "raise SystemExit(1)")
-    assert list(streamed.parse(text).files) == list(
+    assert list(streamed.parse_output(text).files) == list(
         accounts
     )  # in the order in which they were written
     assert measured(text).cause == "rank 3: RuntimeError: first"
@@ -94,7 +94,7 @@ def test_the_folder_it_came_in_stays_as_it_was(tmp_path: Path) -> None:
 def test_a_job_that_was_cut_off_is_what_the_engine_says(tmp_path: Path) -> None:
     text = run(tmp_path / "job", "print('one')\n" + GOOD)
     begun = text[: text.index("one") + 4]
-    assert streamed.parse(begun).log == "one\n"
+    assert streamed.parse_output(begun).log == "one\n"
     assert measured(begun).status == "preempted"
     assert measured(text[: text.index('"file"') + 20]).status == "preempted"
 
@@ -106,7 +106,7 @@ def test_several_nodes_are_one_job(tmp_path: Path) -> None:
     )
     parts = streamed.split_nodes(text)
     assert len(parts) == 2 and streamed.split_nodes(good) == [good]
-    both = streamed.join([streamed.parse(part) for part in parts])
+    both = streamed.join_nodes([streamed.parse_output(part) for part in parts])
     assert both.ended is not None and both.ended["exit_code"] == 1
     assert "ValueError: no" in both.log
     assert (
@@ -125,13 +125,13 @@ def test_nothing_that_is_printed_breaks_the_reader(text: str) -> None:
         f"{begin}{text}{end}",
         f'{begin}{{"began": 1}}{end}\n{text}\n{begin}{{"ended": {{}}}}{end}',
     ):
-        streamed.parse(each)
+        streamed.parse_output(each)
 
 
 @pytest.mark.parametrize("name", ["../../etc/x", "..", "", "a b"])
 def test_a_name_that_leaves_the_folder_is_no_file(name: str) -> None:
     begin, end = supervisor.MARK
-    printed = streamed.parse(
+    printed = streamed.parse_output(
         f'{begin}{json.dumps({"file": name, "text": ""})}{end}\n{begin}{{"ended": {{"reason": '
         f'"exited"}}}}{end}'
     )
@@ -141,5 +141,5 @@ def test_a_name_that_leaves_the_folder_is_no_file(name: str) -> None:
 def test_the_first_start_counts_whatever_the_job_prints_later() -> None:
     begin, end = supervisor.MARK
     later = [f'{begin}{{"began": {value}}}{end}\n' for value in ('"now"', "9e9", "[]")]
-    assert streamed.parse(f'{begin}{{"began": 5.0}}{end}\n' + "".join(later)).began == 5.0
-    assert streamed.parse(later[0]).began is None
+    assert streamed.parse_output(f'{begin}{{"began": 5.0}}{end}\n' + "".join(later)).began == 5.0
+    assert streamed.parse_output(later[0]).began is None

@@ -9,7 +9,12 @@ import os
 import sys
 from pathlib import Path
 
-from hp_tool.cluster.profiler.__main__ import forget, profile, read_request, write_measurement
+from hp_tool.cluster.profiler.__main__ import (
+    free_previous_model,
+    profile,
+    read_request,
+    write_measurement,
+)
 
 
 def main(folder: Path) -> None:
@@ -21,7 +26,7 @@ def main(folder: Path) -> None:
             )
         from torch import distributed
 
-        forget()
+        free_previous_model()
         # each later collection would go over all of torch and Megatron: half of what a small run
         # takes
         gc.freeze()

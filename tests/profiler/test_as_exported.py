@@ -290,9 +290,11 @@ def test_a_run_is_configured_as_the_exported_command_is(name: str) -> None:
 
 def test_what_a_host_lacks_is_named_and_the_measurement_is_of_another_software() -> None:
     problem, request, _ = asked("experts")
-    from hp_tool.cluster.profiler.support import switched
+    from hp_tool.cluster.profiler.support import supported_overlaps
 
-    run, differences = switched(request)  # this host has neither Transformer Engine nor Apex
+    run, differences = supported_overlaps(
+        request
+    )  # this host has neither Transformer Engine nor Apex
     assert differences["apply_rope_fusion"] == ("transformer-engine",)
     assert differences["gradient_accumulation_fusion"] == ("transformer-engine", "apex")
     assert not run["apply_rope_fusion"] and run["overlap_grad_reduce"]

@@ -23,9 +23,9 @@ intervals = st.lists(st.tuples(times, times), max_size=6)
 
 @given(compute=intervals, reduces=intervals, sends=intervals)
 def test_parts_sum_to_the_step_and_none_is_negative(compute, reduces, sends):
-    from hp_tool.cluster.profiler.steps import parts
+    from hp_tool.cluster.profiler.steps import split_step
 
-    found = parts(
+    found = split_step(
         whole=(0.0, 1.0),
         compute=compute,
         communication={"all_reduce": reduces, "send_receive": sends},
@@ -35,9 +35,9 @@ def test_parts_sum_to_the_step_and_none_is_negative(compute, reduces, sends):
 
 
 def test_hidden_communication_costs_nothing():
-    from hp_tool.cluster.profiler.steps import parts
+    from hp_tool.cluster.profiler.steps import split_step
 
-    found = parts(
+    found = split_step(
         whole=(0.0, 10.0),
         compute=[(0, 4), (3, 6)],
         communication={"all_reduce": [(5, 8)], "all_gather": [(1, 2)]},

@@ -48,7 +48,7 @@ def main(folder: Path, cases: list[str]) -> None:
     from torch import distributed
 
     from hp_tool.cluster.profiler import backend, cpu_shim, model, training
-    from hp_tool.cluster.profiler.__main__ import forget
+    from hp_tool.cluster.profiler.__main__ import free_previous_model
     from hp_tool.domain.workload import OverlapSpec
     from tests.profiler.requests import request
 
@@ -69,19 +69,19 @@ def main(folder: Path, cases: list[str]) -> None:
             cpu_shim.install()
         training.steps.run = recorder(folder / f"{case.replace(':', '_')}", fault)
         unequal = {"num_layers_in_first_pipeline_stage": 7, "num_layers_in_last_pipeline_stage": 1}
-        usual, ddp = model._shorter_ends, model.ddp_fields
+        usual, ddp = model._end_stage_layers, model.ddp_fields
         # One bucket would have nothing to hide behind.
         bucket = {"bucket_size": 1_000_000 if hides else None}
         model.ddp_fields = lambda request, fields=ddp, more=bucket: {**fields(request), **more}
         if fault == "unequal_work":
-            model._shorter_ends = lambda _, ends=unequal: ends
+            model._end_stage_layers = lambda _, ends=unequal: ends
         groups = distributed.new_group
         if fault == "slow_link":
             distributed.new_group = paced(groups)
         training.train(wanted, model.build(wanted, device=device), device=device)
-        model._shorter_ends, model.ddp_fields, distributed.new_group = usual, ddp, groups
+        model._end_stage_layers, model.ddp_fields, distributed.new_group = usual, ddp, groups
         distributed.barrier()
-        forget()
+        free_previous_model()
 
 
 def recorder(path: Path, fault: str) -> Callable[..., Any]:

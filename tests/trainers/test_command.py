@@ -19,9 +19,9 @@ from hp_tool.catalog import library, records
 from hp_tool.cluster.launchers.jobs import request_json
 from hp_tool.cluster.trainers.command import (
     NAMES,
+    build_program,
     check_trainer,
     check_varied,
-    program,
     program_name,
     trainer_of,
 )
@@ -68,7 +68,7 @@ def run(
     problem = resolve_training(
         parse_query({**QUERY, "training": {**QUERY["training"], **training}})
     )
-    return program(
+    return build_program(
         given, request=asked_of(problem, config, layers=layers, batch=batch), problem=problem
     )
 

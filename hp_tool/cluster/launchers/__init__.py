@@ -1,4 +1,7 @@
-"""Cluster engines behind one port (`domain.ports.Launcher`); adapters are imported when created."""
+"""Launchers of each kind of cluster, which implement `domain.ports.Launcher`.
+
+The module of a launcher is imported when the launcher is created.
+"""
 
 from importlib import import_module
 from typing import Any
@@ -22,7 +25,7 @@ def names() -> tuple[str, ...]:
 
 
 def check_known(name: str) -> None:
-    """Raise InputError for an unknown launcher."""
+    """Raise InputError if no launcher has this name."""
     if name not in _ADAPTERS:
         raise InputError(
             f"Unknown launcher {name!r}; known: {', '.join(sorted(_ADAPTERS))}.",
@@ -31,7 +34,11 @@ def check_known(name: str) -> None:
 
 
 def create(name: str, **options: Any) -> Launcher:
-    """Create a launcher with the options of its constructor.
+    """Create a launcher.
+
+    Args:
+        name: Name of the launcher.
+        **options: Arguments of its constructor.
 
     Raises:
         InputError: The name is unknown.

@@ -1,4 +1,4 @@
-"""Benchmark runs against a running server: local jobs that send requests and time the answers."""
+"""Benchmarks of a running server, as local jobs that send requests and time the responses."""
 
 import json
 import os
@@ -19,15 +19,13 @@ from hp_tool.errors import InputError, LauncherError
 
 ENDPOINT = "endpoint.json"
 API_KEY_VARIABLE = "HP_ENDPOINT_API_KEY"
-"""Environment variable with the API key for the job's processes;
-`hp_tool.cluster.profiler.endpoint` reads it.
+"""Environment variable with the API key for the job's processes, in which
+`hp_tool.cluster.profiler.endpoint` finds it.
 """
 
 
 class EndpointLauncher(LocalLauncher):
-    """Launcher of local jobs, one at a time, that send requests to an endpoint with declared
-    devices.
-    """
+    """Launch local jobs, one at a time, that send requests to an endpoint on declared devices."""
 
     name = "endpoint"
 
@@ -38,7 +36,7 @@ class EndpointLauncher(LocalLauncher):
         root: Path | str | None = None,
     ) -> None:
         super().__init__(root=root)
-        self._options = EndpointOptions.of(options)
+        self._options = EndpointOptions.create(options)
         self.lock = f"~endpoint-{self._options.name}"
         self._key = _key(self._options)
 
@@ -49,7 +47,7 @@ class EndpointLauncher(LocalLauncher):
         return replace(self._options.hardware(num_gpus=num_gpus), declared=True)
 
     def answers(self) -> str:
-        """Return the endpoint's models and declared devices.
+        """Return the endpoint's models and its declared devices.
 
         Raises:
             LauncherError: The endpoint lists no models.
@@ -86,7 +84,7 @@ class EndpointLauncher(LocalLauncher):
 
 
 def _key(options: EndpointOptions) -> str | None:
-    """Return the bearer token of the options or of the environment variable that they name.
+    """Return the bearer token from the options, or from the environment variable that they name.
 
     Raises:
         InputError: The variable is not set, or the token has invalid characters.

@@ -1,4 +1,4 @@
-"""Folders of ended jobs: list, measure and remove them."""
+"""List, measure and remove the folders of ended jobs."""
 
 import contextlib
 import fcntl
@@ -9,11 +9,13 @@ from pathlib import Path
 
 LOCK = "lock"
 REMOVED_PREFIX = "~gone-"
-"""Prefix of folders being removed; leftovers of a killed process are removed later."""
+"""Prefix of folders whose removal has begun. If the process is killed, a later call removes
+them.
+"""
 
 
 def job_folders(root: Path) -> list[str]:
-    """Return the names of job folders under `root`, and of links in their place."""
+    """Return the names of job folders under `root`, including links with such a name."""
     with contextlib.suppress(OSError), os.scandir(root) as entries:
         return sorted(
             entry.name
@@ -24,7 +26,7 @@ def job_folders(root: Path) -> list[str]:
 
 
 def size_bytes(folder: Path) -> int:
-    """Return the total size of the files in a folder; links are not followed."""
+    """Return the total size of the files in a folder, without following links."""
     if folder.is_symlink():
         return 0
     return sum(path.lstat().st_size for path in _files(folder))
@@ -34,7 +36,7 @@ def remove(folder: Path) -> bool:
     """Remove a job's folder without following links.
 
     Returns:
-        False if the folder remains, because its job is alive or permission is missing.
+        False if the folder remains, because its job runs or permission is missing.
     """
     if _is_alive(folder):
         return False
@@ -51,7 +53,7 @@ def remove(folder: Path) -> bool:
 
 
 def remove_leftovers(root: Path) -> None:
-    """Remove leftovers of removals that were interrupted."""
+    """Remove folders whose removal was interrupted."""
     with contextlib.suppress(OSError):
         for path in root.glob(f"{REMOVED_PREFIX}*"):
             shutil.rmtree(path, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""A job's folder: files that launchers write before the job starts and read after it ends.
+"""A job's folder: the files that launchers write before the job starts and read after it ends.
 
-A Measurement is made from them: the results, or the root cause of the failure.
+From these files, `measure` returns a Measurement: the results, or the root cause of the failure.
 """
 
 import contextlib
@@ -46,13 +46,13 @@ LOG = "job.log"
 _LOG_VARIABLE = "HP_JOB_LOG_MIB"
 JOB = "job.json"
 DAMAGED = "the job damaged its own folder"
-"""Cause of a run whose folder cannot be read."""
+"""Cause of a failed run whose folder cannot be read."""
 MAX_REPORTS = 64
-"""Maximum number of reports of failed ranks that are read, earliest first."""
+"""Maximum number of failed ranks whose reports are read, earliest first."""
 MAX_SCANNED_FILES = 100_000
-"""Maximum number of files in a folder that are scanned for reports."""
+"""Maximum number of files in a folder that are searched for reports."""
 MAX_OUTPUT_BYTES = 16 * 2**20
-"""Bytes read from the end of a log: thousands of steps."""
+"""Number of bytes read from the end of a log, enough for thousands of steps."""
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,128}")
 _Read = TypeVar("_Read", bound=Measurement)
 # Errors of a rank that failed only because another rank did.
@@ -61,15 +61,15 @@ _SECONDARY_ERRORS = (
     *("Timed out waiting", "DistBackendError", "DistNetworkError"),
 )
 _SECONDARY_RANK = 2
-"""Position of such errors in `_order_of_evidence`."""
+"""Sort key, in `_order_of_evidence`, of ranks that failed only because another rank did."""
 _DISK_ERRORS = tuple(
     os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 )
-"""Errors of a job that could not write its result."""
+"""Errors of a job that could not write its result to disk."""
 _RENDEZVOUS_TIMEOUT = re.compile(
     r"Timed out .*waiting for clients|\d+/\d+ clients joined|RendezvousTimeoutError"
 )
-"""Errors of a node that met too few others, independent of the configuration."""
+"""Errors of a node that met too few other nodes, which the configuration does not cause."""
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _KILLED_IN_LOG = f"Signal {int(signal.SIGKILL)} (SIGKILL)"  # torchrun's report on a rank
 
@@ -84,12 +84,13 @@ def check_name(name: str) -> str:
 
 
 def fill_template(template: str, *, plan: LaunchPlan) -> str:
-    """Fill `{search}` and `{owner}` in a template, reduced to characters that all engines accept.
+    """Fill `{search}` and `{owner}` in a template with characters that all launchers accept.
 
-    A search without an owner belongs to this process's user.
+    A search without an owner belongs to the user of this process.
 
     Raises:
-        InputError: Nothing remains of a name, which may be an account to charge.
+        InputError: A name has no allowed characters. It may be an account to charge, so it is not
+            guessed.
     """
     for name, value in {
         "search": plan.search or plan.job_name,
@@ -115,7 +116,7 @@ def _user() -> str:
 
 
 def default_root() -> Path:
-    """Return HP_RUNS_DIR, else a folder in the user's data folder."""
+    """Return HP_RUNS_DIR, or else a folder in the user's data folder."""
     from platformdirs import user_data_path
 
     configured = os.environ.get("HP_RUNS_DIR")
@@ -127,7 +128,7 @@ def create_folder(folder: Path, *, files: Mapping[str, str]) -> None:
 
     Raises:
         InputError: A file name is invalid, or the folder belongs to another run.
-        DamagedError: The name is taken by something that is not a folder.
+        DamagedError: The path exists and is not a folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix="~", dir=folder.parent))
@@ -154,7 +155,7 @@ def create_folder(folder: Path, *, files: Mapping[str, str]) -> None:
 
 
 def _check_run(folder: Path, files: Mapping[str, str]) -> None:
-    """Raise InputError if an existing folder belongs to another run than the one in `files`."""
+    """Raise InputError if an existing folder belongs to another run than the files do."""
     run_id = json.loads(files[REQUEST])["run_id"] if REQUEST in files else None
     present = (readback.read_json(folder / REQUEST) or {}).get("run_id")
     if run_id is not None and present is not None and present != run_id:
@@ -164,35 +165,36 @@ def _check_run(folder: Path, files: Mapping[str, str]) -> None:
         )
 
 
-def mark(folder: Path, name: str) -> None:
-    """Create the empty file `name` in `folder`, and the folder if it is missing.
+def create_marker(folder: Path, name: str) -> None:
+    """Create the empty file `name` in `folder`, which is created if it is missing.
 
     Raises:
         DamagedError: The job damaged the folder.
         OSError: The host's file system failed.
     """
-    if not readback.is_there(folder):
+    if not readback.path_exists(folder):
         create_folder(folder, files={name: ""})
     readback.touch(folder, name)
 
 
 def has_file(folder: Path, *, name: str) -> bool:
-    """Return True if the job's folder has the file `name`.
+    """Return True if the job's folder has the file `name`; False without a runs folder.
 
-    False without a runs folder; raises OSError if the runs folder cannot be read.
+    Raises:
+        OSError: The runs folder cannot be read.
     """
-    return folder.parent.is_dir() and readback.is_there(folder / name)
+    return folder.parent.is_dir() and readback.path_exists(folder / name)
 
 
 def output(folder: Path, *, name: str | None = None) -> str:
-    """Return the end of a job's log, or of its file `name`; empty if missing."""
+    """Return the end of a job's log, or of its file `name`; empty if the file is missing."""
     return readback.log_tail(
         folder, name=LOG if name is None else check_name(name), size_bytes=MAX_OUTPUT_BYTES
     )
 
 
 def plan_text(plan: LaunchPlan) -> str:
-    """Describe a plan: environment, command, time limit and files."""
+    """Return a description of a plan: environment, command, time limit and files."""
     added = [f"{name}={shlex.quote(value)} \\" for name, value in sorted(plan.environment.items())]
     limit = f"# at most {plan.timeout_s:.0f} s, in a folder with {' and '.join(sorted(plan.files))}"
     return "\n".join([*added, shlex.join(plan.command), limit])
@@ -214,7 +216,7 @@ def max_log_bytes() -> int:
 
 
 def last_line(tail: str) -> str:
-    """Return the last line of a log that is not empty or a rule, cut to 300 characters."""
+    """Return the log's last line that is neither blank nor a rule, cut to 300 characters."""
     return next(
         (line.strip()[:300] for line in reversed(tail.splitlines()) if line.strip(" =-")),
         "the log is empty",
@@ -223,33 +225,33 @@ def last_line(tail: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending(Strict):
-    """How a job ended, as reported by the engine or the supervisor."""
+    """How a job ended, as reported by the launcher's scheduler or by the supervisor."""
 
     reason: str
     """exited, timeout, cancelled, terminated, failed_to_start, log_too_long, damaged or lost."""
     exit_code: ExitCode | None = None
     wall_s: WallSeconds | None = None
     oom_kills: int = 0
-    """Processes that the kernel's OOM killer ended during the job."""
+    """Number of processes that the kernel's OOM killer ended during the job."""
     error: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
-    """Data of a submitted job in its folder, which the job may have changed."""
+class SubmittedJob:
+    """The part of a job's request that its folder records, and that the job may have changed."""
 
     num_gpus: Devices
     timeout_s: WallSeconds
     returns: tuple[str, ...] = ()
 
 
-def submitted(folder: Path) -> Submitted | None:
-    """Return the submitted job in `folder`; None if its file is missing or invalid."""
-    return readback.read_as(readback.typed(Submitted), folder / JOB)
+def read_submission(folder: Path) -> SubmittedJob | None:
+    """Return the recorded request in `folder`; None if its file is missing or invalid."""
+    return readback.read_json_as(readback.json_adapter(SubmittedJob), folder / JOB)
 
 
 def damaged_measurement(damage: str, *, ending: Ending, log_tail: str) -> Measurement:
-    """Return the measurement of a job that damaged its folder."""
+    """Return the measurement of a job that damaged its own folder."""
     return Measurement(
         status="crashed",
         cause=f"{DAMAGED}: {damage}",
@@ -259,10 +261,10 @@ def damaged_measurement(damage: str, *, ending: Ending, log_tail: str) -> Measur
 
 
 def parse_ending(ended: Mapping[str, Any]) -> Ending:
-    """Parse a supervisor's record of how the job ended; `lost` if it is empty."""
+    """Return a supervisor's record of how the job ended; reason `lost` if the record is empty."""
     values = {field.name: ended[field.name] for field in fields(Ending) if field.name in ended}
     try:
-        ending: Ending = readback.typed(Ending).validate_python({"reason": "lost", **values})
+        ending: Ending = readback.json_adapter(Ending).validate_python({"reason": "lost", **values})
         return ending
     except ValidationError as error:
         return Ending(
@@ -273,8 +275,8 @@ def parse_ending(ended: Mapping[str, Any]) -> Ending:
 def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardware) -> Measurement:
     """Return the job's measurement.
 
-    In order of preference: its complete result, whatever the exit code; the steps finished before
-    it was cut off; the cause of the failure and the end of the log.
+    It is, in order of preference: the complete result, whatever the exit code; the steps that
+    finished before the job was cut off; the cause of the failure, with the end of the log.
     """
     tail = readback.log_tail(folder, name=LOG)
     try:
@@ -287,9 +289,9 @@ def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardwar
     if result is not None:
         return replace(result, wall_s=ending.wall_s if ending.wall_s is not None else result.wall_s)
     failed = (
-        _root_cause(folder, killed=_killed(ending, tail))
-        or _cut_off(folder, ending)
-        or _explain(ending, tail=tail, timeout_s=timeout_s, cpu=hardware.gpu == "cpu")
+        _root_cause(folder, killed=_was_killed(ending, tail))
+        or _incomplete_result(folder, ending)
+        or _unreported_failure(ending, tail=tail, timeout_s=timeout_s, cpu=hardware.gpu == "cpu")
     )
     if failed.status == "crashed" and any(
         trouble in (failed.cause or "") for trouble in _DISK_ERRORS
@@ -314,20 +316,21 @@ def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardwar
 
 @functools.cache
 def request_json() -> TypeAdapter[RunRequest]:
-    """Return the JSON adapter of requests."""
     with build_validators(described=False):
         return TypeAdapter(Annotated[RunRequest, Field(discriminator="kind")])
 
 
 def has_results(folder: Path) -> bool:
-    """Return True if the job left a result, or steps measured before it ended."""
+    """Return True if the job wrote a result, or measured steps before it ended."""
     return (
         readback.read_json(folder / RESULT) is not None or logged_steps(output(folder)) is not None
     )
 
 
 def logged_steps(log: str) -> Measurement | None:
-    """Return the steps that the profiler logged after warm-up; None without any."""
+    """Return the measurement of the steps after warm-up that the profiler logged; None without
+    steps.
+    """
     warmup_s, times_s, losses = read_steps(log)
     if not times_s:
         return None
@@ -340,7 +343,7 @@ def logged_steps(log: str) -> Measurement | None:
         "",
     )
     try:
-        base: Measurement = readback.typed(Measurement).validate_json(run_line, strict=True)
+        base: Measurement = readback.json_adapter(Measurement).validate_json(run_line, strict=True)
     except ValidationError:
         base = Measurement(status="ok")
     partial = replace(
@@ -357,7 +360,7 @@ def logged_steps(log: str) -> Measurement | None:
 
 
 def _read_measurement(path: Path) -> Measurement | None:
-    """Return a rank's result; None if it is missing or cut off.
+    """Return a rank's result; None if its file is missing or incomplete.
 
     Raises:
         ValueError: The result is invalid.
@@ -367,7 +370,7 @@ def _read_measurement(path: Path) -> Measurement | None:
     except OSError:
         return None
     try:
-        result: JobResult = readback.typed(JobResult).validate_json(text, strict=True)
+        result: JobResult = readback.json_adapter(JobResult).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         if first["type"] == "json_invalid" and "recursion" not in first["msg"]:
@@ -378,7 +381,9 @@ def _read_measurement(path: Path) -> Measurement | None:
 
 
 def check_hosts(measurement: Measurement) -> None:
-    """Raise ValueError for an invalid host name in a result, because site commands use them."""
+    """Raise ValueError if a result contains an invalid host name, because site commands receive
+    them.
+    """
     hardware = measurement.hardware
     hosts_by_field = {
         "suspects": measurement.suspects,
@@ -392,28 +397,32 @@ def check_hosts(measurement: Measurement) -> None:
 
 
 def _first_error(error: ValidationError) -> str:
-    """Return the first validation error in one line."""
+    """Return the first error of a validation in one line."""
     first = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:300]
 
 
-def _cut_off(folder: Path, ending: Ending) -> Measurement | None:
-    """Return `preempted` if the job succeeded but its result is cut off; else None."""
+def _incomplete_result(folder: Path, ending: Ending) -> Measurement | None:
+    """Return a `preempted` measurement if the job exited with 0 but its result is incomplete."""
     path = folder / RESULT
-    if ending.exit_code != 0 or not readback.is_there(path) or readback.read_json(path) is not None:
+    if (
+        ending.exit_code != 0
+        or not readback.path_exists(path)
+        or readback.read_json(path) is not None
+    ):
         return None
     return Measurement(status="preempted", cause=f"{RESULT} is cut off")
 
 
 def _root_cause(folder: Path, *, killed: bool) -> Measurement | None:
-    """Return the report of the rank that failed first by itself (result.rank<r>.json).
+    """Return the report (result.rank<r>.json) of the rank that failed first on its own.
 
     Args:
         folder: The job's folder.
-        killed: A rank was ended by signal 9, which explains lost connections of others.
+        killed: Signal 9 ended a rank, which explains the lost connections of others.
     """
     reports = []
-    for path in _reports(folder):
+    for path in _failure_reports(folder):
         with contextlib.suppress(ValueError):
             reports.append(_read_measurement(path))
     cause = min(filter(None, reports), key=_order_of_evidence, default=None)
@@ -424,8 +433,8 @@ def _root_cause(folder: Path, *, killed: bool) -> Measurement | None:
     )
 
 
-def _reports(folder: Path) -> list[Path]:
-    """Return the regular files with ranks' reports, earliest first."""
+def _failure_reports(folder: Path) -> list[Path]:
+    """Return the reports of failed ranks, earliest first; other kinds of files are ignored."""
     stem, suffix = Path(RESULT).stem, Path(RESULT).suffix
     try:
         with os.scandir(folder) as entries:
@@ -446,8 +455,8 @@ def _reports(folder: Path) -> list[Path]:
 
 
 def _order_of_evidence(report: Measurement) -> int:
-    """Return the order of a report as evidence: out of memory and broken devices first, lost
-    connections last.
+    """Return a sort key of reports: out of memory and broken devices first, lost connections
+    last.
     """
     if report.status == "oom" or report.suspects:
         return 0
@@ -455,14 +464,20 @@ def _order_of_evidence(report: Measurement) -> int:
     return _SECONDARY_RANK if any(error in cause for error in _SECONDARY_ERRORS) else 1
 
 
-def _killed(ending: Ending, tail: str) -> bool:
+def _was_killed(ending: Ending, tail: str) -> bool:
     """Return True if signal 9 ended a process of the job."""
     return ending.exit_code in _KILLED or _KILLED_IN_LOG in tail
 
 
-def _explain(ending: Ending, *, tail: str, timeout_s: float, cpu: bool) -> Measurement:
-    """Return why a job without rank reports ended; with `cpu`, host memory counts as device
-    memory.
+def _unreported_failure(ending: Ending, *, tail: str, timeout_s: float, cpu: bool) -> Measurement:
+    """Return the failure of a job without rank reports, with its cause.
+
+    Args:
+        ending: How the job ended.
+        tail: End of the job's log.
+        timeout_s: Time limit.
+        cpu: Host memory is device memory, so the OOM killer means that the device ran out of
+            memory.
     """
     match ending.reason:
         case "timeout":
@@ -484,7 +499,7 @@ def _explain(ending: Ending, *, tail: str, timeout_s: float, cpu: bool) -> Measu
         return Measurement(
             status="preempted", cause=f"too few nodes joined the rendezvous: {not_filled[0]}"
         )
-    if not _killed(ending, tail):
+    if not _was_killed(ending, tail):
         cause = f"exit code {ending.exit_code} without a result: {last_line(tail)}"
         return Measurement(status="crashed", cause=cause)
     if ending.oom_kills > 0:

@@ -1,9 +1,9 @@
-"""Jobs on a Kubernetes cluster through kubectl, without a shared folder or state of its own.
+"""Jobs on a Kubernetes cluster, through kubectl, without a shared folder or local state.
 
-A job is an indexed Job with a pod per node (alone or in a JobSet). Pods find the first one through
-a headless Service; a ConfigMap holds the job's files. The supervisor runs in each pod and prints
-its results, which are read from the pods' logs. A cancelled job is deleted; another ConfigMap then
-keeps its name and log.
+A job is an indexed Job with one pod per node, alone or in a JobSet. Pods find the first pod through
+a headless Service, and a ConfigMap contains the job's files. The supervisor runs in each pod and
+prints its results, which are read from the pods' logs. A cancelled job is deleted; a ConfigMap then
+reserves its name and stores its log.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from hp_tool.cluster.launchers.kubernetes_manifest import (
     LABEL,
     NUM_GPUS,
     TIMEOUT_S,
-    belongings,
     manifest,
     object_name,
+    owned_objects,
     tombstone_name,
     tombstone_object,
     workload_object,
@@ -46,31 +46,33 @@ from hp_tool.errors import EngineAwayError, LauncherError
 _TEMPORARY_ERROR = re.compile(
     r"Unable to connect|connection|TooManyRequests|ServiceUnavailable|etcdserver: |try again"
 )
-"""Errors of an API server that is unreachable, restarting or overloaded."""
+"""Errors of an API server that is unreachable, restarts or is overloaded."""
 _NODE_ERROR = re.compile(r"containerLogs|no answer within")
-"""Errors of the pod's node when reading a log, not of the API server."""
+"""Errors of the node, not of the API server, when reading a pod's log."""
 _COMMAND_LIMIT_S = 20.0
-"""Time limit of a kubectl command in seconds; shorter than a lease."""
+"""Time limit of a kubectl command in seconds, which is shorter than a lease."""
 WALL_S = "hp-tool/wall-s"
-"""Annotation: seconds that a cancelled job had run."""
+"""Annotation with the seconds that a cancelled job had run."""
 _LOG = "log"
 _MAX_LOG_CHARACTERS = 200_000
-"""Size of a log's end in a ConfigMap."""
+"""Maximum number of characters of a log that a ConfigMap stores, from its end."""
 _MIN_KEEP_S = 86_400.0
-"""Minimum seconds for which a cancelled name stays blocked: one day."""
+"""Minimum number of seconds for which the name of a cancelled job is reserved: one day."""
 
 
 class KubernetesLauncher(StreamedLauncher):
-    """Launcher for a Kubernetes cluster; a handle is the Job object's name."""
+    """Launch jobs on a Kubernetes cluster; a handle is the name of the Job object."""
 
     name = "kubernetes"
 
     def __init__(self, *, options: KubernetesOptions | Mapping[str, object] | None = None) -> None:
-        """Use the cluster in `options` (default: the file that HP_KUBERNETES_CONFIG names)."""
-        self._options = KubernetesOptions.of(options)
+        """Connect to the cluster in `options`, by default those in the file that
+        HP_KUBERNETES_CONFIG names.
+        """
+        self._options = KubernetesOptions.create(options)
         self._kind = self._options.workload
         self._queued: dict[str, list[Object]] = {}
-        """Pods of waiting jobs, as last listed."""
+        """Pods of jobs that wait to start, as last listed."""
         super().__init__(self._options)
 
     def answers(self) -> str:
@@ -106,23 +108,23 @@ class KubernetesLauncher(StreamedLauncher):
         return json.dumps(manifest(self._options, plan=plan), indent=2)
 
     def submit(self, plan: LaunchPlan) -> str:
-        """Create the Job first: the ConfigMap and Service name its uid as owner, and its pods wait
+        """Create the Job, then the ConfigMap and Service that name it as their owner; its pods wait
         for them.
         """
         handle = object_name(plan.job_name)
-        belongings(self._options, plan=plan)  # rejects large files before anything is created
+        owned_objects(self._options, plan=plan)  # rejects large files before anything is created
         if self._ended(handle) is not None:
             return handle
         job = self._running(handle) or self._create(workload_object(self._options, plan=plan))
         if job_state(job).is_open:
-            for resource in belongings(self._options, plan=plan, job_uid=job["metadata"]["uid"]):
+            for resource in owned_objects(self._options, plan=plan, job_uid=job["metadata"]["uid"]):
                 self._kubectl("apply", "-f", "-", stdin=json.dumps(resource))
         if self._ended(handle) is not None:  # cancelled before the Job existed
             self._delete(handle)
         return handle
 
     def cancel(self, job_name: str) -> None:
-        """Block the name, save the log so far, and delete the Job with its pods."""
+        """Reserve the name, save the log, and delete the Job with its pods."""
         handle = object_name(job_name)
         tombstone = tombstone_object(self._options, handle=handle)
         if self._ended(handle) is None:
@@ -150,7 +152,7 @@ class KubernetesLauncher(StreamedLauncher):
         self._delete_old()
 
     def _delete(self, handle: str) -> None:
-        """Delete the Job; it stays listed until its pods are gone."""
+        """Delete the Job and wait until its pods are gone."""
         self._kubectl(
             "delete",
             self._kind,
@@ -176,7 +178,7 @@ class KubernetesLauncher(StreamedLauncher):
                     )
 
     def open_jobs(self) -> list[str]:
-        """Return the names of open Job objects; those of searches are their job names."""
+        """Return the names of open Job objects, which are the job names of searches' runs."""
         return [name for name, job in self._list_jobs().items() if job_state(job).is_open]
 
     def _handle(self, job_name: str) -> str:
@@ -202,7 +204,9 @@ class KubernetesLauncher(StreamedLauncher):
         )
 
     def _list_jobs(self) -> dict[str, Object]:
-        """List the jobs, and the pods of waiting ones, which give reasons."""
+        """Return the jobs by handle, and list the pods of waiting jobs, which contain the
+        reasons.
+        """
         jobs_by_name = {
             job["metadata"]["name"]: job for job in self._items(f"{self._kind}s", LABEL)
         }
@@ -222,7 +226,7 @@ class KubernetesLauncher(StreamedLauncher):
         return self._get(self._kind, handle)
 
     def _ended(self, handle: str) -> dict[str, Any] | None:
-        """Return the ConfigMap of a cancelled job, if any."""
+        """Return the ConfigMap of a cancelled job; None if the job was not cancelled."""
         return self._get("configmap", tombstone_name(handle))
 
     def _get(self, kind: str, name: str) -> dict[str, Any] | None:
@@ -248,7 +252,9 @@ class KubernetesLauncher(StreamedLauncher):
         return sorted(self._items("pods", f"{LABEL}={handle}"), key=_index)
 
     def _texts(self, handle: str) -> Iterable[str]:
-        """Yield the pods' logs (none for a lost node), or the saved log of a cancelled job."""
+        """Yield the logs of the pods, or the saved log of a cancelled job. A lost node has no
+        log.
+        """
         pods = self._pods(handle)
         if not pods and (left := self._ended(handle)) is not None:
             yield left.get("data", {}).get(_LOG, "")
@@ -261,7 +267,9 @@ class KubernetesLauncher(StreamedLauncher):
                     raise  # the log may contain the result
 
     def _create(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Create an object, or return the existing one (created earlier or by another process)."""
+        """Create an object; return the existing object if an earlier call or another process
+        created it.
+        """
         try:
             created: dict[str, Any] = json.loads(
                 self._kubectl("create", "-f", "-", "-o", "json", stdin=json.dumps(job))
@@ -286,7 +294,7 @@ class KubernetesLauncher(StreamedLauncher):
         Args:
             *arguments: Arguments of kubectl.
             stdin: Standard input.
-            negative: Output for which a failing exit code counts as success.
+            negative: Output for which a non-zero exit code is a normal answer.
         """
         options = self._options
         context = [] if options.context is None else [f"--context={options.context}"]
@@ -335,7 +343,7 @@ def job_state(job: Object) -> JobState:
 
 
 def _ready(status: Object) -> int:
-    """Return the ready pods of a Job, or the ready Jobs of a JobSet."""
+    """Return the number of ready pods of a Job, or of ready Jobs of a JobSet."""
     return int(
         status.get("ready")
         or sum(part.get("ready") or 0 for part in status.get("replicatedJobsStatus") or [])
@@ -343,13 +351,13 @@ def _ready(status: Object) -> int:
 
 
 def _lacks_pods(job: Object) -> bool:
-    """Return True if a job waits for nodes, or some of its pods for an image."""
+    """Return True if a job waits for nodes, or if some of its pods wait for an image."""
     parallelism = int(job.get("spec", {}).get("parallelism") or 1)
     return job_state(job).is_open and _ready(job.get("status") or {}) < parallelism
 
 
 def ending(job: Object, *, pods: Sequence[Object]) -> Ending:
-    """Return how a job that recorded no end itself ended: evicted, timeout, OOM or never
+    """Return how a job ended that did not record its end: evicted, timeout, out of memory or never
     started.
     """
     status, failed = job.get("status") or {}, _conditions(job).get("Failed", {})
@@ -374,7 +382,7 @@ def ending(job: Object, *, pods: Sequence[Object]) -> Ending:
 
 
 def _ended_at(job: Object) -> datetime | None:
-    """Return when a Job ended, from its status."""
+    """Return when a Job ended, from its status; None if the status has no time."""
     status = job.get("status") or {}
     text = status.get("completionTime") or _conditions(job).get("Failed", {}).get(
         "lastTransitionTime"
@@ -383,7 +391,7 @@ def _ended_at(job: Object) -> datetime | None:
 
 
 def _running_s(job: Object) -> float:
-    """Return the seconds that the job has been running; 0 while it waits."""
+    """Return the seconds for which the job has run; 0 while it waits."""
     start = (job.get("status") or {}).get("startTime")
     if start is None or job_state(job) is not JobState.RUNNING:
         return 0.0
@@ -391,7 +399,7 @@ def _running_s(job: Object) -> float:
 
 
 def _index(pod: Object) -> int:
-    """Return the pod's node index within the job."""
+    """Return the index of the pod's node within the job."""
     index = str(_annotations(pod).get("batch.kubernetes.io/job-completion-index", "0"))
     return int(index) if index.isdecimal() else 0
 

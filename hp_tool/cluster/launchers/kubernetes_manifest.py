@@ -1,4 +1,6 @@
-"""Kubernetes objects of a job, as pure data: Job or JobSet, files, and a tombstone after cancel."""
+"""Build the Kubernetes objects of a job: the Job or JobSet, its files, and the mark of a cancelled
+job.
+"""
 
 import hashlib
 import math
@@ -15,29 +17,31 @@ from hp_tool.errors import InputError
 LABEL = "hp-tool/job"
 NUM_GPUS, TIMEOUT_S = "hp-tool/num-gpus", "hp-tool/timeout-s"
 CANCELLED = "hp-tool/cancelled"
-"""Label of the ConfigMap that blocks the name of a cancelled job."""
+"""Label of the ConfigMap that reserves the name of a cancelled job."""
 _TIME_MARGIN_S = 600.0
-"""Seconds by which Kubernetes' time limit exceeds the run's: a backstop for images that cannot be
-pulled and nodes that hang. It is set on pods, whose clock starts on a node, so waiting for a node
-does not count.
+"""Seconds by which Kubernetes' time limit exceeds the run's limit, for images that cannot be pulled
+and nodes that hang. The limit is set on pods, whose clock starts on a node, so that waiting for a
+node does not count.
 """
 _FIRST_PORT, _PORTS = 20_000, 10_000
-"""Range of ports. A job's port follows from its name, because jobs on the nodes' network must not
-collide.
+"""First port and number of ports. A job's port is derived from its name, because jobs on the nodes'
+network must not use the same port.
 """
 _FILES = "/hp-tool"
 _MAX_NAME_LENGTH = 45
-"""Longest object name: a host name has 63 characters, and the pod's index and a JobSet's Job name
-are appended.
+"""Maximum length of an object name. A host name has at most 63 characters, and Kubernetes appends
+the pod's index and the name of a JobSet's Job.
 """
 _REPLICATED = "node"
-"""Name of the Job in a JobSet."""
+"""Name of the Job within a JobSet."""
 _MAX_FILES_BYTES = 1_000_000
-"""Limit for all files; a ConfigMap holds 1 MiB."""
+"""Maximum size of all files of a job; a ConfigMap stores at most 1 MiB."""
 
 
 def object_name(job_name: str) -> str:
-    """Convert a job name for Kubernetes: lower case, digits and dashes; a digest if it changed."""
+    """Convert a job name to a valid object name: lower case, digits and dashes, and a digest if the
+    conversion changed it.
+    """
     plain = re.sub(r"[^a-z0-9]+", "-", jobs.check_name(job_name).lower()).strip("-")
     if plain == job_name and len(plain) <= _MAX_NAME_LENGTH and plain[0].isalpha():
         return plain
@@ -46,7 +50,9 @@ def object_name(job_name: str) -> str:
 
 
 def workload_object(options: KubernetesOptions, *, plan: LaunchPlan) -> dict[str, Any]:
-    """Return the Job or JobSet; pods never restart, because the search decides about repeats."""
+    """Return the Job or JobSet. Its pods never restart, because the search decides about
+    repetitions.
+    """
     nodes = options.num_nodes(num_gpus=plan.num_gpus)
     name = object_name(plan.job_name)
     job_label, jobset = {LABEL: name}, options.workload == "jobset"
@@ -113,12 +119,12 @@ def workload_object(options: KubernetesOptions, *, plan: LaunchPlan) -> dict[str
 
 
 def tombstone_name(handle: str) -> str:
-    """Return the name of the ConfigMap that blocks a cancelled job's name."""
+    """Return the name of the ConfigMap that reserves a cancelled job's name."""
     return f"{handle}-ended"
 
 
 def tombstone_object(options: KubernetesOptions, *, handle: str) -> dict[str, Any]:
-    """Return the ConfigMap that prevents another job of this name."""
+    """Return the ConfigMap that prevents another job with this name."""
     metadata = {
         "name": tombstone_name(handle),
         "namespace": options.namespace,
@@ -127,10 +133,10 @@ def tombstone_object(options: KubernetesOptions, *, handle: str) -> dict[str, An
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {}}
 
 
-def belongings(
+def owned_objects(
     options: KubernetesOptions, *, plan: LaunchPlan, job_uid: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return the ConfigMap and Service that the pods need; with `job_uid`, the Job owns both."""
+    """Return the ConfigMap and Service that the pods need; the Job with uid `job_uid` owns them."""
     name = object_name(plan.job_name)
     files = job_files(plan)
     size = sum(len(text.encode()) for text in files.values())
@@ -160,11 +166,11 @@ def belongings(
 
 
 def manifest(options: KubernetesOptions, *, plan: LaunchPlan) -> dict[str, Any]:
-    """Return all objects for `kubectl apply -f -`."""
+    """Return all objects of a job for `kubectl apply -f -`."""
     return {
         "apiVersion": "v1",
         "kind": "List",
-        "items": [*belongings(options, plan=plan), workload_object(options, plan=plan)],
+        "items": [*owned_objects(options, plan=plan), workload_object(options, plan=plan)],
     }
 
 
@@ -215,20 +221,20 @@ _KEYS = {
     "hostAliases": "ip",
     "topologySpreadConstraints": "topologyKey",
 }
-"""`patchMergeKey` of lists in PodSpec (k8s.io/api/core/v1); other lists are replaced."""
+"""`patchMergeKey` of the lists in PodSpec (k8s.io/api/core/v1); a patch replaces other lists."""
 _DIRECTIVE = "$patch"
 
 
 def merge_patch(base: Any, patch: Any, *, name: str = "") -> Any:
-    """Apply `patch` to `base`.
+    """Apply a strategic merge patch.
 
-    null removes a key, `$patch: delete` removes a list entry, and `$patch: replace` replaces a map
-    or a list.
+    null removes a key, `$patch: delete` removes a list entry, and `$patch: replace` replaces a
+    mapping or a list.
 
     Args:
         base: Original value.
         patch: Patch.
-        name: Key of both values.
+        name: Key whose values `base` and `patch` are.
     """
     if isinstance(base, Mapping) and isinstance(patch, Mapping):
         changes = {key: value for key, value in patch.items() if key != _DIRECTIVE}

@@ -1,4 +1,4 @@
-"""Status of a job's pods: why they wait, how long they ran, how they ended."""
+"""Read a job's pods: why they wait, how long they ran and how they ended."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -14,11 +14,11 @@ _NEVER_STARTS = (
     "CreateContainerConfigError",
     "CreateContainerError",
 )
-"""Reasons of a waiting container that never starts."""
+"""Reasons of a waiting container that can never start."""
 
 
 def pod_ending(pod: Object) -> Ending | None:
-    """Return how a pod ended, if it failed before the job could report."""
+    """Return how a pod ended, if it failed before the job could record its end; else None."""
     status = pod.get("status") or {}
     if status.get("reason") == "DeadlineExceeded":
         return Ending(reason="timeout")
@@ -51,9 +51,10 @@ def pod_ending(pod: Object) -> Ending | None:
 
 
 def ran_for_s(pods: Sequence[Object], *, until: datetime | None) -> float | None:
-    """Return the seconds from the first container's start to the last's end (or `until`).
+    """Return the seconds from the start of the first container to the end of the last, or to
+    `until`.
 
-    None if no pod reports times.
+    Return None if no pod reports times.
     """
     statuses = [
         container.get("state") or {}
@@ -69,7 +70,7 @@ def ran_for_s(pods: Sequence[Object], *, until: datetime | None) -> float | None
 
 
 def never_starts(pod: Object) -> bool:
-    """Return True if a pod can never start; a first failed image pull is retried."""
+    """Return True if a pod can never start. A first failed pull of an image is retried."""
     return any(
         reason in _NEVER_STARTS and reason != "ErrImagePull"
         for reason, _ in _waiting_containers(pod)
@@ -77,7 +78,7 @@ def never_starts(pod: Object) -> bool:
 
 
 def why_waiting(pod: Object) -> str | None:
-    """Return Kubernetes' reason why a pod is not ready."""
+    """Return Kubernetes' reason why a pod is not ready; None if it states none."""
     for condition in (pod.get("status") or {}).get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return ": ".join(filter(None, (condition.get("reason"), condition.get("message"))))[
@@ -87,7 +88,7 @@ def why_waiting(pod: Object) -> str | None:
 
 
 def _waiting_containers(pod: Object) -> list[tuple[str, str]]:
-    """Return (reason, message) of each waiting container."""
+    """Return pairs of (reason, message) of the waiting containers."""
     states = [
         container.get("state") or {}
         for container in (pod.get("status") or {}).get("containerStatuses") or []

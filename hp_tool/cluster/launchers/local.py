@@ -1,4 +1,4 @@
-"""Jobs on this host, each with a folder and a supervisor; hardware detection without torch."""
+"""Jobs on this host, each with a folder and a supervisor, and detection of GPUs without torch."""
 
 import contextlib
 import fcntl
@@ -32,30 +32,32 @@ _STATES = {"cancelled": JobState.CANCELLED, "terminated": JobState.PREEMPTED, "l
 _FOLDER_VARIABLE = "HP_JOB_FOLDER"
 _STARTED, _ENDED, _CANCEL = "started.json", "ended.json", "cancel"
 _END_TIMEOUT_S = 10.0
-"""Seconds that the supervisor of a damaged folder may take to end its job."""
+"""Maximum number of seconds that the supervisor of a damaged folder may need to end its job."""
 _START_TIMEOUT_S = 30.0
 _CANCEL_TIMEOUT_S = 30.0
 OVERSUBSCRIPTION_LIMIT = 4
-"""Maximum number of CPU processes per logical core; enough for a 2 x 2 configuration on one core.
+"""Maximum number of CPU processes per logical core, enough for a 2 x 2 layout on one core.
 Measurements record the oversubscription.
 """
 
 
 class LocalLauncher:
-    """Launcher for this host. Jobs run one at a time; a handle is the job's name."""
+    """Launch jobs on this host, one at a time; a handle is the job's name."""
 
     name = "local"
     lock = "~devices"
     """File that a running job locks, so that jobs run one at a time."""
 
     def __init__(self, *, root: Path | str | None = None, cpu_only: bool = False) -> None:
-        """Keep job folders under `root`, on a local disk (default: HP_RUNS_DIR or user data)."""
+        """Store job folders under `root` on a local disk, by default HP_RUNS_DIR or the user's data
+        folder.
+        """
         self._root = Path(root).absolute() if root is not None else jobs.default_root().absolute()
         self._cpu_only = cpu_only
 
     @cached_property
     def _hardware(self) -> Hardware:
-        return detect(cpu_only=self._cpu_only)
+        return detect_hardware(cpu_only=self._cpu_only)
 
     def hardware(self) -> Hardware:
         return self._hardware
@@ -86,12 +88,14 @@ class LocalLauncher:
             "max_log_bytes": jobs.max_log_bytes(),
         }
         jobs.create_folder(folder, files={**plan.files, jobs.JOB: json.dumps(job)})
-        if not readback.is_there(folder / _STARTED) and not readback.is_there(folder / _CANCEL):
+        if not readback.path_exists(folder / _STARTED) and not readback.path_exists(
+            folder / _CANCEL
+        ):
             self._start(folder, environment=self.environment(plan))
         return plan.job_name
 
     def find(self, job_name: str) -> str | None:
-        """Return None for a job that never started, so that submit() starts it."""
+        """Return the job's handle; None if it never started, so that `submit` starts it."""
         return job_name if jobs.has_file(self._folder(job_name), name=_STARTED) else None
 
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
@@ -100,12 +104,12 @@ class LocalLauncher:
     def cancel(self, job_name: str) -> None:
         """Cancel a job.
 
-        Writes the mark, then checks for a started job; a supervisor does the reverse, so one sees
-        the other. If the folder is damaged, its processes are ended.
+        The launcher writes the mark, then looks for a started job; a supervisor does the reverse,
+        so that one of them sees the other. If the folder is damaged, its processes are ended.
         """
         folder = self._folder(job_name)
         try:
-            jobs.mark(folder, _CANCEL)
+            jobs.create_marker(folder, _CANCEL)
         except DamagedError:
             _end_processes(folder)
         deadline = time.monotonic() + _CANCEL_TIMEOUT_S
@@ -113,7 +117,7 @@ class LocalLauncher:
             if time.monotonic() > deadline:
                 raise LauncherError(f"Job {job_name} did not end within {_CANCEL_TIMEOUT_S:g} s.")
             time.sleep(0.02)
-        if jobs.submitted(folder) is None or not readback.is_there(folder / _STARTED):
+        if jobs.read_submission(folder) is None or not readback.path_exists(folder / _STARTED):
             _await_processes(folder)  # The folder gives no state; the supervisor sees the mark.
 
     def open_jobs(self) -> list[str]:
@@ -126,9 +130,9 @@ class LocalLauncher:
             return jobs.damaged_measurement(
                 "replaced by a link", ending=jobs.Ending(reason="damaged"), log_tail=""
             )
-        if not readback.is_there(folder / jobs.JOB):
+        if not readback.path_exists(folder / jobs.JOB):
             raise LauncherError(f"No job {handle} under {self._root}.")
-        job, state = jobs.submitted(folder), self._state(folder)
+        job, state = jobs.read_submission(folder), self._state(folder)
         if state.is_open:
             raise LauncherError(f"Job {handle} is still {state}.")
         ending, damage = _ending(folder), _find_damage(folder)
@@ -151,18 +155,18 @@ class LocalLauncher:
         return jobs.output(self._folder(handle), name=name)
 
     def environment(self, plan: LaunchPlan) -> dict[str, str]:
-        """Return the environment of a job's processes; it is not written to disk."""
+        """Return the environment of a job's processes, which is never written to disk."""
         return torchrun.full_environment(plan.environment)
 
     def part(self, *, num_gpus: int) -> Hardware:
-        """Return the hardware of a job with this many devices, if it does not report it."""
-        return share(self.hardware(), num_gpus=num_gpus)
+        """Return the hardware of a job with this many devices, for jobs that do not report it."""
+        return device_share(self.hardware(), num_gpus=num_gpus)
 
     def _folder(self, job_name: str) -> Path:
         return self._root / jobs.check_name(job_name)
 
     def _start(self, folder: Path, *, environment: dict[str, str]) -> None:
-        """Start the supervisor; return when it has detached together with the job."""
+        """Start the supervisor, and return when it runs independently of this process."""
         command = [sys.executable, "-I", supervisor.__file__, str(folder)]
         with (folder / "supervisor.log").open("ab") as log:
             try:
@@ -183,7 +187,7 @@ class LocalLauncher:
         if done.returncode == 0:  # it has the job
             return
         deadline = time.monotonic() + _START_TIMEOUT_S
-        while not readback.is_there(folder / _STARTED):  # immediate unless two callers race
+        while not readback.path_exists(folder / _STARTED):  # immediate unless two callers race
             if done.returncode != supervisor.EXIT_ALREADY_RUN or time.monotonic() > deadline:
                 raise LauncherError(
                     f"The supervisor of {folder.name} did not start. See "
@@ -195,11 +199,13 @@ class LocalLauncher:
         if folder.is_symlink():  # perhaps to another job's folder
             _end_processes(folder)
             return JobState.FINISHED
-        if not readback.is_there(folder / _STARTED):
-            return JobState.CANCELLED if readback.is_there(folder / _CANCEL) else JobState.LOST
+        if not readback.path_exists(folder / _STARTED):
+            return JobState.CANCELLED if readback.path_exists(folder / _CANCEL) else JobState.LOST
         if _is_locked(folder / "lock"):  # the lock is reliable; other files may be the job's
             return (
-                JobState.RUNNING if readback.is_there(folder / "running.json") else JobState.QUEUED
+                JobState.RUNNING
+                if readback.path_exists(folder / "running.json")
+                else JobState.QUEUED
             )
         damage = _find_damage(folder)
         if damage is not None or readback.read_json(folder / _ENDED) is None:
@@ -222,9 +228,11 @@ def _find_damage(folder: Path) -> str | None:
 
 
 def _is_locked(path: Path) -> bool:
-    """Return True if a supervisor holds the lock, which the kernel releases when it dies."""
+    """Return True if a supervisor holds the lock, which the kernel releases when the supervisor
+    dies.
+    """
     try:
-        with readback.opened(path) as lock:
+        with readback.open_regular_file(path) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -234,7 +242,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _processes(folder: Path) -> list[psutil.Process]:
-    """Return the job's supervisor and processes, found by an environment variable."""
+    """Return the processes of the job and its supervisor, found by an environment variable."""
     marked = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):  # Ended, or another user's.
@@ -246,9 +254,9 @@ def _processes(folder: Path) -> list[psutil.Process]:
 
 
 def _end_processes(folder: Path) -> None:
-    """Terminate the supervisor, which ends its job, then kill what is left.
+    """Terminate the supervisor, which ends its job, then kill the remaining processes.
 
-    psutil checks start times, so a reused pid is never hit.
+    psutil compares start times, so a reused process id is never signalled.
     """
     limit_s = 0.0
     for process in _processes(folder):
@@ -260,7 +268,7 @@ def _end_processes(folder: Path) -> None:
 
 
 def _await_processes(folder: Path, *, limit_s: float = _END_TIMEOUT_S) -> None:
-    """Wait for the job's processes to end, then kill the rest."""
+    """Wait for the job's processes to end, then kill the remaining ones."""
     deadline = time.monotonic() + limit_s
     while left := _processes(folder):
         if time.monotonic() >= deadline:
@@ -271,8 +279,8 @@ def _await_processes(folder: Path, *, limit_s: float = _END_TIMEOUT_S) -> None:
         time.sleep(0.05)
 
 
-def detect(*, cpu_only: bool = False) -> Hardware:
-    """Return the NVIDIA GPUs of this host; without any (or `cpu_only`), its CPU cores."""
+def detect_hardware(*, cpu_only: bool = False) -> Hardware:
+    """Return the NVIDIA GPUs of this host; without GPUs, or with `cpu_only`, its CPU cores."""
     gpus = [] if cpu_only else _gpu_names()
     host = (socket.gethostname(),)
     if gpus:
@@ -283,25 +291,27 @@ def detect(*, cpu_only: bool = False) -> Hardware:
             hosts=host,
         )
     processes = OVERSUBSCRIPTION_LIMIT * (os.cpu_count() or 1)
-    return share(Hardware(gpu="cpu", hosts=host), num_gpus=processes)
+    return device_share(Hardware(gpu="cpu", hosts=host), num_gpus=processes)
 
 
-def share(hardware: Hardware, *, num_gpus: int) -> Hardware:
-    """Return the part of this host that a job of `num_gpus` devices (cpu: processes) gets."""
+def device_share(hardware: Hardware, *, num_gpus: int) -> Hardware:
+    """Return the part of this host that a job with `num_gpus` devices (cpu: processes) uses."""
     cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     crowding = max(1.0, num_gpus / cores) if hardware.gpu == "cpu" else 1.0
     return replace(hardware, num_gpus=num_gpus, oversubscription=crowding)
 
 
 def catalogue_name(device_name: str) -> str:
-    """Return `h100-sxm-80gb` for "NVIDIA H100 80GB HBM3"; unknown names in lower case."""
+    """Return the catalogue name of a device: `h100-sxm-80gb` for "NVIDIA H100 80GB HBM3". Unknown
+    names are converted to lower case.
+    """
     return catalogue_gpu_name(device_name) or re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip(
         "-"
     )
 
 
 def _gpu_names() -> list[str]:
-    """Return the names of visible devices from nvidia-smi."""
+    """Return the names of the visible devices, from nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return []
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]

@@ -1,6 +1,6 @@
-"""Jobs on a Ray cluster through its Jobs API; files travel as a working directory.
+"""Jobs on a Ray cluster, through its Jobs API. Files are uploaded as a working directory.
 
-For several nodes, a driver (`ray_nodes`) reserves the devices and runs a supervisor on each.
+On several nodes, a driver (`ray_nodes`) reserves the devices and runs a supervisor on each node.
 """
 
 import logging
@@ -44,17 +44,19 @@ _DRIVER = "ray_nodes.py"
 _CONNECT_LIMIT_S = 10.0
 _STOP_LIMIT_S = 20.0
 _CANCELLED = "cancelled"
-"""Metadata key of a placeholder job that blocks the name of a cancelled one."""
+"""Metadata key of the placeholder job that reserves the name of a cancelled job."""
 
 
 class RayLauncher(streamed.StreamedLauncher):
-    """Launcher for a Ray cluster; a handle is the job's submission id."""
+    """Launch jobs on a Ray cluster; a handle is the job's submission id."""
 
     name = "ray"
 
     def __init__(self, *, options: RayOptions | Mapping[str, object] | None = None) -> None:
-        """Use the cluster in `options`, by default the file that HP_RAY_CONFIG names."""
-        self._options = RayOptions.of(options)
+        """Connect to the cluster in `options`, by default those in the file that HP_RAY_CONFIG
+        names.
+        """
+        self._options = RayOptions.create(options)
         super().__init__(self._options)
 
     def answers(self) -> str:
@@ -95,7 +97,7 @@ class RayLauncher(streamed.StreamedLauncher):
         return handle
 
     def cancel(self, job_name: str) -> None:
-        """Stop the job. If Ray does not know it, submit a placeholder that blocks the name."""
+        """Stop the job. If Ray has no such job, submit a placeholder that reserves the name."""
         handle, deadline = self._handle(job_name), time.monotonic() + _STOP_LIMIT_S
         if self._job(handle) is None:
             self._submit(handle, entrypoint="true", metadata={_CANCELLED: "true"})
@@ -138,7 +140,9 @@ class RayLauncher(streamed.StreamedLauncher):
         runtime_env: Mapping[str, str] | None = None,
         bundle: Mapping[str, float] | None = None,
     ) -> None:
-        """Submit a job with the resources of `bundle`, unless Ray knows the name."""
+        """Submit a job with the resources in `bundle`, unless Ray already has a job with this
+        name.
+        """
         bundle = bundle or {}
         try:
             self._ask(
@@ -225,7 +229,7 @@ class RayLauncher(streamed.StreamedLauncher):
         return JobSubmissionClient(self._options.address)
 
     def _ask(self, query: Callable[[Any], T]) -> T:
-        """Call Ray's client.
+        """Call a method of Ray's client.
 
         Raises:
             EngineAwayError: Ray does not respond, or asks to try again.

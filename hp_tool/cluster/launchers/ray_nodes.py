@@ -1,8 +1,9 @@
-"""Driver of a multi-node Ray job; sent with the job, needs only Ray and the standard library.
+"""Driver of a Ray job on several nodes. It is uploaded with the job and needs only Ray and the
+standard library.
 
-It reserves the devices of all nodes in one placement group, so that no job holds part of what it
-needs, and runs the supervisor on each node. When all are done, it prints each node's output after a
-marker line.
+It reserves the devices of all nodes in one placement group, so that no job reserves only part of
+its devices, and runs the supervisor on each node. When all supervisors are done, it prints each
+node's output after a marker line.
 """
 
 import json
@@ -18,11 +19,11 @@ from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 _GRACE_S = 10.0
-"""Seconds that the other nodes may continue after one has failed."""
+"""Seconds for which the other nodes may continue after one has failed."""
 
 
 def main() -> int:
-    """Run the job; return 0 if it succeeded on every node."""
+    """Run the job; return 0 if it succeeded on every node, else 1."""
     job = json.loads(Path("job.json").read_text())
     ray.init(log_to_driver=False)
     bundle: dict[str, float] = job["bundle"]
@@ -42,7 +43,7 @@ def main() -> int:
         return ray.remote(**share, scheduling_strategy=place)(function)
 
     address, port = ray.get(on(0, _rendezvous).remote())
-    waiting = [on(node, _run).remote(node, address, port) for node in range(job["nodes"])]
+    waiting = [on(node, _run_node).remote(node, address, port) for node in range(job["nodes"])]
     node_of = {reference: node for node, reference in enumerate(waiting)}
     texts: dict[int, str] = {}
     failed = False
@@ -53,7 +54,7 @@ def main() -> int:
                 ray.cancel(reference, force=True)
             break
         for reference in done:
-            text, code = _outcome(reference)
+            text, code = _result_of(reference)
             texts[node_of[reference]] = text
             failed = failed or code != 0
     for node in sorted(texts):
@@ -61,7 +62,7 @@ def main() -> int:
     return int(failed)
 
 
-def _outcome(reference: Any) -> tuple[str, int]:
+def _result_of(reference: Any) -> tuple[str, int]:
     try:
         text, code = ray.get(reference)
     except ray.exceptions.RayError as error:
@@ -76,7 +77,7 @@ def _rendezvous() -> tuple[str, int]:
         return ray.util.get_node_ip_address(), probe.getsockname()[1]  # type: ignore[no-untyped-call]
 
 
-def _run(node: int, address: str, port: int) -> tuple[str, int]:
+def _run_node(node: int, address: str, port: int) -> tuple[str, int]:
     """Run one node's part of the job; return its output and exit code."""
     variables = {
         "PET_MASTER_ADDR": address,

@@ -1,8 +1,8 @@
-"""Read and write files in a job's folder, which the job may have replaced by anything.
+"""Read and write files in a job's folder, in which the job may have replaced anything.
 
 Damage by the job (a link, a pipe, a folder or nothing in place of a file) is distinguished from an
-error of the host. The former ends the job's own run and affects nothing else; the latter is raised
-as OSError, and may be temporary.
+error of the host. Damage ends only the job's own run. An error of the host is raised as OSError and
+may be temporary.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ from hp_tool.errors import LauncherError
 
 T = TypeVar("T")
 MAX_FILE_BYTES = 4 * 2**20
-"""Limit of a file that is read completely; a result has a few thousand steps."""
+"""Maximum size of a file that is read completely; a result contains a few thousand steps."""
 _NOT_REGULAR_FILE = (errno.ELOOP, errno.ENXIO)
-"""errno of opening a link or a socket."""
+"""Error number of opening a link or a socket."""
 _CAUSED_BY_JOB = (
     errno.ENOTDIR,
     errno.EISDIR,
@@ -36,7 +36,9 @@ _CAUSED_BY_JOB = (
     errno.ENOTEMPTY,
     *_NOT_REGULAR_FILE,
 )
-"""Errors that a job can cause in its folder; nothing else does if the runs folder is intact."""
+"""Error numbers that a job can cause in its folder. If the runs folder is intact, nothing else
+causes them.
+"""
 
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
@@ -47,8 +49,10 @@ class DamagedError(LauncherError):
 
 
 @functools.cache
-def typed(kind: type[T]) -> TypeAdapter[T]:
-    """Return the JSON adapter of a type, built on first use because most commands need none."""
+def json_adapter(kind: type[T]) -> TypeAdapter[T]:
+    """Return the JSON adapter of a type, which is built on first use because most commands need
+    none.
+    """
     with build_validators(described=False):
         return TypeAdapter(kind)
 
@@ -57,7 +61,7 @@ def typed(kind: type[T]) -> TypeAdapter[T]:
 def _detect_damage(folder: Path, *, access: int = os.X_OK) -> Iterator[None]:
     """Convert OSErrors that the job in `folder` caused to DamagedError.
 
-    Other errors, and those of a runs folder without `access`, pass.
+    Other errors pass unchanged, and so do all errors if the runs folder is not accessible.
     """
     try:
         yield
@@ -70,11 +74,13 @@ def _detect_damage(folder: Path, *, access: int = os.X_OK) -> Iterator[None]:
 
 
 def is_host_name(name: str) -> bool:
-    """Return True for a valid host name: letters, digits, `.`, `_`, `-`; at most 253."""
+    """Return True for a valid host name: letters, digits, `.`, `_` and `-`, at most 253
+    characters.
+    """
     return _HOST_NAME.fullmatch(name) is not None
 
 
-def opened(path: Path) -> BinaryIO:
+def open_regular_file(path: Path) -> BinaryIO:
     """Open a regular file for reading without blocking; raise ValueError for anything else."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -89,13 +95,14 @@ def opened(path: Path) -> BinaryIO:
 
 
 def read_file(path: Path) -> bytes:
-    """Read a file that a job may have replaced by a link, a pipe or anything of any size.
+    """Return the content of a file that a job may have replaced by a link, a pipe or a file of any
+    size.
 
     Raises:
-        ValueError: It is not a regular file of at most MAX_FILE_BYTES.
-        OSError: It cannot be read.
+        ValueError: The path is not a regular file of at most MAX_FILE_BYTES.
+        OSError: The file cannot be read.
     """
-    with opened(path) as file:
+    with open_regular_file(path) as file:
         content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise ValueError(f"larger than {MAX_FILE_BYTES // 2**20} MiB")
@@ -103,7 +110,7 @@ def read_file(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None if it is missing, incomplete or not a regular file.
+    """Return a JSON object; None if the file is missing, incomplete or not a regular file.
 
     Raises:
         OSError: The host's file system failed.
@@ -116,8 +123,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def read_as(adapter: TypeAdapter[T], path: Path) -> T | None:
-    """Read JSON of a type. Returns None where `read_json` does, or if the type does not match."""
+def read_json_as(adapter: TypeAdapter[T], path: Path) -> T | None:
+    """Return a JSON file as an instance of the adapter's type; None if `read_json` returns None or
+    the type does not match.
+    """
     try:
         with _detect_damage(path.parent):
             return adapter.validate_json(read_file(path), strict=True)
@@ -126,17 +135,17 @@ def read_as(adapter: TypeAdapter[T], path: Path) -> T | None:
 
 
 def log_tail(folder: Path, *, name: str, size_bytes: int = 4096) -> str:
-    """Return the end of a regular file in the job's folder; empty if there is none."""
+    """Return the end of a regular file in the job's folder; empty if the file is missing."""
     try:
-        with opened(folder / name) as log:
+        with open_regular_file(folder / name) as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - size_bytes))
             return log.read(size_bytes).decode(errors="replace")
     except (OSError, ValueError):
         return ""
 
 
-def is_there(path: Path) -> bool:
-    """Return True if the name exists, even as a dangling link; OSError if the host fails."""
+def path_exists(path: Path) -> bool:
+    """Return True if the path exists, even as a dangling link; raise OSError if the host fails."""
     try:
         with _detect_damage(path.parent):
             path.lstat()
@@ -148,8 +157,8 @@ def is_there(path: Path) -> bool:
 def find_damage(
     folder: Path, *, needed: tuple[str, ...], allowed: tuple[str, ...] = ()
 ) -> str | None:
-    """Return what is wrong with a job's `needed` and `allowed` (optional) files; None if nothing
-    is.
+    """Return what is wrong with the job's files; None if they are intact. Files in `allowed` may be
+    missing, files in `needed` may not.
     """
     for name in (*needed, *allowed):
         try:
@@ -165,7 +174,7 @@ def find_damage(
 
 @contextlib.contextmanager
 def _open_folder(folder: Path) -> Iterator[int]:
-    """Open a descriptor of the folder itself, never of a link's target."""
+    """Open a descriptor of the folder itself, never of the target of a link."""
     with _detect_damage(folder, access=os.W_OK | os.X_OK):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -175,7 +184,7 @@ def _open_folder(folder: Path) -> Iterator[int]:
 
 
 def touch(folder: Path, name: str) -> None:
-    """Create the empty file `name` in `folder`, replacing a link.
+    """Create the empty file `name` in `folder`, and replace a link with this name.
 
     Raises:
         DamagedError: The job damaged the folder.
@@ -194,7 +203,7 @@ def touch(folder: Path, name: str) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, object]) -> None:
-    """Write `value` as JSON, like `write_text`."""
+    """Write `value` as JSON, atomically; raises as `write_text` does."""
     write_text(path, json.dumps(value))
 
 
@@ -219,8 +228,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def opened_lock(folder: Path, name: str) -> Iterator[int]:
-    """Open a regular file in `folder` for locking; create it if missing.
+def open_lock_file(folder: Path, name: str) -> Iterator[int]:
+    """Open a regular file in `folder` for locking; create the file if it is missing.
 
     Raises:
         DamagedError: The job damaged the folder.

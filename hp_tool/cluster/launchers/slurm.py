@@ -1,4 +1,6 @@
-"""Jobs on a Slurm cluster: a folder (shared, or logs only) and a batch job each; no other state."""
+"""Jobs on a Slurm cluster. Each job is a batch job with a folder, which is shared or receives only
+logs; nothing else is stored.
+"""
 
 import contextlib
 import fcntl
@@ -13,7 +15,7 @@ from pathlib import Path
 from hp_tool.cluster.launchers import jobs, readback, slurm_folder, slurm_script, torchrun
 from hp_tool.cluster.launchers.jobs import measure
 from hp_tool.cluster.launchers.options import SlurmOptions
-from hp_tool.cluster.launchers.readback import DamagedError, is_there
+from hp_tool.cluster.launchers.readback import DamagedError, path_exists
 from hp_tool.cluster.launchers.slurm_controller import (
     NEVER_STARTS,
     NODE_FAULTS,
@@ -42,7 +44,7 @@ _CANCEL_TIMEOUT_S = 20.0
 
 
 class SlurmLauncher:
-    """Launcher for a Slurm cluster; a handle is the job's name."""
+    """Launch jobs on a Slurm cluster; a handle is the job's name."""
 
     name = "slurm"
 
@@ -52,11 +54,12 @@ class SlurmLauncher:
         options: SlurmOptions | Mapping[str, object] | None = None,
         root: Path | str | None = None,
     ) -> None:
-        """Use the cluster in `options` (default: the file that HP_SLURM_CONFIG names).
+        """Connect to the cluster in `options`, by default those in the file that HP_SLURM_CONFIG
+        names.
 
-        `root` replaces the options' folder.
+        `root` replaces the folder in the options.
         """
-        self._options = SlurmOptions.of(options)
+        self._options = SlurmOptions.create(options)
         folder = root if root is not None else self._options.folder
         self._root = (Path(folder) if folder is not None else jobs.default_root()).resolve()
         site = Site(ssh=self._options.ssh, clusters=self._options.clusters)
@@ -83,9 +86,9 @@ class SlurmLauncher:
         return slurm_script.render(self._options, plan=plan)
 
     def submit(self, plan: LaunchPlan) -> str:
-        """Submit a job; if the controller is unreachable, poll() submits it later.
+        """Submit a job; if the controller is unreachable, `poll` submits it later.
 
-        The first job is tested before anything is queued, so that refusals show at once.
+        The first job is tested before anything is queued, so that a rejection is reported at once.
 
         Raises:
             RefusedError: Slurm rejects the job.
@@ -102,7 +105,7 @@ class SlurmLauncher:
             folder, files={**plan.files, slurm_script.SCRIPT: script, JOB: json.dumps(job)}
         )
         with contextlib.suppress(ControllerAway):
-            if not self._rehearsed and not is_there(folder / ATTEMPTED):
+            if not self._rehearsed and not path_exists(folder / ATTEMPTED):
                 self._controller.rehearse(script)
                 self._rehearsed = True
             self._submit(folder)
@@ -124,15 +127,16 @@ class SlurmLauncher:
         return Waiting(reason=job.reason, starts_at=job.starts_at)
 
     def cancel(self, job_name: str) -> None:
-        """Cancel a job; returns when Slurm has accepted it (processes end within KillWait).
+        """Cancel a job, and return when Slurm has accepted the request; processes end within
+        KillWait.
 
-        The mark in the folder comes first: submit() checks it after Slurm has accepted the job, and
-        the job checks it when it starts.
+        The mark in the folder is written first: `submit` checks it after Slurm has accepted the
+        job, and the job checks it when it starts.
         """
         folder = self._folder(job_name)
         # A damaged folder starts nothing; the job is cancelled by its id.
         with contextlib.suppress(DamagedError):
-            jobs.mark(folder, CANCEL)
+            jobs.create_marker(folder, CANCEL)
         deadline = time.monotonic() + _CANCEL_TIMEOUT_S
         while True:
             try:
@@ -155,9 +159,9 @@ class SlurmLauncher:
 
     def fetch(self, handle: str) -> Measurement:
         folder = self._folder(handle)
-        if not is_there(folder / JOB):
+        if not path_exists(folder / JOB):
             raise LauncherError(f"No job {handle} under {self._root}.")
-        request = jobs.submitted(folder)
+        request = jobs.read_submission(folder)
         state, job = self._state_and_job(folder)
         if state.is_open:
             raise LauncherError(f"Job {handle} is still {state}.")
@@ -188,17 +192,17 @@ class SlurmLauncher:
         return self._root / jobs.check_name(job_name)
 
     def _state_and_job(self, folder: Path) -> tuple[JobState, Job | None]:
-        """Return the job's state, and Slurm's record of it, if any."""
-        cancelled = is_there(folder / CANCEL)
-        if folder.is_symlink() or not is_there(folder / JOB):
+        """Return the job's state, and Slurm's record of the job, if any."""
+        cancelled = path_exists(folder / CANCEL)
+        if folder.is_symlink() or not path_exists(folder / JOB):
             return JobState.CANCELLED if cancelled else JobState.LOST, None
         slurm_folder.copy_claim(folder, options=self._options)
         try:
-            if not is_there(folder / SUBMITTED) and not is_there(folder / CLAIM):
+            if not path_exists(folder / SUBMITTED) and not path_exists(folder / CLAIM):
                 if cancelled:
                     return JobState.CANCELLED, None
                 self._submit_again(folder)
-            if is_there(folder / REFUSED):
+            if path_exists(folder / REFUSED):
                 return JobState.FINISHED, None
             job = self._job(folder)
             if job is None and self._controller.asked_at <= _submitted_at(folder):
@@ -217,14 +221,14 @@ class SlurmLauncher:
         state = None if job is None else job_state(job.state, cancelled_by_us=cancelled)
         if state is None or not state.is_open:
             slurm_folder.copy_from_logs(folder, options=self._options)
-        if state is None and is_there(folder / ENDED):
+        if state is None and path_exists(folder / ENDED):
             state = JobState.FINISHED
         elif state is None:
             state = JobState.CANCELLED if cancelled else JobState.LOST
         if (
             state is JobState.FINISHED
             and cancelled
-            and not any(is_there(folder / name) for name in (ENDED, jobs.RESULT))
+            and not any(path_exists(folder / name) for name in (ENDED, jobs.RESULT))
         ):
             state = JobState.CANCELLED  # the script saw the mark and did nothing
         if state in (JobState.PREEMPTED, JobState.LOST) and jobs.has_results(folder):
@@ -232,7 +236,7 @@ class SlurmLauncher:
         return state, job
 
     def _submit_again(self, folder: Path) -> None:
-        """Submit a job that could not be submitted before; a refusal now ends it.
+        """Submit a job that could not be submitted before; a rejection now ends it.
 
         A running job that deleted its marks is not submitted twice.
         """
@@ -248,13 +252,13 @@ class SlurmLauncher:
 
     def _submit(self, folder: Path) -> None:
         """Submit the folder's job, unless it was submitted or cancelled."""
-        with readback.opened_lock(folder, "submit.lock") as lock:
+        with readback.open_lock_file(folder, "submit.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if is_there(folder / SUBMITTED) or is_there(folder / CANCEL):
+            if path_exists(folder / SUBMITTED) or path_exists(folder / CANCEL):
                 return
             attempted = folder / ATTEMPTED
             job = None
-            if is_there(attempted):
+            if path_exists(attempted):
                 if time.time() - attempted.lstat().st_mtime < self._options.poll_s:
                     raise ControllerAway("Slurm could not accept the job yet.")
                 job = self._job(folder, fresh=True)
@@ -269,26 +273,32 @@ class SlurmLauncher:
                 )
             )
             readback.write_json(folder / SUBMITTED, {"job_id": job_id, "time": time.time()})
-            if is_there(folder / CANCEL):  # cancelled before Slurm knew the job
+            if path_exists(folder / CANCEL):  # cancelled before Slurm knew the job
                 self._controller.cancel([Job(id=job_id, state="PENDING")])
 
     def _job(self, folder: Path, *, fresh: bool = False) -> Job | None:
-        """Return the folder's job in the queue: the one with the claim, else the newest."""
+        """Return the folder's job in the queue: the job that claimed the folder, else the newest
+        job.
+        """
         in_folder = [job for job in self._controller.jobs(fresh=fresh) if job.folder == str(folder)]
-        claim = slurm_folder.claimed_by(folder)
+        claim = slurm_folder.claiming_job_id(folder)
         return max(in_folder, key=lambda job: (job.id == claim, job.id), default=None)
 
     def _job_from_accounting(self, folder: Path) -> Job | None:
-        """Return sacct's record of a job that left the queue; None if it still shows it open."""
-        handed_over = slurm_folder.handed_over(folder)
-        job_id = slurm_folder.claimed_by(folder) or (handed_over.job_id if handed_over else None)
+        """Return sacct's record of a job that left the queue; None if the record still shows an
+        open job.
+        """
+        handed_over = slurm_folder.read_submission(folder)
+        job_id = slurm_folder.claiming_job_id(folder) or (
+            handed_over.job_id if handed_over else None
+        )
         job = self._controller.accounted(job_id) if job_id is not None else None
         return None if job is None or job_state(job.state, cancelled_by_us=True).is_open else job
 
 
 def _submitted_at(folder: Path) -> float:
     """Return the latest time at which Slurm can have accepted the job, in seconds since 1970."""
-    submission = slurm_folder.handed_over(folder)
+    submission = slurm_folder.read_submission(folder)
     if submission is not None:
         return min(submission.time, time.time())
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -297,7 +307,7 @@ def _submitted_at(folder: Path) -> float:
 
 
 def _environment(folder: Path, *, inherit: Iterable[str]) -> dict[str, str]:
-    """Return the job's environment: a few inherited variables, then the plan's."""
+    """Return the job's environment: a few inherited variables, overridden by the plan's."""
     return torchrun.environment_elsewhere(
         json.loads((folder / JOB).read_text())["environment"], inherit=inherit
     )

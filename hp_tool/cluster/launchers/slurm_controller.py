@@ -1,4 +1,4 @@
-"""Slurm's programs: one squeue for all jobs, at most every `poll_s` seconds, with backoff on
+"""Run Slurm's programs: one squeue for all jobs, at most every `poll_s` seconds, less often after
 failures.
 """
 
@@ -22,7 +22,9 @@ from hp_tool.domain.states import JobState
 from hp_tool.errors import EngineAwayError, LauncherError, RefusedError
 
 _COMMAND_LIMIT_S = 20.0
-"""Shorter than a lease, so that a coordinator does not lose its search while it waits."""
+"""Time limit of a command in seconds. It is shorter than a lease, so that a coordinator that waits
+does not lose its search.
+"""
 _MAX_BACKOFF_S = 60.0
 _SSH = ("ssh", "-oBatchMode=yes", "-oConnectTimeout=10")
 _SSH_FAILED = 255
@@ -66,7 +68,7 @@ _STATES: dict[JobState, tuple[str, ...]] = {
     JobState.CANCELLED: ("CANCELLED",),
 }
 NODE_FAULTS = ("BOOT_FAIL", "LAUNCH_FAILED", "NODE_FAIL")
-"""Job states caused by a node."""
+"""States of jobs that a node ended."""
 _STATE_BY_NAME = {word: state for state, words in _STATES.items() for word in words}
 
 NEVER_STARTS = frozenset(
@@ -87,22 +89,22 @@ NEVER_STARTS = frozenset(
         *("QOSMaxWallDurationPerJobLimit", "QOSNotAllowed"),
     )
 )
-"""Reasons of pending jobs that never start."""
+"""Reasons of pending jobs that can never start."""
 _UNKNOWN = ("N/A", "Unknown", "")
 _LIMIT_ERROR = re.compile(
     r"MaxSubmit|submit limit|maximum job count|Resource temporarily", re.IGNORECASE
 )
-"""Temporary refusals: too many jobs are queued."""
+"""Temporary rejections, because too many jobs are queued."""
 _ALREADY_ENDED_ERROR = re.compile(r"invalid job id|already comple", re.IGNORECASE)
 
 
 class ControllerAway(EngineAwayError):  # noqa: N818 - a state of the cluster
-    """slurmctld does not respond. Running jobs continue, and its queue is on disk."""
+    """slurmctld does not respond. Running jobs continue, and its queue is stored on disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job as Slurm reports it."""
+    """A job as reported by Slurm."""
 
     id: int
     state: str
@@ -112,9 +114,9 @@ class Job:
     elapsed_s: float | None = None
     """Seconds since its last start."""
     nodes: str = ""
-    """In Slurm's notation: n[1-2]."""
+    """Nodes in Slurm's notation, such as n[1-2]."""
     starts_at: str | None = None
-    """Actual or expected start."""
+    """Actual or expected start time."""
     folder: str = ""
     """Working directory, which identifies the job."""
     cluster: str = ""
@@ -123,21 +125,21 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Host of Slurm's programs, and the clusters they query."""
+    """The host that runs Slurm's programs, and the clusters that they query."""
 
     ssh: str | None = None
     """Login node; None for this host."""
     clusters: tuple[str, ...] = ()
-    """Clusters of a federation; empty for the default."""
+    """Clusters of a federation; empty for the default cluster."""
 
     @property
     def option(self) -> list[str]:
-        """Option that selects the clusters in every program."""
+        """Option that selects the clusters, for every program of Slurm."""
         return [f"--clusters={','.join(self.clusters)}"] if self.clusters else []
 
 
 def controller(*, poll_s: float, site: Site, folder: Path) -> "Controller":
-    """Return this process's poller of a site; processes share answers through `folder`."""
+    """Return this process's poller of a site. Processes share its answers through `folder`."""
     return _controller(poll_s, site, folder, os.environ.get("SLURM_CONF"))
 
 
@@ -148,14 +150,14 @@ def _controller(poll_s: float, site: Site, folder: Path, configuration: str | No
 
 
 class Controller:
-    """The queue of this user's jobs, and commands on it."""
+    """The queue of this user's jobs, and the commands that change it."""
 
     def __init__(self, *, poll_s: float, site: Site = Site(), shared: Path | None = None) -> None:
-        """Poll at most every `poll_s` seconds; `shared` is a file for the last answer."""
+        """Poll at most every `poll_s` seconds. `shared` is the file with the last answer."""
         self._poll_s, self._site, self._shared = poll_s, site, shared
         self._jobs: tuple[Job, ...] = ()
         self._asked_at = -float("inf")
-        """Wall-clock time, shared between processes."""
+        """Time of the last query by the wall clock, which processes share."""
         self._backoff_s = 0.0
         self._tried_at = -float("inf")
         self._away_since: float | None = None
@@ -163,24 +165,25 @@ class Controller:
 
     @property
     def away_s(self) -> float:
-        """Seconds since the first failed query; 0 if the last one succeeded."""
+        """Seconds since the first failed query; 0 if the last query succeeded."""
         return 0.0 if self._away_since is None else time.monotonic() - self._away_since
 
     @property
     def last_jobs(self) -> tuple[Job, ...]:
-        """Last answer, however old."""
+        """Jobs in the last answer, however old."""
         return self._jobs
 
     @property
     def asked_at(self) -> float:
-        """Time of the last answer's query, in seconds since 1970."""
+        """Time of the last answered query, in seconds since 1970."""
         return self._asked_at
 
     def jobs(self, *, fresh: bool = False) -> tuple[Job, ...]:
-        """Return this user's jobs, including ended ones that Slurm remembers.
+        """Return this user's jobs, including ended jobs that Slurm still lists.
 
         Args:
-            fresh: Require an answer from now on, which may wait until the next query is due.
+            fresh: Require an answer to a query that starts after this call, which may have to wait
+                until a query is due.
 
         Raises:
             ControllerAway: The controller does not respond.
@@ -215,7 +218,9 @@ class Controller:
         self._jobs, self._asked_at = parse_queue(text), asked_at
 
     def _queue(self) -> tuple[float, str]:
-        """Return (time of the query, squeue's output), perhaps another process's recent answer."""
+        """Return (time of the query, output of squeue). The answer may be a recent one of another
+        process.
+        """
         command = [
             "squeue",
             *self._site.option,
@@ -255,7 +260,7 @@ class Controller:
         """Submit a script to run in its folder with `environment`; return the job's id.
 
         Raises:
-            ControllerAway: The job may have been accepted, or has to wait.
+            ControllerAway: The job must wait, or Slurm accepted it but did not answer.
             RefusedError: Slurm rejected the job.
         """
         command = ["sbatch", "--parsable", f"--chdir={script.parent}"]
@@ -267,13 +272,15 @@ class Controller:
         return int(job_id[1])
 
     def rehearse(self, script: str) -> str:
-        """Return Slurm's forecast for a script (`sbatch --test-only`). Raises as `submit`."""
+        """Return Slurm's forecast for a script (`sbatch --test-only`); raises as `submit` does."""
         return self._submit_command(["sbatch", "--test-only"], script=script)
 
     def _submit_command(
         self, command: list[str], *, environment: Mapping[str, str] | None = None, script: str
     ) -> str:
-        """Run a command that the site may reject; raise RefusedError if it does permanently."""
+        """Run a command that submits a script; raise RefusedError if the site rejects it
+        permanently.
+        """
         try:
             return self._run(command, environment=environment, script=script)
         except ControllerAway:
@@ -284,7 +291,7 @@ class Controller:
             raise RefusedError(error.message) from error
 
     def hosts(self, nodes: str) -> tuple[str, ...]:
-        """Expand `n[1-2]` to host names; return the text itself if that fails."""
+        """Expand a list such as `n[1-2]` to host names; return the text itself if this fails."""
         if not nodes or ("[" not in nodes and "," not in nodes):
             return (nodes,) if nodes else ()
         try:
@@ -293,7 +300,11 @@ class Controller:
             return (nodes,)
 
     def cancel(self, jobs: Iterable[Job]) -> None:
-        """Cancel these jobs; harmless if they have ended. Raises ControllerAway."""
+        """Cancel these jobs; ended jobs are ignored.
+
+        Raises:
+            ControllerAway: The controller does not respond.
+        """
         ids: dict[str, list[str]] = defaultdict(list)
         for job in jobs:
             ids[job.cluster].append(str(job.id))
@@ -313,7 +324,9 @@ class Controller:
                     raise
 
     def accounted(self, job_id: int) -> Job | None:
-        """Return a job that left the queue from sacct; None if it is unavailable or unknown."""
+        """Return sacct's record of a job that left the queue; None if sacct is unavailable or has
+        no record.
+        """
         command = ["sacct", *self._site.option, "--noheader", "--parsable2", "--allocations"]
         try:
             text = self._run([*command, "--format=JobIDRaw,State,ElapsedRaw", f"--jobs={job_id}"])
@@ -323,7 +336,9 @@ class Controller:
 
 
 def client_environment() -> dict[str, str]:
-    """Return the environment of Slurm's programs, without variables that change their output."""
+    """Return the environment of Slurm's programs, without the variables that change their
+    output.
+    """
     inherited = {
         name: os.environ[name]
         for name in ("HOME", "PATH", "SLURM_CONF", "USER")
@@ -333,9 +348,10 @@ def client_environment() -> dict[str, str]:
 
 
 def parse_queue(text: str) -> tuple[Job, ...]:
-    """Parse squeue's output; with several clusters, each follows a line `CLUSTER: name`.
+    """Parse the output of squeue.
 
-    Other lines are ignored, as a folder's name may contain a line break.
+    With several clusters, each list follows a line `CLUSTER: name`. Other lines are ignored,
+    because the name of a folder may contain a line break.
     """
     jobs: list[Job] = []
     cluster = ""
@@ -350,7 +366,7 @@ def parse_queue(text: str) -> tuple[Job, ...]:
                     id=int(job_id),
                     state=state,
                     reason=reason,
-                    elapsed_s=seconds(elapsed),
+                    elapsed_s=parse_elapsed_s(elapsed),
                     nodes=nodes,
                     starts_at=None if starts_at in _UNKNOWN else starts_at,
                     folder=folder,
@@ -374,14 +390,16 @@ def job_state(word: str, *, cancelled_by_us: bool) -> JobState:
     """Convert a state of squeue or sacct, such as `RUNNING` or `CANCELLED by 1000`.
 
     A job that somebody else cancelled counts as preempted. An unknown state of a newer Slurm counts
-    as running, until the job gets a known state or leaves the queue.
+    as running, until the state is a known one or the job leaves the queue.
     """
     state = _STATE_BY_NAME.get(word.split(" ", 1)[0].rstrip("+"), JobState.RUNNING)
     return JobState.PREEMPTED if state is JobState.CANCELLED and not cancelled_by_us else state
 
 
-def seconds(elapsed: str) -> float | None:
-    """Parse `1-02:03:04`, `02:03:04` or `3:04` to seconds; None for other text (`INVALID`)."""
+def parse_elapsed_s(elapsed: str) -> float | None:
+    """Convert `1-02:03:04`, `02:03:04` or `3:04` to seconds; None for other text, such as
+    `INVALID`.
+    """
     if not re.fullmatch(r"(\d+-)?\d+(:\d+){1,2}", elapsed):
         return None
     days, _, clock = elapsed.rpartition("-")
@@ -394,10 +412,11 @@ def seconds(elapsed: str) -> float | None:
 def _run(
     command: list[str], *, ssh: str | None, environment: Mapping[str, str] | None, script: str
 ) -> str:
-    """Run a command with `script` on stdin and return its output.
+    """Run a command with `script` as standard input, and return its output.
 
     Raises:
-        ControllerAway, LauncherError: It failed; the message is its error output.
+        ControllerAway: The controller or the login node did not respond.
+        LauncherError: The command failed; the message is its error output.
     """
     base = client_environment()
     if ssh is not None:  # the login node has its own PATH and HOME

@@ -40,7 +40,7 @@ from annotated_types import Interval
 from hp_tool.cluster.launchers import jobs, readback, streamed, supervisor
 from hp_tool.cluster.launchers.jobs import Ending, parse_ending
 from hp_tool.cluster.launchers.options import Logs, SlurmOptions
-from hp_tool.cluster.launchers.readback import is_there
+from hp_tool.cluster.launchers.readback import path_exists
 from hp_tool.cluster.launchers.slurm_controller import Job, job_state
 from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.states import JobState
@@ -55,7 +55,7 @@ CANCEL = "cancel"
 ENDED = "ended.json"
 RANK_RESULTS = "result.rank*.json"
 SLURM_LOG = "slurm.log"
-"""Output of the batch step and of Slurm's programs; the job's own output is in job.log."""
+"""Output of the batch step and of Slurm's programs. The job's own output is in job.log."""
 _FILES_LAG_S = 10.0
 # The controller did not respond to srun, or a node failed: independent of the configuration.
 _LAUNCH_ERROR = re.compile(
@@ -81,8 +81,8 @@ _ON_NODE = (
 )
 
 
-def claimed_by(folder: Path) -> int | None:
-    """Return the id of the Slurm job that claimed this folder."""
+def claiming_job_id(folder: Path) -> int | None:
+    """Return the id of the Slurm job that claimed this folder; None if none has."""
     try:
         text = readback.read_file(folder / CLAIM).decode().strip()
     except (OSError, ValueError):
@@ -92,26 +92,26 @@ def claimed_by(folder: Path) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """The accepted job's id, and the time (seconds since 1970)."""
+    """Id of the accepted job, and the time of its submission in seconds since 1970."""
 
     job_id: Annotated[int, Interval(ge=0, le=1 << 53)]
     time: Annotated[float, Interval(ge=0.0, le=1e12)]
 
 
-def handed_over(folder: Path) -> Submission | None:
+def read_submission(folder: Path) -> Submission | None:
     """Return the record of the submission; None if it is missing or overwritten."""
-    return readback.read_as(readback.typed(Submission), folder / SUBMITTED)
+    return readback.read_json_as(readback.json_adapter(Submission), folder / SUBMITTED)
 
 
 def state(folder: Path) -> JobState:
     """Return the job's state from its folder alone."""
-    if is_there(folder / ENDED):
-        return JobState.CANCELLED if is_there(folder / CANCEL) else JobState.FINISHED
-    return JobState.RUNNING if is_there(folder / CLAIM) else JobState.QUEUED
+    if path_exists(folder / ENDED):
+        return JobState.CANCELLED if path_exists(folder / CANCEL) else JobState.FINISHED
+    return JobState.RUNNING if path_exists(folder / CLAIM) else JobState.QUEUED
 
 
 def await_files(folder: Path, *, options: SlurmOptions) -> None:
-    """Wait for an ended job's files; a shared file system may lag by seconds."""
+    """Wait for an ended job's files, which a shared file system may show only seconds later."""
     deadline = time.monotonic() + _FILES_LAG_S
     while time.monotonic() < deadline:
         copy_from_logs(folder, options=options)
@@ -125,7 +125,7 @@ def await_files(folder: Path, *, options: SlurmOptions) -> None:
 
 
 def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) -> Ending:
-    """Return how a job ended: by Slurm's state if Slurm ended it, else by the job's record."""
+    """Return how a job ended: by Slurm's state if Slurm ended it, else by the job's own record."""
     record = readback.read_json(folder / ENDED)
     slurm_state = job.state if job else ""
     wall_s = _wall_s(record) if record else None
@@ -152,7 +152,7 @@ def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) 
             wall_s=wall_s,
             error="Slurm no longer knows the job, and it left no record",
         )
-    if is_there(folder / REFUSED):
+    if path_exists(folder / REFUSED):
         refusal = f"Slurm rejects the job: {readback.log_tail(folder, name=REFUSED)}"
         return Ending(reason="failed_to_start", wall_s=wall_s, error=refusal)
     if slurm_state == "TIMEOUT":
@@ -163,10 +163,10 @@ def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) 
     if not_begun := _LAUNCH_ERROR.search(slurm_log):
         return Ending(reason="terminated", wall_s=wall_s, error=not_begun[0])
     # A script that claimed the job records its end unless Slurm ends it.
-    if record is None and is_there(folder / CLAIM):
+    if record is None and path_exists(folder / CLAIM):
         error = "the batch script could not record its end. Is the disk of the runs folder full?"
         return Ending(reason="terminated", wall_s=wall_s, error=error)
-    if record is None or not is_there(folder / jobs.LOG):
+    if record is None or not path_exists(folder / jobs.LOG):
         error = f"the batch script ended before the job started: {jobs.last_line(slurm_log)}"
         return Ending(reason="failed_to_start", wall_s=wall_s, error=error)
     if "reason" in record:  # written by the supervisor, through the log
@@ -186,7 +186,7 @@ def _logged_duration_s(folder: Path) -> float | None:
     except OSError:
         return 0.0
     log = folder / jobs.LOG
-    return max(log.lstat().st_mtime - began, 0.0) if is_there(log) else None
+    return max(log.lstat().st_mtime - began, 0.0) if path_exists(log) else None
 
 
 def _wall_s(record: Mapping[str, Any]) -> float | None:
@@ -198,16 +198,18 @@ def _wall_s(record: Mapping[str, Any]) -> float | None:
     return None
 
 
-def path_of(name: str, *, options: Logs, job_name: str) -> str:
-    """Return the path of a job's file in the log folder on the nodes; srun expands `%n`."""
+def node_log_path(name: str, *, options: Logs, job_name: str) -> str:
+    """Return the path, on the nodes, of a job's file in the log folder. srun replaces `%n` by the
+    node's number.
+    """
     return f"{options.folder}/{job_name}.{name}"
 
 
-def step(plan: LaunchPlan, *, srun: str, python: str, around: str = "") -> str:
+def render_step(plan: LaunchPlan, *, srun: str, python: str, around: str = "") -> str:
     """Return the lines of the batch script that run the job on every node.
 
-    srun passes its input, one line of JSON, to all nodes. The JSON is ASCII without line breaks, so
-    it cannot end the here-document.
+    srun passes its standard input, one line of JSON, to all nodes. The JSON is ASCII without line
+    breaks, so that it cannot end the here-document.
 
     Args:
         plan: The job.
@@ -229,16 +231,18 @@ def step(plan: LaunchPlan, *, srun: str, python: str, around: str = "") -> str:
 
 
 def copy_claim(folder: Path, *, options: SlurmOptions) -> None:
-    """Copy the claim into the job's folder once a Slurm job runs it."""
-    if options.logs is not None and not is_there(folder / CLAIM):
+    """Copy the claim from the log folder into the job's folder, once a Slurm job has written it."""
+    if options.logs is not None and not path_exists(folder / CLAIM):
         text = readback.log_tail(Path(options.logs.local_path), name=f"{folder.name}.{CLAIM}")
         if text.strip().isdecimal():
             readback.write_text(folder / CLAIM, text)
 
 
 def copy_from_logs(folder: Path, *, options: SlurmOptions) -> None:
-    """Copy what the logs contain into the job's folder, unless the nodes share the folder."""
-    request = jobs.submitted(folder)
+    """Write the files that the logs contain into the job's folder, unless the nodes share the
+    folder.
+    """
+    request = jobs.read_submission(folder)
     if options.logs is None or request is None:
         return
     copy_claim(folder, options=options)
@@ -247,7 +251,7 @@ def copy_from_logs(folder: Path, *, options: SlurmOptions) -> None:
         _read(log_folder, f"{folder.name}.{node}.log")
         for node in range(options.num_nodes(num_gpus=request.num_gpus))
     ]
-    started = [streamed.parse(text) for text in texts if supervisor.MARK[0] in text]
+    started = [streamed.parse_output(text) for text in texts if supervisor.MARK[0] in text]
     # Output of nodes that could not start.
     errors = [text for text in texts if supervisor.MARK[0] not in text]
     readback.write_text(
@@ -258,7 +262,7 @@ def copy_from_logs(folder: Path, *, options: SlurmOptions) -> None:
         readback.write_json(folder / ENDED, record)
     if not started:
         return
-    printed = streamed.join(started)
+    printed = streamed.join_nodes(started)
     readback.write_text(folder / jobs.LOG, printed.log)
     for name, text in printed.files.items():
         if name == jobs.RESULT or name in request.returns or fnmatchcase(name, RANK_RESULTS):

@@ -1,7 +1,7 @@
-"""The batch script of a job: pure and printable, so that it can also be submitted by hand.
+"""Render the batch script of a job, which can also be submitted by hand.
 
-Of the query it contains only the job's name and numbers. The request is in a file, and the
-environment is passed by sbatch.
+Of the query, the script contains only the job's name and numbers. The request is in a file, and
+sbatch passes the environment.
 """
 
 import math
@@ -16,16 +16,18 @@ from hp_tool.cluster.launchers.slurm_folder import (
     ENDED,
     RANK_RESULTS,
     SLURM_LOG,
-    path_of,
-    step,
+    node_log_path,
+    render_step,
 )
 from hp_tool.domain.jobs import LaunchPlan
 
 SCRIPT = "job.sbatch"
 _TIME_MARGIN_S = 120.0
-"""Margin of Slurm's limit, a backstop: it counts minutes and leaves no record of the end."""
+"""Seconds by which Slurm's time limit exceeds the run's. Slurm counts minutes, and a job that Slurm
+ends leaves no record.
+"""
 _IMAGE_IMPORT_S = 1800.0
-"""Time for importing a container image on the nodes before the run starts."""
+"""Seconds for importing a container image on the nodes before the run starts."""
 _KILL_AFTER_S = 60
 
 _CLAIMED = """\
@@ -72,7 +74,7 @@ timeout --kill-after={kill_after} {timeout_s} {srun} \\
 
 
 def render(options: SlurmOptions, *, plan: LaunchPlan) -> str:
-    """Render the script of `plan`, to be submitted in the job's folder."""
+    """Return the batch script of `plan`, which is submitted in the job's folder."""
     nodes = options.num_nodes(num_gpus=plan.num_gpus)
     header = "\n".join(
         f"#SBATCH {argument}" for argument in _sbatch(options, plan=plan, nodes=nodes)
@@ -81,7 +83,8 @@ def render(options: SlurmOptions, *, plan: LaunchPlan) -> str:
     srun = " ".join(_srun(options, plan=plan, nodes=nodes))
     if options.logs is not None:
         claim, ended = (
-            path_of(name, options=options.logs, job_name=plan.job_name) for name in (CLAIM, ENDED)
+            node_log_path(name, options=options.logs, job_name=plan.job_name)
+            for name in (CLAIM, ENDED)
         )
         return _LOGGED.format(
             header=header,
@@ -89,7 +92,7 @@ def render(options: SlurmOptions, *, plan: LaunchPlan) -> str:
             recorded=_RECORDED.format(old=ended, ended=ended),
             setup=setup,
             rendezvous=_RENDEZVOUS,
-            step=step(
+            step=render_step(
                 plan, srun=srun, around=_apptainer(options), python=options.python or sys.executable
             ),
         )
@@ -122,7 +125,9 @@ def _sbatch(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]
         else plan.timeout_s + _TIME_MARGIN_S + importing_s
     )
     logs, job_name = options.logs, plan.job_name
-    slurm_log = SLURM_LOG if logs is None else path_of(SLURM_LOG, options=logs, job_name=job_name)
+    slurm_log = (
+        SLURM_LOG if logs is None else node_log_path(SLURM_LOG, options=logs, job_name=job_name)
+    )
     excluded = [host for host in plan.excluded_hosts if readback.is_host_name(host)]
     options_by_name = {
         name: getattr(options, name) for name in ("account", "partition", "qos", "comment")
@@ -149,7 +154,7 @@ def _sbatch(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]
 
 
 def _quote_argument(argument: str) -> str:
-    """Quote an sbatch option that contains spaces."""
+    """Return an option of sbatch, quoted if it contains spaces."""
     name, equals, value = argument.partition("=")
     return f'{name}{equals}"{value}"' if " " in value else argument
 
@@ -162,7 +167,9 @@ def _devices(options: SlurmOptions, *, per_node: int) -> list[str]:
 
 
 def _node_share(options: SlurmOptions) -> list[str]:
-    """Return options for whole nodes or GPU shares; `sbatch_arguments` may set the memory."""
+    """Return the options for whole nodes or for shares of nodes. `sbatch_arguments` may set the
+    memory.
+    """
     shares = {"--cpus-per-gpu": options.cpus_per_gpu, "--mem-per-gpu": options.memory_per_gpu}
     shared = any(shares.values())
     whole = (
@@ -179,7 +186,9 @@ def _node_share(options: SlurmOptions) -> list[str]:
 
 
 def _srun(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]:
-    """Return srun with one task per node, not bound to a core because it starts all processes."""
+    """Return the srun command with one task per node. The task is not bound to a core, because it
+    starts all processes of the node.
+    """
     arguments = [
         f"--nodes={nodes}",
         f"--ntasks={nodes}",
@@ -191,7 +200,7 @@ def _srun(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]:
     if options.logs is None:
         arguments.append("--input=none")
     else:
-        log = path_of("%n.log", options=options.logs, job_name=plan.job_name)
+        log = node_log_path("%n.log", options=options.logs, job_name=plan.job_name)
         arguments += ["--input=all", f"--output={log}", "--open-mode=truncate"]
     if options.container is not None and options.container.runtime == "pyxis":
         arguments += _pyxis(options.container, shared=shared)
@@ -199,7 +208,7 @@ def _srun(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]:
 
 
 def _pyxis(container: Container, *, shared: bool) -> list[str]:
-    """Return quoted srun options of pyxis; a shared folder is mounted at its own path."""
+    """Return the options of pyxis for srun, quoted. A shared folder is mounted at its own path."""
     mounts = [*(["$PWD:$PWD"] if shared else []), *container.mounts]
     home = {None: [], True: ["--container-mount-home"], False: ["--no-container-mount-home"]}[
         container.mount_home
@@ -216,7 +225,7 @@ def _pyxis(container: Container, *, shared: bool) -> list[str]:
 
 
 def _apptainer(options: SlurmOptions) -> str:
-    """Return the prefix of a node's command, ending in a space; empty without Apptainer."""
+    """Return the prefix of a node's command, with a space at its end; empty without Apptainer."""
     container = options.container
     if container is None or container.runtime != "apptainer":
         return ""

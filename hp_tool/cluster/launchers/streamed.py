@@ -1,4 +1,4 @@
-"""Jobs without a shared folder: their files travel with them, and results are printed lines."""
+"""Jobs without a shared folder: their files are sent with them, and they print their results."""
 
 import contextlib
 import json
@@ -23,29 +23,29 @@ from hp_tool.errors import InputError, LauncherError
 JOB = "job.json"
 SUPERVISOR = "supervisor.py"
 MAX_FILES_BYTES = 900_000
-"""Total size of a job's files, limited by the engines' stores."""
+"""Maximum total size of a job's files, which the clusters' stores limit."""
 _LINE = re.compile(
     r"\n?" + re.escape(supervisor.MARK[0]) + r"(.*)" + re.escape(supervisor.MARK[1]) + r"\n?"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Printed:
+class JobOutput:
     """The parsed output of a job."""
 
     log: str = ""
     """Output of the job's own processes."""
     files: dict[str, str] = field(default_factory=dict)
     began: float | None = None
-    """Start of the first node; None if none started."""
+    """Time at which the first node started; None if no node started."""
     ended: dict[str, Any] | None = None
-    """The supervisor's record of the end; None if it was killed."""
+    """The supervisor's record of how the job ended; None if the supervisor was killed."""
     nodes: int = 0
     """Number of nodes that started."""
 
 
 class StreamedLauncher(ABC):
-    """Shared part of the launchers whose jobs print their results."""
+    """Base class of the launchers whose jobs print their results."""
 
     name: str
 
@@ -60,22 +60,24 @@ class StreamedLauncher(ABC):
 
     @abstractmethod
     def _list_jobs(self) -> Mapping[str, Any]:
-        """Return the engine's records of all jobs, by handle."""
+        """Return the scheduler's records of all jobs, by handle."""
 
     @abstractmethod
     def _job(self, handle: str) -> Any:
-        """Return the engine's record of a job, or None; raise LauncherError if it is away."""
+        """Return the scheduler's record of a job, or None; raise LauncherError if it does not
+        respond.
+        """
 
     @abstractmethod
     def _state(self, job: Any) -> JobState: ...
 
     @abstractmethod
     def _ending(self, handle: str, job: Any) -> Ending:
-        """Return how the engine reports the end, for jobs that could not print it."""
+        """Return how the scheduler reports the end, for jobs that could not print it."""
 
     @abstractmethod
     def _request(self, job: Any) -> tuple[int, float]:
-        """Return (devices, time limit in seconds) of the submission."""
+        """Return (number of devices, time limit in seconds) of the submitted job."""
 
     @abstractmethod
     def _texts(self, handle: str) -> Iterable[str]:
@@ -134,8 +136,8 @@ class StreamedLauncher(ABC):
         printed = self._printed(handle)
         return printed.log if name is None else printed.files.get(name, "")
 
-    def _printed(self, handle: str) -> Printed:
-        return join([parse(text) for text in self._texts(handle)])
+    def _printed(self, handle: str) -> JobOutput:
+        return join_nodes([parse_output(text) for text in self._texts(handle)])
 
     def _set_away(self, away: bool) -> None:
         """Record whether the cluster responded to the last query."""
@@ -143,7 +145,9 @@ class StreamedLauncher(ABC):
 
 
 def job_files(plan: LaunchPlan, *, per_node: dict[str, Any] | None = None) -> dict[str, str]:
-    """Return all files of the job's folder; `per_node` adds settings for the node driver."""
+    """Return all files of the job's folder. `per_node` adds settings for the driver of several
+    nodes.
+    """
     jobs.check_name(plan.job_name)
     job = {
         "command": list(plan.command),
@@ -158,8 +162,10 @@ def job_files(plan: LaunchPlan, *, per_node: dict[str, Any] | None = None) -> di
     return {**plan.files, JOB: json.dumps(job), SUPERVISOR: Path(supervisor.__file__).read_text()}
 
 
-def parse(text: str) -> Printed:
-    """Parse a node's output: the log after the first marker, and marked results."""
+def parse_output(text: str) -> JobOutput:
+    """Parse the output of one node: the log after the first marker, and the results between
+    markers.
+    """
     files: dict[str, str] = {}
     ended = None
     log: list[str] = []
@@ -185,7 +191,7 @@ def parse(text: str) -> Printed:
             ended = record["ended"]
     if began and ended is None and not files:
         log.append(text[position:])
-    return Printed(
+    return JobOutput(
         log="".join(log) if began else text,
         files=files,
         began=began_at,
@@ -195,14 +201,15 @@ def parse(text: str) -> Printed:
 
 
 def _finite_number(value: object) -> float | None:
-    """Return a finite number as float; None for anything else."""
+    """Return a finite number as a float; None for anything else."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def join(nodes: Sequence[Printed]) -> Printed:
-    """Combine the outputs of several nodes, and the end that explains a failure.
+def join_nodes(nodes: Sequence[JobOutput]) -> JobOutput:
+    """Combine the outputs of several nodes.
 
-    Nodes that succeeded, or were terminated because another failed, explain nothing.
+    The combined end is the one that explains a failure: not that of a node that succeeded, or that
+    was terminated because another node failed.
     """
     files: dict[str, str] = {}
     for node in reversed(nodes):
@@ -213,11 +220,11 @@ def join(nodes: Sequence[Printed]) -> Printed:
     ended = next(iter(own_failures or failures or ends), None)
     began = min((node.began for node in nodes if node.began is not None), default=None)
     log, started = "\n".join(node.log for node in nodes), sum(node.nodes for node in nodes)
-    return Printed(log=log, files=files, began=began, ended=ended, nodes=started)
+    return JobOutput(log=log, files=files, began=began, ended=ended, nodes=started)
 
 
 def split_nodes(text: str) -> list[str]:
-    """Split a text at its node markers; without any, return the whole text."""
+    """Split a text at the markers between nodes; return the text itself if it has none."""
     marks = [match for match in _LINE.finditer(text) if match[1].startswith('{"node":')]
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
     return (
@@ -226,14 +233,14 @@ def split_nodes(text: str) -> list[str]:
 
 
 def measure(
-    printed: Printed, *, ending: Ending, timeout_s: float, hardware: Hardware
+    printed: JobOutput, *, ending: Ending, timeout_s: float, hardware: Hardware
 ) -> Measurement:
-    """Return a job's measurement from its output, as `jobs.measure` does from its folder.
+    """Return a job's measurement from its output, as `jobs.measure` does from a folder.
 
     Args:
         printed: Parsed output.
-        ending: The engine's account, for jobs without their own.
-        timeout_s: Time limit.
+        ending: The scheduler's record of the end, for jobs that did not print one.
+        timeout_s: Time limit of the run.
         hardware: Hardware of the job.
     """
     with tempfile.TemporaryDirectory(prefix="hp-fetched-") as name:
@@ -245,8 +252,8 @@ def measure(
         )
 
 
-def job_ending(printed: Printed) -> Ending | None:
-    """Return the job's record of its end; None if it has none or if the engine ended it."""
+def job_ending(printed: JobOutput) -> Ending | None:
+    """Return the job's record of its end; None without one, or if the scheduler ended the job."""
     ended = printed.ended
     if ended is None or ended.get("reason") in ("terminated", "cancelled"):
         return None

@@ -37,18 +37,23 @@ _KILL_TIMEOUT_S = 30.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 EXIT_ALREADY_RUN = 75
-"""Exit code if another supervisor runs or ran the job."""
+"""Exit code if another supervisor runs, or has run, the job."""
 MARK = ("<<<hp-tool:", ":hp-tool>>>")
-"""Markers around a JSON object on its own line."""
+"""Markers before and after a JSON object on its own line."""
 MAX_FILE_BYTES = 2**18
-"""Limit of a printed file: larger results are omitted, larger returned files are cut to their end.
+"""Maximum size of a printed file. A larger result is omitted; of a larger returned file, the end is
+printed.
 """
 MAX_REPORTS = 16
-"""Reports of failed ranks to print, earliest first; later ranks fail because of them."""
+"""Maximum number of failed ranks whose reports are printed, earliest first. Later ranks fail
+because of them.
+"""
 
 
 def main(path: Path) -> int:
-    """Detach and run the job in `path`; return EXIT_ALREADY_RUN if another supervisor has it."""
+    """Detach from the caller and run the job in `path`; return EXIT_ALREADY_RUN if another
+    supervisor runs it.
+    """
     folder = Folder(path)
     lock = (path / "lock").open("w")
     try:
@@ -65,14 +70,16 @@ def main(path: Path) -> int:
 
 
 class Folder:
-    """The job's folder, safe against whatever the job puts in place of it or its files."""
+    """The job's folder, safe against anything that the job puts in place of it or of its files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
     def write(self, name: str, value: dict[str, Any]) -> None:
-        """Write `value` atomically as `name`; a folder of that name is renamed."""
+        """Write `value` as JSON to the file `name`, atomically; a folder with that name is
+        renamed.
+        """
         token = f"{time.time_ns():x}"
         descriptor = os.open(
             f"~{name}.{token}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=self._descriptor
@@ -90,7 +97,9 @@ class Folder:
 
 
 def _run(folder: Folder, *, to_log: bool = True) -> dict[str, Any]:
-    """Run the job and return how it ended; never raises, so that the launcher learns of the end."""
+    """Run the job and return how it ended. Errors are part of the result, so that the launcher
+    learns of them.
+    """
     try:
         return _Supervisor(folder, to_log=to_log).run()
     except Exception as error:
@@ -98,7 +107,7 @@ def _run(folder: Folder, *, to_log: bool = True) -> dict[str, Any]:
 
 
 def attached(source: Path) -> int:
-    """Run the job whose files are in `source`; return 0 if it succeeded or left a result."""
+    """Run the job whose files are in `source`; return 0 if it succeeded or wrote a result."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # the job ends with the parent process
     work = Path(tempfile.mkdtemp(prefix="hp-job-"))
     job = json.loads((source / "job.json").read_text())
@@ -133,7 +142,7 @@ def _read_end(path: Path) -> str:
 
 class _Supervisor:
     def __init__(self, folder: Folder, *, to_log: bool) -> None:
-        """With `to_log`, write the job's output to job.log, else to stdout."""
+        """Write the job's output to job.log if `to_log`, else to standard output."""
         self._folder, self._to_log = folder, to_log
         self._job = json.loads((folder.path / "job.json").read_text())
         self._terminated = False
@@ -162,7 +171,8 @@ class _Supervisor:
         return ended | {"oom_kills": _oom_kills() - kills}
 
     def _wait_for(self, devices: Any) -> str | None:
-        """Wait for the machine's devices; concurrent jobs would disturb each other's timing.
+        """Wait for the machine's devices, because concurrent jobs would disturb each other's
+        timing.
 
         Returns:
             Why the wait was interrupted, or None.
@@ -224,7 +234,7 @@ class _Supervisor:
 
 
 class _OutputForwarder:
-    """Forwards the job's output to stdout, up to a limit, and counts it."""
+    """Copy the job's output to standard output, up to a limit."""
 
     def __init__(self, max_bytes: float) -> None:
         read, write = os.pipe()
@@ -233,11 +243,13 @@ class _OutputForwarder:
         self._thread = threading.Thread(target=self._pass_on, args=(read, max_bytes), daemon=True)
 
     def start(self) -> None:
-        """Start after the job's process was forked, because forking with threads is unsafe."""
+        """Start after the job's process was forked, because forking a process with threads is
+        unsafe.
+        """
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait until all output is forwarded; the job's processes have ended."""
+        """Wait until all output is copied; the job's processes have ended."""
         if self._thread.ident is not None:
             self._thread.join(_KILL_TIMEOUT_S)
 
@@ -254,10 +266,11 @@ class _OutputForwarder:
 
 
 def _end_descendants() -> None:
-    """Kill children until none is left.
+    """Kill child processes until none is left.
 
-    A killed child's children become ours (subreaper) and are killed in the next round. Pids are
-    safe, because a child's pid is not reused before we have waited for it.
+    This process becomes the parent of a killed child's children (subreaper) and kills them in the
+    next round. Process ids are safe, because a child's id is not reused before this process has
+    waited for the child.
     """
     deadline = time.monotonic() + _KILL_TIMEOUT_S
     while time.monotonic() < deadline:
@@ -285,7 +298,7 @@ def _children() -> list[int]:
 
 
 def _die_with_supervisor() -> None:
-    """Make the job's first process receive SIGTERM if the supervisor is killed."""
+    """Let the kernel send SIGTERM to the job's first process if the supervisor is killed."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -294,7 +307,7 @@ def _prctl(option: int, value: int = 1) -> None:
 
 
 def _oom_kills() -> int:
-    """Return the number of OOM kills since boot; 0 if unknown."""
+    """Return the number of OOM kills since the host started; 0 if unknown."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:

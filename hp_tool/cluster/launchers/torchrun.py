@@ -1,4 +1,6 @@
-"""Launch plans: command, environment and files of the profiler or another program."""
+"""Plan how a job is launched: command, environment and files of the profiler or of another
+program.
+"""
 
 import os
 import sys
@@ -30,9 +32,11 @@ _INHERITED_PREFIXES = ("CUDA_", "NCCL_", "NVIDIA_", "TORCH_", "TRITON_")
 _INHERITED_ELSEWHERE = ("HOME", "LANG", "LC_ALL", "PATH", "USER")
 """Variables that are also valid on other hosts."""
 _RENDEZVOUS = "rendezvous.py"
-"""A torchrun agent whose store listens on a single address; copied to the job's folder."""
+"""A torchrun rendezvous whose store listens on a single address; it is copied to the job's
+folder.
+"""
 _FRAMEWORK_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
-"""Set by the run as its framework needs it, so not inherited."""
+"""Variable that the run sets as its framework needs, so that it is not inherited."""
 _NO_PROGRAM = Program(
     command=("-m", "hp_tool.cluster.profiler", jobs.REQUEST, jobs.RESULT), torchrun=True
 )
@@ -42,7 +46,7 @@ def cluster_plan(request: RunRequest, *, job_name: str, options: ClusterOptions)
     """Plan a job on a cluster.
 
     Raises:
-        InputError: The cluster has another device, or a job may not have that many devices.
+        InputError: The cluster has another device, or cannot run a job with this many devices.
     """
     if request.gpu != options.gpu:
         message = (
@@ -64,7 +68,7 @@ def cluster_plan(request: RunRequest, *, job_name: str, options: ClusterOptions)
 
 
 def smallest_plan(options: ClusterOptions, *, job_name: str) -> LaunchPlan:
-    """Plan a one-node job that does nothing, to test whether a site accepts it."""
+    """Plan a job on one node that does nothing, to test whether the site accepts jobs."""
     return LaunchPlan(
         job_name=job_name,
         command=("true",),
@@ -84,18 +88,19 @@ def job_plan(
     bound: bool = False,
     operator_environment: Mapping[str, str] | None = None,
 ) -> LaunchPlan:
-    """Plan a job whose command runs in its folder on every node.
+    """Plan a job whose command runs in the job's folder on every node.
 
-    On one node, processes meet at a free loopback port. On several, the environment variables
-    PET_MASTER_ADDR and PET_MASTER_PORT name the first node, and PET_NODE_RANK this one.
+    On one node, processes connect through a free loopback port. On several nodes, the environment
+    variables PET_MASTER_ADDR and PET_MASTER_PORT name the first node, and PET_NODE_RANK is the
+    node's number.
 
     Args:
         request: What to run.
         job_name: Name of the job.
-        python: Interpreter on the nodes; default: this one.
+        python: Interpreter on the nodes; by default that of this process.
         num_nodes: Number of nodes.
         bound: Let the first node listen on its own address only.
-        operator_environment: Environment variables set by the operator.
+        operator_environment: Environment variables that the operator sets.
     """
     program = (request.program if isinstance(request, ProfileRequest) else None) or _NO_PROGRAM
     bound = program.torchrun and (bound or num_nodes == 1)
@@ -129,7 +134,7 @@ def job_plan(
 
 
 def _environment(request: RunRequest, num_nodes: int) -> dict[str, str]:
-    """Return the variables that a job needs beyond the inherited ones."""
+    """Return the variables that a job needs in addition to the inherited ones."""
     environment = {"PYTHONUNBUFFERED": "1"}
     if request.gpu == "cpu":
         # The catalogue's `cpu` is one process with one thread.
@@ -143,7 +148,9 @@ def _environment(request: RunRequest, num_nodes: int) -> dict[str, str]:
 
 
 def full_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return a local job's environment: inherited variables, overridden by the plan's."""
+    """Return the environment of a job on this host: inherited variables, overridden by the
+    plan's.
+    """
     inherited = {
         k: v for k, v in os.environ.items() if k in _INHERITED or k.startswith(_INHERITED_PREFIXES)
     }
@@ -154,6 +161,8 @@ def full_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def environment_elsewhere(
     environment: Mapping[str, str], *, inherit: Iterable[str]
 ) -> dict[str, str]:
-    """Return a remote job's environment: portable variables, `inherit`, and the plan's."""
+    """Return the environment of a job on other hosts: portable variables and `inherit`, overridden
+    by the plan's.
+    """
     names = (*_INHERITED_ELSEWHERE, *inherit)
     return {name: os.environ[name] for name in names if name in os.environ} | dict(environment)

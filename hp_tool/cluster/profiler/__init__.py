@@ -1,4 +1,4 @@
-"""The profiler, started by torchrun on every rank.
+"""The profiler, which torchrun starts on every rank.
 
 `python -m hp_tool.cluster.profiler REQUEST.json RESULT.json`
 """

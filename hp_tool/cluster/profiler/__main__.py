@@ -1,4 +1,4 @@
-"""One rank of a run: read the request, run it, and write the result atomically."""
+"""Run one rank: read the request, run it, and write the result atomically."""
 
 from __future__ import annotations
 
@@ -45,13 +45,15 @@ _NO_PEAKS: dict[str, Any] = {
     "peak_memory_bytes_per_rank": (),
     "peak_memory_source": None,
 }
-"""A host's heap does not shrink, so its growth says nothing about a second model."""
+"""Memory fields of rivals measured on a CPU: empty, because the host's heap does not shrink
+after the first model.
+"""
 _LOG_TAIL_CHARACTERS = 4096
 _CAUSE_CHARACTERS = 500
 
 
 def main() -> int:
-    """Return 0 if the result was written, 1 if this rank wrote a failure report."""
+    """Return 0 if the result was written, 1 if this rank reported a failure."""
     parser = argparse.ArgumentParser(prog="python -m hp_tool.cluster.profiler", description=__doc__)
     parser.add_argument("request", type=Path)
     parser.add_argument("result", type=Path)
@@ -61,7 +63,7 @@ def main() -> int:
         request = read_request(arguments.request)
         measurement = profile(request)
         for result in itertools.chain(
-            [measurement], with_rivals(request, measurement)
+            [measurement], measure_rivals(request, measurement)
         ):  # each is safe before the next
             if rank == 0:
                 write_measurement(arguments.result, result)
@@ -73,7 +75,9 @@ def main() -> int:
 
 
 def profile(request: RunRequest) -> Measurement:
-    """Run the request. All ranks call it and get the same answer, or this rank's exception."""
+    """Run the request on all ranks. Each rank returns the same measurement, or raises its own
+    error.
+    """
     if isinstance(request, ProfileRequest):
         connections = device_connections(workload=request.training, parallel=request.parallel)
         if connections is not None:
@@ -101,7 +105,7 @@ def profile(request: RunRequest) -> Measurement:
     known: dict[str, Any] = {
         "hardware": backend.hardware(request, device=device),
         "versions": backend.versions(),
-        "differences": support.switched(request)[1] if switched_off else {},
+        "differences": support.supported_overlaps(request)[1] if switched_off else {},
     }
     if os.environ["RANK"] == "0":
         print(
@@ -124,10 +128,10 @@ def profile(request: RunRequest) -> Measurement:
     return replace(measurement, **known | {"versions": versions}, wall_s=time.monotonic() - started)
 
 
-def with_rivals(request: RunRequest, first: Measurement) -> Iterator[JobResult]:
-    """Yield the first configuration's measurement together with those of its rivals so far.
+def measure_rivals(request: RunRequest, first: Measurement) -> Iterator[JobResult]:
+    """Yield the first configuration's measurement, then the same with each rival measured so far.
 
-    Rivals run in the same processes. A failing rival ends the job; earlier results remain.
+    Rivals run in the same processes. A rank that fails ends the job; earlier results remain.
     """
     if not isinstance(request, ProfileRequest):
         return
@@ -139,12 +143,12 @@ def with_rivals(request: RunRequest, first: Measurement) -> Iterator[JobResult]:
         sys.modules["torch"].distributed.barrier()
         started, own = time.monotonic(), replace(request, parallel=parallel, rivals=())
         support.check(own)
-        forget()
+        free_previous_model()
         measurement = replace(
             _train(own, device=device),
             hardware=first.hardware,
             versions=first.versions,
-            differences=support.switched(own)[1]
+            differences=support.supported_overlaps(own)[1]
             if request.training.framework == "megatron-core"
             else {},
             wall_s=time.monotonic() - started,
@@ -155,8 +159,10 @@ def with_rivals(request: RunRequest, first: Measurement) -> Iterator[JobResult]:
         yield JobResult(**known | {"wall_s": total_s, "rivals": tuple(rivals)})
 
 
-def forget() -> None:
-    """Free the previous configuration's model, groups, buffers and Megatron's attention state."""
+def free_previous_model() -> None:
+    """Free the previous configuration's model, process groups, buffers and Megatron's attention
+    state.
+    """
     gc.collect()
     if (torch := sys.modules["torch"]).cuda.is_available():
         torch.cuda.empty_cache()
@@ -171,7 +177,7 @@ def forget() -> None:
 
 
 def _train(request: ProfileRequest, *, device: torch.device) -> Measurement:
-    """Run a few optimizer steps of a training configuration, and return the measurement."""
+    """Run a few optimizer steps of a training configuration and return the measurement."""
     is_native = request.training.framework == "torch-fsdp"
     if not is_native:
         _prepare_megatron(device)
@@ -208,7 +214,7 @@ def _train(request: ProfileRequest, *, device: torch.device) -> Measurement:
 
 
 def _serve(request: InferenceRequest, *, device: torch.device) -> Measurement:
-    """Run a few batches on a replica of a serving configuration, and return the measurement."""
+    """Run a few batches on one replica of a serving configuration and return the measurement."""
     _prepare_megatron(device)
 
     from hp_tool.cluster.profiler import serving

@@ -1,4 +1,4 @@
-"""Devices, process group and clock of a run: CUDA with NCCL, or one CPU thread each with gloo."""
+"""Devices, process group and clock of a run: CUDA with NCCL, or a CPU thread per rank with gloo."""
 
 import os
 import platform
@@ -55,7 +55,7 @@ def device(request: ProfileRequest) -> torch.device:
 
 
 def hardware(request: ProfileRequest, *, device: torch.device) -> Hardware:
-    """Return the hardware of this run; a collective call."""
+    """Return the hardware of this run. All ranks must call it."""
     hosts: list[str | None] = [None] * distributed.get_world_size()
     distributed.all_gather_object(hosts, socket.gethostname())
     local = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -76,7 +76,7 @@ def hardware(request: ProfileRequest, *, device: torch.device) -> Hardware:
 
 
 class DeviceWatch:
-    """Reads the state of a run's GPUs under load, during a step that is not measured."""
+    """Record the state of a run's GPUs under load, during a step that is not measured."""
 
     _FIELDS = (
         "clocks.sm,clocks.max.sm,clocks_throttle_reasons.active,ecc.errors.uncorrected.volatile.total,"
@@ -95,7 +95,7 @@ class DeviceWatch:
         )
 
     def states(self) -> tuple[tuple[DeviceState, ...], str | None]:
-        """Return (all GPUs of all nodes, driver version); a collective call."""
+        """Return (all GPUs of all nodes, driver version). All ranks must call it."""
         text = ""
         if self._query is not None:
             try:
@@ -111,7 +111,7 @@ class DeviceWatch:
 
 
 def parse_devices(text: str, *, host: str) -> tuple[tuple[DeviceState, ...], str | None]:
-    """Parse nvidia-smi's lines to (GPUs, driver version); missing values are None."""
+    """Parse the output of nvidia-smi to (GPUs, driver version); missing values are None."""
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
     rows = [row for row in rows if len(row) == 8]
     states = []
@@ -133,7 +133,7 @@ def parse_devices(text: str, *, host: str) -> tuple[tuple[DeviceState, ...], str
 
 
 _IDLE = 0x1
-"""The driver's reason for a low clock because the GPU is idle."""
+"""Bit of the driver's clock-throttling reasons that means an idle GPU."""
 
 
 def _scaled(text: str, unit: float = 1.0) -> float | None:
@@ -179,19 +179,19 @@ def _cpu_name() -> str:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the device's queued work; CPUs have none."""
+    """Wait for the device's queued work; a CPU has none."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
 def slowest(seconds: float, *, device: torch.device) -> float:
-    """Return the slowest rank's seconds on all ranks; a collective call."""
+    """Return the seconds of the slowest rank on all ranks. All ranks must call it."""
     most = torch.tensor([seconds], dtype=torch.float64, device=device)
     distributed.all_reduce(most, op=distributed.ReduceOp.MAX)
     return float(most)
 
 
 def now(device: torch.device) -> float:
-    """Return this process's clock in seconds after the device's queued work is done."""
+    """Return this process's clock in seconds, after the device's queued work is done."""
     synchronize(device)
     return time.perf_counter()

@@ -48,7 +48,7 @@ def install() -> None:
 
 
 class _Stream:
-    """A stream or event on a device without streams."""
+    """A stream or event for a device without streams."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -63,7 +63,9 @@ class _Stream:
 
 
 def _split_sizes(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-    """Return an all-to-all's token counts, which the original returns for GPU tensors only."""
+    """Return the token counts of an all-to-all, which the original function returns only for GPU
+    tensors.
+    """
     return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
 
@@ -72,7 +74,9 @@ def _no_compile(function: Callable[..., Any] | None = None, **_: object) -> Call
 
 
 def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Wrap a tensor factory to replace device="cuda" by the CPU and pinned by normal memory."""
+    """Wrap a tensor factory so that device="cuda" becomes the CPU, and pinned memory normal
+    memory.
+    """
 
     @functools.wraps(factory)
     def create(
@@ -84,7 +88,9 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
 
 def _cuda_type_names(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Tensor.type() to return torch.cuda names, by which the optimizer sorts parameters."""
+    """Wrap Tensor.type() to return the names of torch.cuda types, by which the optimizer sorts
+    parameters.
+    """
 
     @functools.wraps(original)
     def type_of(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

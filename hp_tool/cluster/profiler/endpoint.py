@@ -1,11 +1,13 @@
-"""Load generator for servers with OpenAI's completions API: closed, Poisson, or a trace.
+"""Generate load for a server with OpenAI's completions API: closed, Poisson, or a trace.
 
-Started in the job's folder, with the URL in endpoint.json and the key in the environment. Prompts
-are random, so no cache has them, except for the leading tokens that the load defines as cached,
-which all prompts share. A closed load keeps the requested number of requests in flight. Requests
-beyond `max_num_seqs` wait here, and their wait counts in the time to first token. Answers are
-counted in the order in which they end, `num_requests` per repetition. The first repetitions are
-warm-up, and the load continues until the last one has ended.
+The process starts in the job's folder, with the URL in endpoint.json and the key in the
+environment. Prompts are random, so that no cache contains them, except for the leading tokens that
+the load defines as cached, which all prompts share.
+
+A closed load keeps the requested number of requests in flight. Requests beyond `max_num_seqs` wait
+in this process, and the time to first token includes their wait. Responses are counted in the order
+in which they end, `num_requests` per repetition. The first repetitions are warm-up, and the load
+continues until the last repetition has ended.
 """
 
 import asyncio
@@ -34,7 +36,7 @@ from hp_tool.errors import HpToolError
 
 _KEY = "HP_ENDPOINT_API_KEY"
 _VOCABULARY = 10_000
-"""Token ids are drawn from this range; others may have a special meaning."""
+"""Range from which token ids are drawn; others may have a special meaning."""
 _WORDS = (
     "time",
     "year",
@@ -52,14 +54,18 @@ _WORDS = (
     "family",
 )
 _LENGTH_TOLERANCE, _LENGTH_SLACK = 0.05, 2
-"""Tolerance of the server's prompt token count: words differ, and a server may add a token."""
+"""Relative and absolute tolerance of the server's count of prompt tokens: words differ, and a
+server may add a token.
+"""
 _BACKLOG = 64
-"""Requests waiting beyond ten repetitions' worth at which an open load counts as too high."""
+"""Number of waiting requests, beyond those of ten repetitions, at which an open load counts as too
+high.
+"""
 _CAUSE_CHARACTERS, _TAIL_CHARACTERS = 500, 4096
 
 
 class EndpointError(Exception):
-    """The server's answers cannot be used as a measurement."""
+    """The server's responses cannot be used as a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ class Answer:
     """Times of one request, in seconds of the monotonic clock."""
 
     ttft_s: float
-    """Seconds from its arrival, which may be before it was sent."""
+    """Seconds to the first token since the request arrived, which may be before it was sent."""
     tpot_s: float
     latency_s: float
     ended_s: float
@@ -86,10 +92,10 @@ class Endpoint:
         self._words_per_token = 1.0
         self._requests = itertools.cycle(_requests(request))
         self._shared: list[Any] = []
-        """Beginning of prompts that a cache has."""
+        """Leading tokens that all prompts share and that a cache contains."""
 
     async def prepare(self) -> dict[str, str]:
-        """Get the model name, measure tokens per word, and return the server's versions."""
+        """Find the model's name, measure the tokens per word, and return the server's versions."""
         if self._model is None:
             listed = await self._client.get("models")
             if listed.status_code != 200 or not listed.json().get("data"):
@@ -110,7 +116,7 @@ class Endpoint:
         return versions
 
     async def answers(self, total: int) -> list[Answer]:
-        """Return the first `total` answers, in the order in which they ended."""
+        """Return the first `total` responses, in the order in which they ended."""
         ended: list[Answer] = []
         enough = asyncio.Event()
         parallel, load = self._request.parallel, self._request.inference
@@ -165,7 +171,7 @@ class Endpoint:
         return ended[:total]
 
     def _arrivals(self, rate: float) -> Iterator[float]:
-        """Yield arrival times of an open load: the repeated trace, or independent times."""
+        """Yield the arrival times of an open load: the repeated trace, or independent times."""
         trace, start = self._request.trace, time.monotonic()
         times = None if trace is None else trace.arrival_s
         while True:
@@ -195,7 +201,9 @@ class Endpoint:
         )
 
     def _prompt(self, length: int, *, cached: int) -> list[int] | str:
-        """Return a prompt of `length` tokens, the first `cached` of them shared."""
+        """Return a prompt of `length` tokens, of which all prompts share the first `cached`
+        ones.
+        """
         text = self._where["prompts"] == "text"
         each: Sequence[Any] = (
             _WORDS if text else range(min(self._request.model.vocab_size, _VOCABULARY))
@@ -210,10 +218,10 @@ class Endpoint:
     async def _tokens(
         self, prompt: list[int] | str, *, max_tokens: int
     ) -> tuple[dict[str, int], list[float]]:
-        """Return the server's token counts and the times of events with text.
+        """Return the server's token counts, and the times of the events that contain text.
 
         Raises:
-            EndpointError: The response is not such a stream.
+            EndpointError: The response is not a stream of completions.
         """
         fields = {
             "model": self._model,
@@ -249,7 +257,7 @@ class Endpoint:
 
 
 def _requests(request: InferenceRequest) -> list[tuple[int, int, int]]:
-    """Return (prompt, answer, shared prompt) tokens of each request."""
+    """Return the (prompt, response, shared prompt) tokens of each request."""
     load, trace = request.inference, request.trace
     if trace is None:
         return [
@@ -269,7 +277,8 @@ def _requests(request: InferenceRequest) -> list[tuple[int, int, int]]:
 def serving_times(
     answers: list[Answer], request: InferenceRequest, *, started_s: float
 ) -> ServingTimes:
-    """Compute medians of the repetitions' means, quantiles over all requests, and the total rate.
+    """Return the medians of the repetitions' means, quantiles over all requests, and the total
+    rate, without the warm-up.
 
     Warm-up is left out.
     """
@@ -295,7 +304,7 @@ def serving_times(
 async def measure(
     request: InferenceRequest, *, where: dict[str, Any], key: str | None
 ) -> Measurement:
-    """Run the load and time it; raises EndpointError and httpx.HTTPError."""
+    """Run the load and return its times; raises EndpointError and httpx.HTTPError."""
     started = time.monotonic()
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -324,7 +333,9 @@ async def measure(
 
 
 def main(folder: Path) -> int:
-    """Run a folder's request; return 0 if the result was written, 1 for a failure report."""
+    """Run the request in a folder; return 0 if the result was written, 1 if a failure was
+    reported.
+    """
     request, where = (
         read_request(folder / "request.json"),
         json.loads((folder / "endpoint.json").read_text()),

@@ -1,6 +1,7 @@
-"""Layer modules: Transformer Engine's if installed, else Megatron's with a norm and attention here.
+"""Layer modules: Transformer Engine's if installed, else Megatron's with the norm and attention of
+this module.
 
-Megatron's local norms do not support sequence parallelism, and its local attention builds the s x s
+Megatron's local norms do not support sequence parallelism, and its local attention stores the s x s
 scores.
 """
 
@@ -35,7 +36,7 @@ from hp_tool.domain.measurement import ProfileRequest
 
 
 class Norm:
-    """LayerNorm or RMSNorm, marked for the gradient all-reduce of sequence parallelism."""
+    """LayerNorm or RMSNorm, marked so that sequence parallelism sums its gradients over ranks."""
 
     def __new__(
         cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
@@ -62,10 +63,10 @@ class FlashAttention(MegatronModule):
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
     ) -> torch.Tensor:
-        """Attend.
+        """Return the attention of queries to keys and values.
 
-        query [s, b, heads, head_dim], key and value [s, b, groups, head_dim] ->
-        [s, b, heads x head_dim].
+        query [s, b, heads, head_dim], key and value [s, b, groups, head_dim] -> [s, b, heads x
+        head_dim].
         """
         if parallel_state.get_context_parallel_world_size() > 1:
             return self._context_parallel(query, key, value)
@@ -94,9 +95,9 @@ class FlashAttention(MegatronModule):
     def _context_parallel(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """Attend to keys and values gathered from all context ranks.
+        """Attend to keys and values gathered from all context-parallel ranks.
 
-        Each of this rank's two pieces attends to everything before its end.
+        Each of this rank's two pieces attends to everything before its own end.
         """
         group = parallel_state.get_context_parallel_group()
         size, rank = (
@@ -128,8 +129,8 @@ class FlashAttention(MegatronModule):
 class CachedSelfAttention(SelfAttention):
     """Megatron's self attention with a KV cache of rotated keys, as in inference engines.
 
-    Without flash-attn's kernels, Megatron caches unrotated keys and rotates all of them for every
-    new token.
+    Without flash-attn's kernels, Megatron caches keys before rotation and rotates all of them for
+    every new token.
     """
 
     def _adjust_key_value_for_inference(
@@ -141,7 +142,9 @@ class CachedSelfAttention(SelfAttention):
         rotary_pos_emb: Any,
         *_: Any,
     ) -> tuple[Any, ...]:
-        """Return (query, keys and values so far, no more rotation, mask kind, no block table)."""
+        """Return (query, keys and values so far, no more rotation, kind of mask, no block
+        table).
+        """
         if inference_context is None:
             return query, key, value, rotary_pos_emb, self.attn_mask_type, None
         start = inference_context.sequence_len_offset
@@ -168,14 +171,16 @@ class CachedSelfAttention(SelfAttention):
 
 
 def has_transformer_engine() -> bool:
-    """Return True if Transformer Engine's layers can run here."""
+    """Return True if Transformer Engine's layers can run on this host."""
     return torch.cuda.is_available() and util.find_spec("transformer_engine") is not None
 
 
 def layer_specs(
     request: ProfileRequest, config: TransformerConfig, *, vp_stage: int | None
 ) -> TransformerBlockSubmodules | ModuleSpec:
-    """Return the layers of a model chunk; the first `first_k_dense_replace` are dense."""
+    """Return the layer specs of a model chunk; the first `first_k_dense_replace` layers are
+    dense.
+    """
     if has_transformer_engine() and not request.model.first_k_dense_replace:
         return _layer(request, config, experts=config.num_moe_experts)
     _without_transformer_engine()
@@ -196,7 +201,9 @@ def mtp_specs(
     *,
     vp_stage: int | None,
 ) -> MultiTokenPredictionBlockSubmodules | None:
-    """Return the multi-token prediction layers of this chunk, if any; each like the last layer."""
+    """Return the specs of this chunk's multi-token-prediction layers, which equal its last
+    layer.
+    """
     if config.mtp_num_layers is None:
         return None
     specs = get_gpt_mtp_block_spec(config, layers, has_transformer_engine(), vp_stage=vp_stage)
@@ -234,7 +241,7 @@ def _layer(
 
 
 def _without_transformer_engine() -> None:
-    """Define names that Megatron Core 0.16 uses but lacks without Transformer Engine (no fp8)."""
+    """Define names that Megatron Core 0.16 uses but does not define without Transformer Engine."""
     if has_transformer_engine():
         return
     multi_latent_attention.TELinear = type("TELinear", (), {})

@@ -1,4 +1,4 @@
-"""Peak memory of a rank, and detection of out-of-memory errors."""
+"""Measure the peak memory of a rank, and detect out-of-memory errors."""
 
 import contextlib
 import gc
@@ -19,15 +19,15 @@ class PeakMemory:
     """Peak memory in bytes."""
 
     allocated: int
-    """cuda: torch.cuda.max_memory_allocated(). cpu: growth of the resident set, without program
-    text, since before the model was built.
+    """Allocated peak. cuda: torch.cuda.max_memory_allocated(). cpu: growth of the resident set
+    since before the model was built, without program text.
     """
     reserved: int
-    """cuda: torch.cuda.max_memory_reserved(); cpu: the whole resident set."""
+    """Reserved peak. cuda: torch.cuda.max_memory_reserved(). cpu: the resident set."""
 
 
 class MemoryMeter:
-    """Measures this process's peak memory; create it before the model."""
+    """Measure this process's peak memory. Create it before the model."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -58,7 +58,7 @@ class MemoryMeter:
         return PeakMemory(allocated=max(0, peak - files - self._before), reserved=peak)
 
     def add_to(self, measurement: Measurement) -> Measurement:
-        """Return the measurement with peak memory over all ranks; a collective call."""
+        """Return the measurement with the peak memory over all ranks. All ranks must call it."""
         peaks: list[Any] = [None] * distributed.get_world_size()
         distributed.all_gather_object(peaks, self.peak())
         return replace(
@@ -71,9 +71,9 @@ class MemoryMeter:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if the device's allocator failed (on GPU runs, not the host's).
+    """Return True if the device's allocator failed; in runs on GPUs, not the host's allocator.
 
-    torch's CPU allocator reports it only in a RuntimeError's text.
+    torch's CPU allocator reports the failure only in the text of a RuntimeError.
     """
     if isinstance(error, torch.OutOfMemoryError):
         return True
@@ -86,7 +86,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _resident(kind: str) -> int:
-    """Return a figure of /proc/self/status in bytes; 0 if missing."""
+    """Return a figure of /proc/self/status in bytes; 0 if it is missing."""
     try:
         status = Path("/proc/self/status").read_text()
         return int(status.partition(f"\n{kind}:")[2].split()[0]) * 1024

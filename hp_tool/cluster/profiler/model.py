@@ -17,7 +17,7 @@ from megatron.core.utils import get_model_config
 from torch.nn import functional
 
 from hp_tool.cluster.profiler.layers import layer_specs, mtp_specs
-from hp_tool.cluster.profiler.support import switched
+from hp_tool.cluster.profiler.support import supported_overlaps
 from hp_tool.domain.measurement import ProfileRequest
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import Recompute
@@ -36,7 +36,7 @@ _BLOCK = 2**20  # elements hashed at a time, so that initialisation never sets t
 
 
 def build(request: ProfileRequest, *, device: torch.device) -> list[DistributedDataParallel]:
-    """Build this rank's model chunks (one unless interleaved). Needs the process group."""
+    """Build this rank's model chunks (one unless interleaved). The process group must exist."""
     chunks = build_chunks(request, device=device)
     config = get_model_config(chunks[0])
     ddp = DistributedDataParallelConfig(**ddp_fields(request))
@@ -58,7 +58,7 @@ def build(request: ProfileRequest, *, device: torch.device) -> list[DistributedD
 
 def ddp_fields(request: ProfileRequest) -> dict[str, Any]:
     """Return the fields of Megatron Core's DistributedDataParallelConfig."""
-    run, _ = switched(request)
+    run, _ = supported_overlaps(request)
     return {
         "grad_reduce_in_fp32": request.training.gradient_precision in (None, "fp32"),
         "use_distributed_optimizer": request.parallel.zero_stage == 1,
@@ -72,13 +72,13 @@ def build_chunks(request: ProfileRequest, *, device: torch.device) -> list[torch
     parallel_state.initialize_model_parallel(
         parallel.tensor_parallel_size,
         parallel.pipeline_parallel_size,
-        _interleaving(request),
+        _interleaving_fields(request),
         context_parallel_size=parallel.context_parallel_size,
         expert_model_parallel_size=parallel.expert_parallel_size,
         expert_tensor_parallel_size=parallel.expert_tensor_parallel_size,
         create_gloo_process_groups=False,
     )
-    run, _ = switched(request)
+    run, _ = supported_overlaps(request)
     graphs = run["cuda_graph_impl"] != "none"
     model_parallel_cuda_manual_seed(
         request.seed, te_rng_tracker=graphs, use_cudagraphable_rng=graphs
@@ -94,7 +94,7 @@ def build_chunks(request: ProfileRequest, *, device: torch.device) -> list[torch
 
 def transformer_config(request: ProfileRequest, *, cuda: bool) -> TransformerConfig:
     """Return Megatron Core's configuration of the request."""
-    run, _ = switched(request)
+    run, _ = supported_overlaps(request)
     latent = request.model.kv_lora_rank is not None
     return (MLATransformerConfig if latent else TransformerConfig)(
         **transformer_fields(request, run=run, cuda=cuda)
@@ -102,7 +102,7 @@ def transformer_config(request: ProfileRequest, *, cuda: bool) -> TransformerCon
 
 
 def transformer_fields(request: ProfileRequest, *, run: Switches, cuda: bool) -> dict[str, Any]:
-    """Return the fields of the TransformerConfig with these overlaps and fusions."""
+    """Return the fields of the TransformerConfig with the overlaps and fusions of `run`."""
     model, training, parallel = request.model, request.training, request.parallel
     dtype = _DTYPES[training.precision]
     return dict(
@@ -111,8 +111,8 @@ def transformer_fields(request: ProfileRequest, *, run: Switches, cuda: bool) ->
         num_attention_heads=model.num_attention_heads,
         num_query_groups=model.kv_heads,
         kv_channels=model.head_size,
-        **_latent(model),
-        **_experts(request),
+        **_latent_fields(model),
+        **_expert_fields(request),
         ffn_hidden_size=model.ffn_size,
         gated_linear_unit=model.gated_mlp,
         activation_func=functional.silu if model.gated_mlp else functional.gelu,
@@ -129,8 +129,8 @@ def transformer_fields(request: ProfileRequest, *, run: Switches, cuda: bool) ->
         params_dtype=dtype,
         tensor_model_parallel_size=parallel.tensor_parallel_size,
         pipeline_model_parallel_size=parallel.pipeline_parallel_size,
-        virtual_pipeline_model_parallel_size=_interleaving(request),
-        **_shorter_ends(request),
+        virtual_pipeline_model_parallel_size=_interleaving_fields(request),
+        **_end_stage_layers(request),
         context_parallel_size=parallel.context_parallel_size,
         cp_comm_type=parallel.context_parallel_communication or "p2p",
         sequence_parallel=parallel.sequence_parallel and parallel.tensor_parallel_size > 1,
@@ -144,12 +144,14 @@ def transformer_fields(request: ProfileRequest, *, run: Switches, cuda: bool) ->
         mtp_num_layers=model.num_nextn_predict_layers or None,
         **{name: value for name, value in run.items() if name not in OF_DDP},
         **({"cuda_graph_scope": "full_iteration"} if run["cuda_graph_impl"] != "none" else {}),
-        **_recompute(request),
+        **_recompute_fields(request),
     )
 
 
-def _latent(model: ModelSpec) -> dict[str, Any]:
-    """Return the fields of multi-head latent attention: latent ranks and head widths."""
+def _latent_fields(model: ModelSpec) -> dict[str, Any]:
+    """Return the fields of multi-head latent attention: the latent ranks and the widths of
+    heads.
+    """
     if model.kv_lora_rank is None:
         return {}
     return {
@@ -162,11 +164,11 @@ def _latent(model: ModelSpec) -> dict[str, Any]:
     }
 
 
-def _experts(request: ProfileRequest) -> dict[str, Any]:
+def _expert_fields(request: ProfileRequest) -> dict[str, Any]:
     """Return the fields of routed and shared experts.
 
-    A few steps do not balance the router, and its loss would be added. For evenly spread tokens,
-    the router is random.
+    A few steps do not balance the router, and its loss would be added to the model's. If tokens are
+    spread evenly, the router is therefore random.
     """
     model, parallel = request.model, request.parallel
     if model.num_experts is None:
@@ -191,13 +193,15 @@ def _experts(request: ProfileRequest) -> dict[str, Any]:
     }
 
 
-def _interleaving(request: ProfileRequest) -> int | None:
+def _interleaving_fields(request: ProfileRequest) -> int | None:
     chunks = request.parallel.virtual_pipeline_parallel_size
     return chunks if chunks > 1 else None
 
 
-def _shorter_ends(request: ProfileRequest) -> dict[str, Any]:
-    """Return layer counts of the ends, if the layers do not divide among the stages."""
+def _end_stage_layers(request: ProfileRequest) -> dict[str, Any]:
+    """Return the number of layers of the first and last stage, if the stages cannot have equally
+    many.
+    """
     parallel, layers, dense = (
         request.parallel,
         request.model.num_hidden_layers,
@@ -221,8 +225,8 @@ def _shorter_ends(request: ProfileRequest) -> dict[str, Any]:
     }
 
 
-def _recompute(request: ProfileRequest) -> dict[str, Any]:
-    """Return Megatron's recompute_* arguments, with the defaults of Recompute."""
+def _recompute_fields(request: ProfileRequest) -> dict[str, Any]:
+    """Return Megatron's recompute_* arguments, with the defaults of `Recompute`."""
     recompute = request.parallel.recompute
     if isinstance(recompute, str):
         recompute = Recompute(granularity=recompute)
@@ -271,9 +275,9 @@ def _start_userbuffers(request: ProfileRequest) -> None:
 def _chunk(
     request: ProfileRequest, config: TransformerConfig, *, vp_stage: int, device: torch.device
 ) -> torch.nn.Module:
-    """Build one model chunk on its device, in the run's precision."""
+    """Build one model chunk on its device, in the precision of the run."""
     model = request.model
-    stage = vp_stage if _interleaving(request) else None
+    stage = vp_stage if _interleaving_fields(request) else None
     layers = layer_specs(request, config, vp_stage=stage)
     chunk = GPTModel(
         config=config,
@@ -296,11 +300,11 @@ def _chunk(
 def _initialise(
     chunk: torch.nn.Module, *, config: TransformerConfig, tied: bool, seed: int
 ) -> None:
-    """Fill every matrix of a model chunk; biases stay 0 and norm weights 1, as in Megatron.
+    """Fill every matrix of a model chunk. Biases remain 0 and norm weights 1, as in Megatron.
 
-    A weight's value is a hash of its name and its position in the undivided matrix, so every TP, PP
-    and DP size starts from the same model. All configurations must then have equal losses, which
-    checks every profile run.
+    A weight is a hash of its name and its position in the unsharded matrix, so that every TP, PP
+    and DP size starts from the same model. All configurations must then have equal losses, and
+    every profile run checks this.
     """
     for name, weight in chunk.named_parameters():
         if weight.dim() == 2:
@@ -317,7 +321,9 @@ def _initialise(
 
 
 def _global_name(name: str, chunk: torch.nn.Module, *, tied: bool) -> str:
-    """Return a parameter's name with the global layer number; tied outputs use the embedding's."""
+    """Return a parameter's name with the global number of its layer; a tied output layer has the
+    embedding's name.
+    """
     if tied and name == "output_layer.weight":
         return "embedding.word_embeddings.weight"
     if predicted := re.match(r"mtp\.layers\.(\d+)\.", name):  # all of them are on one stage
@@ -343,7 +349,9 @@ def _global_expert(name: str, *, layer: torch.nn.Module) -> str:
 
 
 def _shards(name: str) -> tuple[int, int]:
-    """Return (number of shards, this rank's shard) of a matrix; experts have their own group."""
+    """Return (number of shards, index of this rank's shard) of a matrix; experts have their own
+    group.
+    """
     if ".experts." in name:
         return (
             parallel_state.get_expert_tensor_parallel_world_size(),
@@ -364,7 +372,9 @@ def _fill(
     std: float,
     seed: int,
 ) -> None:
-    """Fill this rank's [rows, columns] part of a matrix with uniform values of a given std."""
+    """Fill this rank's [rows, columns] part of a matrix with uniform values of standard deviation
+    `std`.
+    """
     size, rank = shards
     rows, columns = (torch.arange(n, device=weight.device) for n in weight.shape)
     width = weight.shape[1] * (size if dim == 1 else 1)
@@ -382,7 +392,7 @@ def _fill(
 
 
 def _hash(place: torch.Tensor, *, seed: int) -> torch.Tensor:
-    """Hash int64 to float32 in [0, 1): MurmurHash3's 32-bit finalizer after a Weyl sequence."""
+    """Hash int64 to float32 in [0, 1), by MurmurHash3's 32-bit finalizer after a Weyl sequence."""
     mask = 0xFFFFFFFF
     x = (place * 0x9E3779B1 + seed) & mask
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & mask

@@ -1,4 +1,4 @@
-"""Times of single operations in plain torch, on all ranks at the same time."""
+"""Time single operations in plain torch, on all ranks at the same time."""
 
 import statistics
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Call = Callable[[], object]
 
 
 def time_all(request: BenchmarkRequest, *, device: torch.device) -> tuple[OperationTimes, ...]:
-    """Return each operation's mean seconds on every rank; a collective call."""
+    """Return each operation's mean seconds on every rank. All ranks must call it."""
     torch.manual_seed(request.seed)
     groups: dict[tuple[int, int], distributed.ProcessGroup] = {}
     times = []
@@ -34,8 +34,8 @@ def time_all(request: BenchmarkRequest, *, device: torch.device) -> tuple[Operat
 def _mean_seconds(call: Call, *, device: torch.device, budget_s: float) -> float:
     """Return the mean seconds of repetitions that all ranks start together.
 
-    Ranks do equally many, or a collective would hang. The mean, not the median, because a step is a
-    sum of such operations, including disturbed ones.
+    All ranks run equally many, because a collective would hang otherwise. A step is a sum of such
+    operations, disturbed ones included, hence the mean and not the median.
     """
     _seconds(call, device=device)
     first = slowest(_seconds(call, device=device), device=device)
@@ -97,7 +97,9 @@ def _attention(b: int, s: int, heads: int, kv_heads: int, head_dim: int, **facto
 
 
 def _both_passes(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Call:
-    """Run forward and backward with a fixed output gradient, so nothing else is timed."""
+    """Return a call that runs forward and backward with a fixed output gradient, so that nothing
+    else is timed.
+    """
     x.requires_grad_()
     gradient = torch.ones_like(function(x).detach())
 
@@ -133,7 +135,7 @@ def _collective(
 def _group(
     operation: Operation, *, groups: dict[tuple[int, int], distributed.ProcessGroup]
 ) -> distributed.ProcessGroup:
-    """Return this rank's group; every rank creates all groups in the same order."""
+    """Return this rank's process group. Every rank creates all groups in the same order."""
     size, stride = operation.group_size, operation.stride
     if (size, stride) not in groups:
         world = distributed.get_world_size()

@@ -1,10 +1,11 @@
-"""torchrun with a store that listens on one address only; sent with a job, needs only torch.
+"""Run torchrun with a store that listens on one address only. This file is sent with a job and
+needs only torch.
 
 torchrun's own stores listen on every interface without a password, and `--standalone` unpickles
-their contents, so whoever reaches the port can run code as the job. Here the first node opens the
-socket and passes it to the store: on one node the loopback device, on several the address in
-PET_MASTER_ADDR. Ranks join that store (TORCHELASTIC_USE_AGENT_STORE), and nothing in it is
-unpickled.
+their contents, so that whoever reaches the port can run code as the job. Here the first node opens
+the socket and passes it to the store: the loopback device on one node, the address in
+PET_MASTER_ADDR on several nodes. Ranks join that store (TORCHELASTIC_USE_AGENT_STORE), and nothing
+in it is unpickled.
 """
 
 import os
@@ -28,7 +29,7 @@ _BACKLOG = 2048
 
 
 class Bound(RendezvousHandler):
-    """Rendezvous of a fixed number of nodes at a store on one address."""
+    """A rendezvous of a fixed number of nodes at a store that listens on one address."""
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._nodes, self._run_id = parameters.max_nodes, parameters.run_id
@@ -48,7 +49,7 @@ class Bound(RendezvousHandler):
         )
 
     def _open(self) -> TCPStore:
-        """Open the store: the server on the first node, a client elsewhere."""
+        """Open the store: as a server on the first node, as a client on the others."""
         common: dict[str, Any] = {"world_size": self._nodes, "timeout": self._timeout}
         if self._node != 0:
             return TCPStore(self._address, self._port, is_master=False, **common)

@@ -1,4 +1,4 @@
-"""One replica that answers a batch repeatedly: prefill, then greedy decoding with a KV cache."""
+"""Run one replica that repeats a batch: prefill, then greedy decoding with a KV cache."""
 
 import statistics
 from dataclasses import dataclass
@@ -20,15 +20,17 @@ class Answer:
     """Times of one repetition on the slowest rank."""
 
     ttft_s: float
-    """Mean over prompts; prompts of one forward pass get their first token together."""
+    """Mean seconds to the first token over the prompts. Prompts of one forward pass get theirs
+    together.
+    """
     tpot_s: float
     seconds: float
     tokens: torch.Tensor
-    """[concurrency, output_length]"""
+    """Tokens of the responses, [concurrency, output_length]."""
 
 
 def serve(request: InferenceRequest, *, device: torch.device) -> ServingTimes:
-    """Return latencies of the request's batch, equal on all ranks; a collective call."""
+    """Return the latencies of the request's batch, equal on all ranks. All ranks must call it."""
     gpt = build(request, device=device)
     prompts = make_prompts(request, device=device)
     answers = [
@@ -44,7 +46,7 @@ def serve(request: InferenceRequest, *, device: torch.device) -> ServingTimes:
 
 
 def build(request: InferenceRequest, *, device: torch.device) -> torch.nn.Module:
-    """Build this rank's shard of the model. Needs the process group."""
+    """Build this rank's shard of the model. The process group must exist."""
     chunk = model.build_chunks(_as_training(request), device=device)[0]
     return chunk.eval()
 
@@ -108,7 +110,7 @@ def _next_tokens(
 
 
 def _as_training(request: InferenceRequest) -> ProfileRequest:
-    """Return a training request with the model to serve."""
+    """Return a training request with the served model."""
     load = request.inference
     return ProfileRequest(
         run_id=request.run_id,

@@ -1,7 +1,7 @@
-"""Timed steps of a training run, for both engines, and the breakdown of one more step.
+"""Run and time the steps of a training, and measure the parts of one more step.
 
-Runs all steps, or stops when their time is known well enough. torch's profiler splits the last step
-into compute, communication by kind, and idle time.
+Both engines use it. All steps run, unless their time is known well enough earlier. torch's profiler
+splits the last step into compute, communication by kind, and idle time.
 """
 
 import math
@@ -20,11 +20,13 @@ from hp_tool.domain.measurement import DeviceState, ProfileRequest
 from hp_tool.domain.steps import count_warmup_steps, format_step
 
 MIN_STEPS = 4
-"""The median is between the shortest and the longest of n steps with probability 1 - 2^(1-n): 7/8
-for four.
+"""Minimum number of measured steps. The median is between the shortest and the longest of n steps
+with probability 1 - 2^(1-n), which is 7/8 for four.
 """
 Step = Callable[[], tuple[torch.Tensor | None, float]]
-"""Runs one optimizer step; returns (mean loss, None on ranks without it; gradient norm)."""
+"""Function that runs one optimizer step; returns (mean loss, or None on ranks without it; gradient
+norm).
+"""
 Interval = tuple[float, float]
 _STEP = "hp_tool step"
 _KINDS = (
@@ -39,26 +41,26 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps that ran, known to all ranks."""
+    """The steps that ran; all ranks have the same values."""
 
     warmup_s: tuple[float, ...]
-    """Slowest rank's seconds of each warm-up step."""
+    """Seconds of the slowest rank, for each warm-up step."""
     times_s: tuple[float, ...]
-    """Slowest rank's seconds of each measured step."""
+    """Seconds of the slowest rank, for each measured step."""
     losses: tuple[float, ...]
-    """Losses of all steps: means over the global batch."""
+    """Loss of every step, as a mean over the global batch."""
     stopped: str | None
-    """Why there are fewer steps than requested."""
+    """Why fewer steps than requested were run."""
     devices: tuple[DeviceState, ...]
     """GPU states during a step that is not measured."""
     driver: str | None
     """Driver version."""
     breakdown_s: dict[str, float] | None
-    """Breakdown of one more step, if requested."""
+    """Seconds of each part of one more step, if requested."""
 
 
 def run(request: ProfileRequest, step: Step, *, device: torch.device) -> Steps:
-    """Run warm-up (until steps stop getting faster) and measured steps.
+    """Run warm-up steps, until steps stop getting faster, and measured steps.
 
     Raises:
         ArithmeticError: A loss is not finite.
@@ -105,7 +107,7 @@ def run(request: ProfileRequest, step: Step, *, device: torch.device) -> Steps:
 def why_stop(request: ProfileRequest, times_s: Sequence[float]) -> str | None:
     """Return why no further step is needed, for the measurement's cause; None to continue.
 
-    All ranks call it with the slowest rank's times (warm-up included), so they stop together.
+    All ranks call it with the slowest rank's times, warm-up included, so that they stop together.
     """
     least, most = request.warmup
     measured = times_s[count_warmup_steps(times_s, least=least, most=most) :]
@@ -128,7 +130,9 @@ def why_stop(request: ProfileRequest, times_s: Sequence[float]) -> str | None:
 
 
 def sample(request: ProfileRequest, number: int) -> torch.Tensor:
-    """Return [sequence_length + 1] synthetic tokens from the seed and the row's number."""
+    """Return [sequence_length + 1] synthetic tokens, which depend on the seed and the row's
+    number.
+    """
     generator = torch.Generator().manual_seed(request.seed * 1_000_003 + number)
     return torch.randint(
         request.model.vocab_size, (request.training.sequence_length + 1,), generator=generator
@@ -136,7 +140,7 @@ def sample(request: ProfileRequest, number: int) -> torch.Tensor:
 
 
 def _mean(loss: torch.Tensor | None, *, device: torch.device) -> float:
-    """Return the mean loss over the ranks that have a loss; a collective call."""
+    """Return the mean loss over the ranks that have a loss. All ranks must call it."""
     sums = torch.tensor(
         [0.0 if loss is None else float(loss), float(loss is not None)],
         dtype=torch.float64,
@@ -147,11 +151,11 @@ def _mean(loss: torch.Tensor | None, *, device: torch.device) -> float:
 
 
 def _profile_one_step(step: Callable[[], object], *, device: torch.device) -> dict[str, float]:
-    """Profile one more step; return the seconds by part, averaged over the ranks.
+    """Profile one more step; return the seconds of each part as a mean over the ranks.
 
-    Parts are `compute`, exposed communication by kind, and `idle`; they sum to the step, which is
-    longer than measured steps due to profiling. A GPU is idle while no kernel runs, a CPU process
-    while no torch operator runs, even if Python does.
+    Parts are `compute`, exposed communication by kind, and `idle`. They sum to the step, which
+    profiling makes longer than the measured steps. A GPU is idle while no kernel runs. A CPU
+    process is idle while no torch operator runs, even if Python does.
     """
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
@@ -176,7 +180,7 @@ def _profile_one_step(step: Callable[[], object], *, device: torch.device) -> di
             communication[kind].append(interval)
         elif cuda or event.name.startswith("aten::"):
             compute.append(interval)
-    own_parts = parts(whole=whole, compute=compute, communication=communication)
+    own_parts = split_step(whole=whole, compute=compute, communication=communication)
     gathered: list[dict[str, float]] = [{}] * distributed.get_world_size()
     distributed.all_gather_object(gathered, own_parts)
     names = sorted({name for each in gathered for name in each})
@@ -186,7 +190,9 @@ def _profile_one_step(step: Callable[[], object], *, device: torch.device) -> di
 
 
 def communication_kind(name: str) -> str | None:
-    """Return `all_reduce` for gloo:all_reduce and NCCL's kernel of it; None for other events."""
+    """Return `all_reduce` for gloo:all_reduce and for NCCL's kernel of it; None for other
+    events.
+    """
     lower = name.lower()
     if not lower.startswith(("gloo:", "nccl")):
         return None
@@ -195,22 +201,22 @@ def communication_kind(name: str) -> str | None:
     )
 
 
-def parts(
+def split_step(
     *, whole: Interval, compute: Iterable[Interval], communication: Mapping[str, Iterable[Interval]]
 ) -> dict[str, float]:
-    """Return the part of `whole` that each part covers and no earlier part does, and the remaining
-    `idle` time.
+    """Return the seconds of `whole` that each part covers and no earlier part does, and the `idle`
+    rest.
     """
-    covered = _merged(compute, within=whole)
-    lengths = {"compute": _length(covered)}
+    covered = _union(compute, within=whole)
+    lengths = {"compute": _total_length(covered)}
     for kind in sorted(communication):
-        wider = _merged([*covered, *communication[kind]], within=whole)
-        lengths[kind] = _length(wider) - _length(covered)
+        wider = _union([*covered, *communication[kind]], within=whole)
+        lengths[kind] = _total_length(wider) - _total_length(covered)
         covered = wider
-    return lengths | {"idle": whole[1] - whole[0] - _length(covered)}
+    return lengths | {"idle": whole[1] - whole[0] - _total_length(covered)}
 
 
-def _merged(intervals: Iterable[Interval], *, within: Interval) -> list[Interval]:
+def _union(intervals: Iterable[Interval], *, within: Interval) -> list[Interval]:
     """Return the union of intervals as disjoint intervals, clipped to `within`."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
@@ -224,5 +230,5 @@ def _merged(intervals: Iterable[Interval], *, within: Interval) -> list[Interval
     return merged
 
 
-def _length(intervals: Iterable[Interval]) -> float:
+def _total_length(intervals: Iterable[Interval]) -> float:
     return sum(end - start for start, end in intervals)

@@ -1,4 +1,4 @@
-"""Check that the profiler supports a request before anything is built."""
+"""Check that the profiler supports a request, before anything is built."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -31,10 +31,11 @@ _MODULES = {
 """Names that Megatron Core imports from each package."""
 
 
-def switched(request: ProfileRequest) -> tuple[Switches, dict[str, tuple[str, ...]]]:
-    """Return (this run's overlaps and fusions, their differences from the exported configuration).
+def supported_overlaps(request: ProfileRequest) -> tuple[Switches, dict[str, tuple[str, ...]]]:
+    """Return the overlaps and fusions of this run, and how they differ from the exported
+    configuration.
 
-    Differences name what this host lacks, by field.
+    Each difference names, by field, what this host lacks.
     """
     parallel = request.parallel
     wanted = megatron_switches(
@@ -53,7 +54,7 @@ def switched(request: ProfileRequest) -> tuple[Switches, dict[str, tuple[str, ..
 
 
 def check(request: ProfileRequest) -> None:
-    """Raise UnsupportedError for unsupported trainings, InputError for inconsistent sizes."""
+    """Raise UnsupportedError for an unsupported training, InputError for inconsistent sizes."""
     for field, what in unsupported_training(
         model=request.model, training=request.training, gpu=request.gpu
     ):
@@ -82,7 +83,7 @@ def check(request: ProfileRequest) -> None:
 
 
 def check_serving(request: InferenceRequest) -> None:
-    """Raise UnsupportedError or InputError for inference runs that the profiler cannot do."""
+    """Raise UnsupportedError or InputError for an inference run that the profiler cannot do."""
     load, parallel = request.inference, request.parallel
     unsupported = (
         *unsupported_serving(model=request.model, inference=load, runner=request.runner),
@@ -111,7 +112,7 @@ def _recompute(parallel: ParallelConfig, *, framework: str) -> Iterator[tuple[bo
 
 
 def _transformer_engine(request: ProfileRequest) -> Iterator[tuple[bool, str]]:
-    """Yield features that need Transformer Engine's kernels."""
+    """Yield the features of the request that need Transformer Engine's kernels."""
     parallel, training = request.parallel, request.training
     communication = parallel.context_parallel_communication or "p2p"
     yield training.precision == "fp8", "precision fp8"

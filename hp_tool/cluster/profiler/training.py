@@ -1,4 +1,4 @@
-"""Optimizer steps of the Megatron model on a global batch that is the same in every layout."""
+"""Run optimizer steps of the Megatron model on a global batch that is the same in every layout."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -27,7 +27,9 @@ _LOSS_SCALE = (
 
 
 MicroBatch: TypeAlias = dict[str, torch.Tensor]
-"""tokens, labels, position_ids: [micro_batch_size, sequence_length / context_parallel_size]."""
+"""tokens, labels and position_ids, each [micro_batch_size, sequence_length /
+context_parallel_size].
+"""
 
 
 def train(
@@ -101,7 +103,9 @@ def _step(
 def _forward(
     batches: Iterator[MicroBatch], chunk: torch.nn.Module, return_schedule_plan: bool = False
 ) -> tuple[torch.Tensor, Any]:
-    """Run one micro-batch through one chunk (Megatron's forward_step_func), or return its plan."""
+    """Run one micro-batch through one chunk, as Megatron's forward_step_func, or return its
+    plan.
+    """
     batch = next(batches)
     forward = chunk.build_schedule_plan if return_schedule_plan else chunk
     return forward(
@@ -117,10 +121,10 @@ def _loss(token_losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Ten
 
 
 def _micro_batches(request: ProfileRequest, *, device: torch.device) -> list[MicroBatch]:
-    """Return this rank's micro-batches; a sample depends only on the seed and its number."""
+    """Return this rank's micro-batches. A sample depends only on the seed and its number."""
     size, rank = request.parallel.micro_batch_size, parallel_state.get_data_parallel_rank()
     count = request.training.global_batch_size // (request.parallel.data_parallel_size * size)
-    places = _places(request.training.sequence_length).to(device)
+    places = _positions(request.training.sequence_length).to(device)
     positions = places.expand(size, len(places))
     batches = []
     for step in range(count):
@@ -138,11 +142,11 @@ def _micro_batches(request: ProfileRequest, *, device: torch.device) -> list[Mic
     return batches
 
 
-def _places(sequence: int) -> torch.Tensor:
-    """Return this context-parallel rank's positions in a sequence.
+def _positions(sequence: int) -> torch.Tensor:
+    """Return the positions in a sequence that this context-parallel rank processes.
 
-    Of 2c equal pieces it has the r-th from the start and from the end, which balances causal
-    attention.
+    The sequence has 2c equal pieces. Rank r processes the r-th from the start and the r-th from the
+    end, which balances causal attention.
     """
     size, rank = (
         parallel_state.get_context_parallel_world_size(),

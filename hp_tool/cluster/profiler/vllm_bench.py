@@ -1,7 +1,7 @@
-"""Inference runs with vLLM's own benchmark, `vllm bench latency`.
+"""Run inference with vLLM's own benchmark, `vllm bench latency`.
 
-It reports the seconds of a whole batch. With one output token this is the time to first token, so
-two runs give both latencies: TPOT = (T(n) - T(1)) / (n - 1) for n output tokens.
+The benchmark reports the seconds of a batch. With one output token this is the time to first token,
+so that two runs give both latencies: TPOT = (T(n) - T(1)) / (n - 1) for n output tokens.
 """
 
 import json
@@ -58,7 +58,9 @@ def serve(request: InferenceRequest) -> Measurement:
 def command(
     program: str, request: InferenceRequest, *, model: Path, output_length: int, result: Path
 ) -> list[str]:
-    """Return a benchmark's argv, with random weights and token ids (no tokenizer needed)."""
+    """Return the command of a benchmark with random weights and token ids, which need no
+    tokenizer.
+    """
     load, parallel = request.inference, request.parallel
     return [
         *(
@@ -90,7 +92,9 @@ def command(
 def serving_times(
     request: InferenceRequest, *, first: list[float], whole: list[float]
 ) -> ServingTimes:
-    """Compute latencies from seconds of batches of one token (`first`) and all (`whole`)."""
+    """Return the latencies, from the seconds of batches of one token (`first`) and of all tokens
+    (`whole`).
+    """
     steps = request.inference.output_length - 1
     ttft = statistics.median(first)
     tpot = [(seconds - ttft) / steps for seconds in whole] if steps else [0.0]
@@ -100,7 +104,9 @@ def serving_times(
 
 
 def huggingface_config(request: InferenceRequest) -> dict[str, Any]:
-    """Return a config.json with the request's shape, which `check_serving` has accepted."""
+    """Return a config.json with the shape of the request's model, which `check_serving` has
+    accepted.
+    """
     model = request.model
     length = request.inference.input_length + request.inference.output_length
     return {
@@ -130,7 +136,7 @@ def _family(model: ModelSpec) -> dict[str, Any]:
 def _seconds(
     program: str, request: InferenceRequest, *, model: Path, output_length: int
 ) -> list[float]:
-    """Return each batch's seconds; vLLM's output goes to the job's log."""
+    """Return the seconds of each batch. vLLM's output goes to the job's log."""
     result = Path.cwd() / f"vllm-{output_length}.json"
     environment = {name: value for name, value in os.environ.items() if name not in _OF_TORCHRUN}
     argv = command(program, request, model=model, output_length=output_length, result=result)
@@ -139,7 +145,7 @@ def _seconds(
 
 
 def read_latencies(text: str) -> list[float]:
-    """Return `latencies` from the --output-json file."""
+    """Return `latencies` of vLLM's output file."""
     return [float(seconds) for seconds in json.loads(text)["latencies"]]
 
 

@@ -1,1 +1,1 @@
-"""A user's own training command in place of the built-in profiler."""
+"""A user's training command in place of the built-in profiler."""

@@ -65,18 +65,18 @@ _RUN = (
 NAMES = (*AXES, *_MODEL, *_TRAINING, *_RUN)
 MAX_ARGUMENTS = 1000
 MAX_CHARACTERS = 32_768
-"""Limit of one argument or variable; the kernel's is 131,072."""
+"""Maximum number of characters of an argument or variable; the kernel's limit is 131,072."""
 RESERVED = (jobs.REQUEST, "result.json", "job.json", "job.log", "job.sbatch", "rendezvous.py")
 _FILE = re.compile(r"[a-zA-Z0-9._-]{1,128}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 _COLUMNS = {"recompute": ("recompute_method", "recompute_num_layers", "recompute_modules")}
-"""Columns of candidates for an axis that is not a column itself."""
+"""Columns of candidates for axes that have another name there."""
 _DERIVED = ("data_parallel_size",)
 """Axes that follow from other axes and the number of devices."""
 
 
 def export_placeholders() -> dict[str, Export]:
-    """Return the exports that a command may name, as `flags:NAME` or `file:NAME`."""
+    """Return the exports that a command may contain, as `flags:NAME` or `file:NAME`."""
     training = list_exports()
     flags = {
         f"flags:{export.flags_name or export.name}": export
@@ -87,7 +87,7 @@ def export_placeholders() -> dict[str, Export]:
 
 
 def _reduction_placeholders(what: Reducible) -> tuple[str, ...]:
-    """Return placeholders of which a command needs one in order to follow a reduction."""
+    """Return the placeholders of which a command needs at least one to follow a reduction."""
     if what == "layers":
         has_shape = {
             name: export.says_shape or (name.startswith("flags:") and export.fewer_layers)
@@ -99,22 +99,22 @@ def _reduction_placeholders(what: Reducible) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredTrainer:
-    """A registered trainer as users see it, without the administrator's command and environment."""
+    """A registered trainer, without the administrator's command and environment."""
 
     name: str
-    """Name for `trainer` in a query."""
+    """Name that a query's `trainer` uses."""
     reader: str
     launch: str
     axes: tuple[str, ...] | None
-    """Fields of `parallel` that it can vary; None for all that a query leaves open."""
+    """Fields of `parallel` that the trainer can vary; None for all that a query leaves open."""
     reducible: tuple[Reducible, ...]
-    """Reductions that `search.fidelity: auto` may use."""
+    """Reductions of a run that `search.fidelity: auto` may use."""
     source: str
-    """Source given in its file."""
+    """Source that the trainer's file states."""
 
 
 def registered_trainers() -> list[RegisteredTrainer]:
-    """Return all registered trainers by name; raise InputError for an invalid file."""
+    """Return all registered trainers, sorted by name; raise InputError for an invalid file."""
     listed = []
     for entry in library.entries("trainers"):
         command = _build_command(entry)
@@ -126,7 +126,7 @@ def registered_trainers() -> list[RegisteredTrainer]:
 def registered_trainer(name: str, *, field: str = "trainer") -> TrainerCommand:
     """Return a registered command, an entry of `trainers` in the catalogue folders.
 
-    Workers run it, so it comes from files only.
+    Workers run it, so it is read from files only.
 
     Raises:
         NotFoundError: No trainer has this name.
@@ -140,12 +140,12 @@ def _build_command(entry: library.Entry) -> TrainerCommand:
 
 
 def trainer_of(query: Query) -> TrainerCommand | None:
-    """Return the query's own command, or the registered one that it names."""
+    """Return the query's own command, or the registered command that the query names."""
     return registered_trainer(query.trainer) if isinstance(query.trainer, str) else query.trainer
 
 
 def check_trainer(trainer: TrainerCommand) -> None:
-    """Raise InputError for a command that cannot be run."""
+    """Raise InputError for a command that cannot run."""
     command = trainer.command
     if not command or not command[0]:
         raise InputError(
@@ -186,7 +186,7 @@ def check_trainer(trainer: TrainerCommand) -> None:
                 field="trainer.axes",
                 code="unknown_key",
             )
-        if not names_axis(trainer, axis):
+        if not uses_axis(trainer, axis):
             raise InputError(
                 f"trainer.axes: the command cannot vary {axis}. Add {{{axis}}} to it, or remove "
                 f"{axis}.",
@@ -203,7 +203,7 @@ def check_trainer(trainer: TrainerCommand) -> None:
 
 
 def check_varied(trainer: TrainerCommand, candidates: Candidates) -> None:
-    """Raise InputError if candidates differ in an axis that the command does not use."""
+    """Raise InputError if candidates differ in an axis that the command ignores."""
     for axis in AXES:
         columns = _COLUMNS.get(axis, (axis,))
         varied = (
@@ -211,7 +211,7 @@ def check_varied(trainer: TrainerCommand, candidates: Candidates) -> None:
             if len(candidates)
             else False
         )
-        if varied and axis not in _DERIVED and not names_axis(trainer, axis):
+        if varied and axis not in _DERIVED and not uses_axis(trainer, axis):
             raise InputError(
                 f"The candidates differ in {axis}, which trainer.command does not use. Add "
                 f"{{{axis}}} or {{{next(iter(export_placeholders()))}}} to it, fix "
@@ -224,10 +224,11 @@ def check_varied(trainer: TrainerCommand, candidates: Candidates) -> None:
 def fix_other_axes(
     parallel: ParallelQuery, *, trainer: TrainerCommand, framework: str
 ) -> ParallelQuery:
-    """Return a query's `parallel` with a single value for each axis not in the trainer's `axes`.
+    """Return a query's `parallel` with a single value for each axis that is not in the trainer's
+    `axes`.
 
     Raises:
-        InputError: The query gives several values for such an axis.
+        InputError: The query lists several values for such an axis.
     """
     if trainer.axes is None:
         return parallel
@@ -248,8 +249,10 @@ def fix_other_axes(
     return replace(parallel, **fixed)
 
 
-def names_axis(trainer: TrainerCommand, axis: str) -> bool:
-    """Return True if the command uses the axis, or an export of the whole configuration."""
+def uses_axis(trainer: TrainerCommand, axis: str) -> bool:
+    """Return True if the command has a placeholder for the axis, or an export of the
+    configuration.
+    """
     return any(
         name == axis or name.startswith(("flags:", "file:"))
         for name in placeholders(trainer.command)
@@ -259,8 +262,10 @@ def names_axis(trainer: TrainerCommand, axis: str) -> bool:
 def unset_settings(
     trainer: TrainerCommand, *, problem: TrainingProblem, parallel: ParallelConfig
 ) -> tuple[str, ...]:
-    """Return paths of settings of the configuration that the command cannot set: all that its
-    recipe changes if the command has no exports, else the first that an export lacks.
+    """Return the paths of settings of the configuration that the command cannot set.
+
+    Without an export in the command, these are all settings that the recipe changes; with exports,
+    the first setting that an export does not support.
     """
     named = [name for name in placeholders(trainer.command) if ":" in name]
     if not named:
@@ -279,7 +284,7 @@ def unset_settings(
 
 
 def program_name(trainer: TrainerCommand) -> str:
-    """Return the script, module or program name under which measurements are stored."""
+    """Return the name of the script, module or program, under which measurements are stored."""
     command = trainer.command
     scripts = [word for word in command if word.endswith(".py")]
     module = command[command.index("-m") + 1] if "-m" in command[:-1] else None
@@ -287,10 +292,10 @@ def program_name(trainer: TrainerCommand) -> str:
     return re.sub(r"[^a-zA-Z0-9._-]", "-", name)[:64]
 
 
-def program(
+def build_program(
     trainer: TrainerCommand, *, request: ProfileRequest, problem: TrainingProblem
 ) -> Program:
-    """Return the program for a request. Pure.
+    """Return the program that runs a request.
 
     Raises:
         UnsupportedError: An export does not support the configuration.
@@ -340,10 +345,12 @@ def _export_flags(export: Export, setup: TrainingSetup, *, fewer_layers: bool) -
 
 
 def placeholders(command: tuple[str, ...]) -> Iterator[str]:
-    """Yield the names of a command's placeholders; `flags:` and `file:` with their format.
+    """Yield the names of a command's placeholders; those of exports as `flags:NAME` and
+    `file:NAME`.
 
     Raises:
-        InputError: A placeholder is unknown, or must be a whole argument but is not.
+        InputError: A placeholder is unknown, or must be a complete argument but is only part of
+            one.
     """
     for argument in command:
         for match in PLACEHOLDER.finditer(argument):
@@ -373,7 +380,7 @@ def placeholders(command: tuple[str, ...]) -> Iterator[str]:
 
 
 def _placeholder_values(request: ProfileRequest, *, num_nodes: int) -> dict[str, Any]:
-    """Return the values of all placeholders except flags and files."""
+    """Return the values of all placeholders except those of flags and files."""
     parallel, training, model = request.parallel, request.training, request.model
     batch = parallel.data_parallel_size * parallel.micro_batch_size
     values: dict[str, Any] = {name: getattr(parallel, name) for name in AXES}
@@ -398,7 +405,7 @@ def _placeholder_values(request: ProfileRequest, *, num_nodes: int) -> dict[str,
 
 
 def _fill(argument: str, values: Mapping[str, Any]) -> str | None:
-    """Fill an argument's placeholders; return None if the argument is omitted."""
+    """Return an argument with its placeholders filled in; None if the argument is omitted."""
     whole = PLACEHOLDER.fullmatch(argument)
     if whole is not None and whole["rest"].startswith("?"):
         return whole["rest"][1:] if values[whole["name"]] not in (False, 0, None, "none") else None

@@ -1,4 +1,4 @@
-"""Run a trainer's command with any launcher, and read measurements from its logs."""
+"""Run a trainer's command with any launcher, and read the measurement from its log."""
 
 import statistics
 from dataclasses import replace
@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from hp_tool.cluster.launchers import jobs
 from hp_tool.cluster.logs import LogFacts, read_log
-from hp_tool.cluster.trainers.command import program
+from hp_tool.cluster.trainers.command import build_program
 from hp_tool.domain.fields import check_spec
 from hp_tool.domain.jobs import LaunchPlan
 from hp_tool.domain.measurement import Measurement, ProfileRequest, interquartile_range
@@ -19,7 +19,7 @@ from hp_tool.questions.training.problem import TrainingProblem
 
 
 class TrainerLauncher:
-    """Wraps a launcher: plans run the trainer's command, measurements come from its logs."""
+    """Wrap a launcher so that it runs the trainer's command and reads measurements from its log."""
 
     def __init__(
         self,
@@ -54,13 +54,13 @@ class TrainerLauncher:
             self.lasted_s = launcher.lasted_s
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
-        """Plan the trainer's run.
+        """Plan the run of the trainer.
 
         Raises:
             UnsupportedError: An export does not support the configuration.
         """
         assert isinstance(request, ProfileRequest)  # searches over a trainer only run trainings
-        trainer_program = program(self._trainer, request=request, problem=self._problem)
+        trainer_program = build_program(self._trainer, request=request, problem=self._problem)
         return self._launcher.plan(replace(request, program=trainer_program), job_name=job_name)
 
     def fetch(self, handle: str) -> Measurement:
@@ -111,7 +111,7 @@ def measurement(
     if ended.status in ("ok", "preempted"):
         return ended
     printed_s, ends_at = facts.step_times_s(workload, num_gpus=num_gpus)
-    spans = zip(printed_s, _spans(ends_at, count=len(printed_s)), strict=True)
+    spans = zip(printed_s, _steps_around(ends_at, count=len(printed_s)), strict=True)
     settled = [
         (time_s, last - first) for time_s, (first, last) in spans if first >= settings.warmup_steps
     ]
@@ -162,11 +162,11 @@ def measurement(
         )
 
 
-def _spans(ends_at: list[int], *, count: int) -> list[tuple[int, int]]:
-    """Return (steps before, steps after) of each figure; one step each without step numbers.
+def _steps_around(ends_at: list[int], *, count: int) -> list[tuple[int, int]]:
+    """Return (steps before, steps after) of each figure; one step each if steps are not numbered.
 
-    The first figure spans at most as many steps as the second, so that a run from a checkpoint
-    counts from its own start.
+    The first figure covers at most as many steps as the second, so that a run that starts from a
+    checkpoint counts from its own start.
     """
     if not ends_at or len(ends_at) != count:
         return [(number, number + 1) for number in range(count)]

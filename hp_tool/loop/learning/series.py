@@ -113,9 +113,9 @@ def own_hardware(cluster: ClusterSpec) -> Hardware:
     """
     if cluster.gpu.kind == "gpu":
         return Hardware(gpu=cluster.gpu.name, num_gpus=cluster.num_gpus)
-    from hp_tool.cluster.launchers.local import detect
+    from hp_tool.cluster.launchers.local import detect_hardware
 
-    return detect(cpu_only=True)
+    return detect_hardware(cpu_only=True)
 
 
 class StoredCalibrations:

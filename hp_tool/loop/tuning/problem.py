@@ -17,10 +17,10 @@ from hp_tool.cluster.trainers.command import (
     check_trainer,
     check_varied,
     fix_other_axes,
-    names_axis,
     program_name,
     trainer_of,
     unset_settings,
+    uses_axis,
 )
 from hp_tool.cost.candidates import MOE_ACT, PER_OP, Candidates
 from hp_tool.domain.digests import problem_digest
@@ -89,7 +89,7 @@ def resolve_training_search(query: Query) -> TrainingProblem:
         varied = trainer.axes is None or "moe_token_dispatcher_type" in trainer.axes
         return (
             problem
-            if varied and names_axis(trainer, "moe_token_dispatcher_type")
+            if varied and uses_axis(trainer, "moe_token_dispatcher_type")
             else _with_one_dispatcher(problem)
         )
     check_profiled(problem.cluster.gpu)

@@ -101,7 +101,7 @@ def run_roots() -> list[Path]:
     places: list[Any] = [jobs.default_root()]
     with contextlib.suppress(HpToolError):
         if config_path("slurm").is_file():
-            places.append(SlurmOptions.of(None).folder)
+            places.append(SlurmOptions.create(None).folder)
     with contextlib.suppress(HpToolError):
         described = (
             cluster_runs(entry.name)

@@ -1,1 +1,3 @@
-"""Engine in plain torch without Megatron: FSDP2, DTensor tensor parallelism, torch pipelining."""
+"""An engine in plain torch, without Megatron: FSDP2, DTensor tensor parallelism, torch
+pipelining.
+"""

@@ -1,4 +1,4 @@
-"""A small decoder in plain torch: pre-norm blocks of attention and MLP."""
+"""A small decoder in plain torch, with pre-norm blocks of attention and MLP."""
 
 import torch
 from torch import nn
@@ -10,7 +10,9 @@ _ROTARY_BASE = 10_000.0
 
 
 class Decoder(nn.Module):
-    """A range of a model's layers; the first stage has the embedding, the last the output layer."""
+    """A range of a model's layers. The first stage also has the embedding, the last the output
+    layer.
+    """
 
     def __init__(self, model: ModelSpec, *, layers: range, sequence_length: int) -> None:
         super().__init__()
@@ -27,8 +29,8 @@ class Decoder(nn.Module):
         self.output = nn.Linear(width, model.vocab_size, bias=False) if is_last else None
 
     def tie(self) -> None:
-        """Tie the output layer's weight to the embedding if the model ties them and both are on
-        this stage.
+        """Tie the output layer's weight to the embedding, if the model does so and both are on this
+        stage.
         """
         if (
             self.model.tie_word_embeddings
@@ -38,7 +40,9 @@ class Decoder(nn.Module):
             self.output.weight = self.embedding.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [b, s] tokens or [b, s, h] activations to [b, s, h], or to [b, s, V] logits."""
+        """Map [b, s] tokens or [b, s, h] activations to [b, s, h] activations or [b, s, V]
+        logits.
+        """
         if self.embedding is not None:
             x = self.embedding(x)
             if self.positions is not None:
@@ -66,7 +70,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal fused attention with grouped keys; tensor-parallel ranks have whole heads."""
+    """Causal fused attention with grouped keys. Each tensor-parallel rank has some of the heads."""
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
@@ -125,7 +129,9 @@ def _norm(model: ModelSpec, width: int) -> nn.Module:
 
 
 def _rotate(x: torch.Tensor) -> torch.Tensor:
-    """Rotate [b, heads, s, d] by position (RoPE, arXiv 2104.09864), pairing halves of a head."""
+    """Rotate [b, heads, s, d] by position (RoPE, arXiv 2104.09864), which pairs the halves of a
+    head.
+    """
     half = x.shape[-1] // 2
     speeds = _ROTARY_BASE ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
     angles = torch.arange(x.shape[2], device=x.device, dtype=torch.float32)[:, None] * speeds

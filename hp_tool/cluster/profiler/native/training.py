@@ -1,8 +1,8 @@
-"""The plain-torch engine: divide the model, then run optimizer steps.
+"""Split a model with plain torch, then run optimizer steps.
 
-The model is divided into pipeline stages, its matrices over a tensor-parallel mesh, its parameters
-by FSDP, with recomputation. Layers are materialized, filled and sharded one by one, so no rank ever
-has the whole model.
+The model is split into pipeline stages, its matrices over a tensor-parallel mesh, and its
+parameters by FSDP, with recomputation. Layers are materialized, filled and sharded one after
+another, so that no rank ever stores the unsharded model.
 """
 
 import itertools
@@ -67,7 +67,7 @@ def train(request: ProfileRequest, *, device: torch.device) -> steps.Steps:
     loss_of = (
         _Pipeline(request, mesh, stages, device=device)
         if mesh["pp"].size() > 1
-        else _Plain(request, stages[0][1])
+        else _SequentialMicroBatches(request, stages[0][1])
     )
     rows = _rows(request, mesh, device=device)
 
@@ -81,8 +81,8 @@ def train(request: ProfileRequest, *, device: torch.device) -> steps.Steps:
     return steps.run(request, step, device=device)
 
 
-class _Plain:
-    """Runs micro-batches one by one; gradients are reduced after each, so they stay sharded."""
+class _SequentialMicroBatches:
+    """Run micro-batches one by one. Gradients are reduced after each, so that they stay sharded."""
 
     def __init__(self, request: ProfileRequest, model: Decoder) -> None:
         self.size, self.model = request.parallel.micro_batch_size, model
@@ -98,7 +98,9 @@ class _Plain:
 
 
 class _Pipeline:
-    """Runs torch's schedules over this rank's stages; only the last stage's ranks have the loss."""
+    """Run a schedule of torch over this rank's stages. Only ranks of the last stage have the
+    loss.
+    """
 
     def __init__(
         self,
@@ -133,9 +135,9 @@ class _Pipeline:
 
 @torch.no_grad()
 def _clip(parameters: list[torch.nn.Parameter], mesh: DeviceMesh, *, max_norm: float) -> float:
-    """Scale gradients to a norm of at most `max_norm`; return the norm before.
+    """Scale gradients to a norm of at most `max_norm`; return the norm before scaling.
 
-    Meshes are handled separately, because operations cannot mix them.
+    Meshes are handled separately, because an operation cannot combine tensors of several meshes.
     """
     by_mesh: dict[Any, list[torch.Tensor]] = defaultdict(list)
     for parameter in parameters:
@@ -160,7 +162,7 @@ def _loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(request: ProfileRequest, mesh: DeviceMesh, *, device: torch.device) -> torch.Tensor:
-    """Return this rank's [B / d, s + 1] tokens; a row depends only on the seed and its number."""
+    """Return this rank's [B / d, s + 1] tokens. A row depends only on the seed and its number."""
     d = request.parallel.data_parallel_size
     rank = (
         mesh["replicate"].get_local_rank() * mesh["shard"].size() + mesh["shard"].get_local_rank()
@@ -181,7 +183,7 @@ def make_mesh(request: ProfileRequest, *, device: torch.device) -> DeviceMesh:
 def build_stages(
     request: ProfileRequest, mesh: DeviceMesh, *, device: torch.device
 ) -> list[tuple[int, Decoder]]:
-    """Build (number, model) of this rank's stages: every p-th of p v."""
+    """Build this rank's stages, every p-th of p v, as pairs of (number, model)."""
     parallel, model = request.parallel, request.model
     p = parallel.pipeline_parallel_size
     counts = chunk_layers(
@@ -205,7 +207,9 @@ def _distribute(
 ) -> None:
     sequence_parallel = request.parallel.sequence_parallel
     if mesh["tp"].size() > 1:
-        parallelize_module(decoder, mesh["tp"], _ends_plan(decoder, sequence_parallel))
+        parallelize_module(
+            decoder, mesh["tp"], _embedding_and_output_plan(decoder, sequence_parallel)
+        )
         for layer in decoder.layers.values():
             parallelize_module(layer, mesh["tp"], _layer_plan(layer, sequence_parallel))
     options = _fsdp_options(request, mesh)
@@ -213,23 +217,24 @@ def _distribute(
         _materialise(layer, f"layers.{number}", request, device=device)
         _recompute(layer, request)
         fully_shard(layer, **options)
-    _materialise(decoder, "", request, device=device, only=_ends(decoder))
+    _materialise(decoder, "", request, device=device, only=_embedding_and_output(decoder))
     fully_shard(decoder, **options)
 
 
 def _recompute(layer: nn.Module, request: ProfileRequest) -> None:
-    """Recompute a layer: per_layer stores its input only; per_op as torchtitan does.
+    """Recompute a layer in the backward pass.
 
-    per_op stores attention, reduce-scatters and every second matmul.
+    `per_layer` stores only the layer's input. `per_op` stores attention, reduce-scatters and every
+    second matmul, as torchtitan does.
     """
     name = recompute_name(request.parallel.recompute)
     if name == "none":
         return
-    context = _per_op if name == "per_op" else noop_context_fn
+    context = _per_op_contexts if name == "per_op" else noop_context_fn
     layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, context_fn=context)
 
 
-def _per_op() -> Any:
+def _per_op_contexts() -> Any:
     """Return contexts that count matmuls separately in the forward pass and the recomputation."""
     counters = {False: itertools.count(), True: itertools.count()}
 
@@ -241,7 +246,7 @@ def _per_op() -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
-def _ends(decoder: Decoder) -> list[nn.Module]:
+def _embedding_and_output(decoder: Decoder) -> list[nn.Module]:
     return [
         each
         for each in (decoder.embedding, decoder.positions, decoder.norm, decoder.output)
@@ -249,8 +254,12 @@ def _ends(decoder: Decoder) -> list[nn.Module]:
     ]
 
 
-def _ends_plan(decoder: Decoder, sequence_parallel: bool) -> dict[str, ParallelStyle]:
-    """Return the plan of a vocabulary-parallel embedding and output layer with gathered logits."""
+def _embedding_and_output_plan(
+    decoder: Decoder, sequence_parallel: bool
+) -> dict[str, ParallelStyle]:
+    """Return the shard layout of a vocabulary-parallel embedding and of an output layer whose
+    logits are gathered.
+    """
     hidden = Shard(1) if sequence_parallel else Replicate()
     plan: dict[str, ParallelStyle] = {}
     if decoder.embedding is not None:
@@ -267,7 +276,9 @@ def _ends_plan(decoder: Decoder, sequence_parallel: bool) -> dict[str, ParallelS
 
 
 def _layer_plan(layer: nn.Module, sequence_parallel: bool) -> dict[str, ParallelStyle]:
-    """Return the plan of column- then row-parallel matrices, and sequence-parallel norms."""
+    """Return the shard layout of column- and row-parallel matrices and of sequence-parallel
+    norms.
+    """
     out = RowwiseParallel(output_layouts=Shard(1) if sequence_parallel else Replicate())
     plan: dict[str, ParallelStyle] = {f"attention.{name}": ColwiseParallel() for name in "qkv"}
     plan |= {"attention.out": out, "mlp.up": ColwiseParallel(), "mlp.down": out}
@@ -294,7 +305,7 @@ def _layer_plan(layer: nn.Module, sequence_parallel: bool) -> dict[str, Parallel
 
 
 def _fsdp_options(request: ProfileRequest, mesh: DeviceMesh) -> dict[str, object]:
-    """Return FSDP options: ZeRO 3 frees gathered weights after the forward pass."""
+    """Return FSDP options: ZeRO 3 frees the gathered weights after the forward pass."""
     half = request.training.precision == "bf16"
     policy = (
         MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -318,7 +329,7 @@ def _materialise(
     device: torch.device,
     only: Iterable[nn.Module] | None = None,
 ) -> None:
-    """Materialize a module with values that depend only on its parameters' names."""
+    """Allocate a module and fill it with values that depend only on its parameters' names."""
     for each in [module] if only is None else only:
         each.to_empty(device=device)
     if isinstance(module, Decoder):
@@ -337,7 +348,9 @@ def _materialise(
 
 
 def _values(name: str, shape: torch.Size, request: ProfileRequest) -> torch.Tensor:
-    """Return initial values: normal matrices (residual ones scaled by depth), norms 1, biases 0."""
+    """Return initial values: normal for matrices (scaled by depth for residual ones), 1 for norms,
+    0 for biases.
+    """
     if len(shape) == 1:
         return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
     residual = "attention.out" in name or "mlp.down" in name
