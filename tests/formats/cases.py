@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hp_tool.domain.graphs import recorded_modules
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.setups import TrainingSetup
-from hp_tool.domain.workload import TrainingWorkload
+from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.questions import schema
 from hp_tool.questions.training.evaluate import resolve_config
 from hp_tool.questions.training.problem import resolve_training
@@ -195,10 +195,25 @@ def same_work(one: TrainingSetup, other: TrainingSetup) -> None:
 
 
 def _recorded(setup: TrainingSetup) -> TrainingWorkload:
-    """Return the workload with the modules that graphs record if it names none, which a script
-    always names.
+    """Return the workload with the values that a script always sets: recorded modules, precisions,
+    the fp8 recipe, offload and the overlap of experts' tokens.
     """
-    return replace(setup.workload, cuda_graph_modules=recorded_modules(setup.workload, setup.model))
+    w = setup.workload
+    overlap = w.overlap or OverlapSpec()
+    if setup.model.num_experts:
+        overlap = replace(overlap, expert_parallel=bool(overlap.expert_parallel))
+    eight_bit = w.precision in ("fp8", "mxfp8", "nvfp4")
+    return replace(
+        w,
+        cuda_graph_modules=recorded_modules(w, setup.model),
+        cuda_graphs=bool(w.cuda_graphs),
+        gradient_precision=w.gradient_precision or "fp32",
+        optimizer_precision=w.optimizer_precision or "fp32",
+        offload=w.offload or "none",
+        fp8_recipe=w.fp8_recipe or ("delayed" if w.precision == "fp8" else None),
+        parameter_precision=w.parameter_precision or ("bf16" if eight_bit else None),
+        overlap=overlap,
+    )
 
 
 def _config(config: ParallelConfig) -> Any:

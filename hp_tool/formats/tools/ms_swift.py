@@ -302,6 +302,8 @@ def _read_megatron_command(settings: list[Setting], source: Source, reading: Rea
     named = last["model"].text if "model" in last else ""
     if (layers := source.layers_of(named)) is not None:
         passed.append(_renamed_setting("num-layers", str(layers), written="the model's layers"))
+        if experts := source.num_experts_of(named):
+            passed.append(_renamed_setting("num-experts", str(experts), written="its experts"))
     else:  # It determines how uneven stages are laid out; the model is reported as missing.
         passed = [setting for setting in passed if setting.name not in UNEVEN_STAGE_FLAGS]
     read_arguments(passed, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)

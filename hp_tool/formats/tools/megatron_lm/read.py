@@ -118,9 +118,7 @@ class _Run(Arguments):
         )
         ulysses = self.number("ds-sequence-parallel-size", 1)
         chunks, context = self.chunks(), self.number("context-parallel-size", ulysses)
-        experts = (
-            bool(self.experts()) or self.number("expert-model-parallel-size", 1) > 1
-        )  # Of a model that is named elsewhere.
+        experts = self.has_experts()
         communication = (
             "a2a" if ulysses > 1 else self.context_communication() if context > 1 else None
         )
@@ -148,6 +146,10 @@ class _Run(Arguments):
             "expert_tensor_parallel_size": self.expert_tensor(tensor) if experts else None,
             "moe_token_dispatcher_type": self.dispatcher_between(tensor) if experts else None,
         }
+
+    def has_experts(self) -> bool:
+        """Return whether the model has experts, also if its name is given elsewhere."""
+        return bool(self.experts()) or self.number("expert-model-parallel-size", 1) > 1
 
     def expert_tensor(self, tensor: int) -> int:
         """Return expert tensor parallelism; Megatron-DeepSpeed splits experts only with a flag."""
@@ -270,7 +272,7 @@ class _Run(Arguments):
             ),
             "precision": self.precision(),
             "fp8_recipe": self.fp8_recipe(),
-            "parameter_precision": "fp8" if self.on("fp8-param-gather") else None,
+            "parameter_precision": self.parameter_precision(),
             "cuda_graphs": self.cuda_graphs(),
             "cuda_graph_modules": self.cuda_graph_modules(),
             "framework": "megatron-deepspeed" if self.on(*_DEEPSPEED_FLAGS) else "megatron-core",
@@ -283,8 +285,8 @@ class _Run(Arguments):
             "optimizer": self.optimizer(),
             "cross_entropy": self.loss(),
             "overlap": self.overlap() or None,
-            "gradient_precision": "bf16" if narrow else None,
-            "optimizer_precision": first if aware and first != "fp32" else None,
+            "gradient_precision": "bf16" if narrow else "fp32",
+            "optimizer_precision": first,
             "exp_avg_sq_precision": second if second != first else None,
             "master_precision": "fp16"
             if aware and self.text("main-params-dtype", "fp32") == "fp16"
@@ -303,7 +305,7 @@ class _Run(Arguments):
             self.refuse("optimizer", "not supported; supported: adam, sgd, muon")
         return name
 
-    def offload(self) -> tuple[str | None, float | None]:
+    def offload(self) -> tuple[str, float | None]:
         layers = self.number("cpu-offloading-num-layers", 0)
         if self.on("optimizer-cpu-offload", "cpu-optimizer"):
             fraction = self.real("optimizer-offload-fraction", 1.0)
@@ -311,7 +313,7 @@ class _Run(Arguments):
         if layers > 0 or self.on("checkpoint-in-cpu"):
             share = layers / max(self.number("num-layers"), 1)
             return "activations", share if 0.0 < share < 1.0 else None
-        return None, None
+        return "none", None
 
     def loss(self) -> str:
         if not self.on("cross-entropy-loss-fusion"):
@@ -349,9 +351,11 @@ class _Run(Arguments):
             "tensor_parallel": sequence and not self.on("tp-comm-overlap"),
             "pipeline_parallel": self.on("no-overlap-p2p-communication"),
             "data_parallel": not self.on("overlap-grad-reduce") and not zero,
-            "expert_parallel": self.on("overlap-moe-expert-parallel-comm"),
         }
-        return {name: name == "expert_parallel" for name, differing in differs.items() if differing}
+        overlap = dict.fromkeys((name for name, differing in differs.items() if differing), False)
+        if self.has_experts():
+            overlap["expert_parallel"] = self.on("overlap-moe-expert-parallel-comm")
+        return overlap
 
     def precision(self) -> str:
         if self.on("fp4-format"):
@@ -361,11 +365,17 @@ class _Run(Arguments):
         return "bf16" if self.on("bf16") else "fp16" if self.on("fp16") else "fp32"
 
     def fp8_recipe(self) -> str | None:
-        recipe = self.text("fp8-recipe", "delayed")
-        return recipe if self.on("fp8-format") and recipe not in ("delayed", "mxfp8") else None
+        return self.text("fp8-recipe", "delayed") if self.precision() == "fp8" else None
+
+    def parameter_precision(self) -> str | None:
+        """Return fp8 if weights are gathered in 8 bits; None for the framework's default."""
+        if self.on("fp8-param-gather"):
+            return "fp8"
+        narrow = self.precision() in ("fp8", "mxfp8", "nvfp4")
+        return None if not narrow else "fp16" if self.on("fp16") else "bf16"
 
     def dispatcher(self) -> str:
-        name = self.text("moe-token-dispatcher-type", "alltoall")
+        name = self.text("moe-token-dispatcher-type", "alltoall" if self.older else "allgather")
         if self.on("moe-enable-deepep"):
             return "flex"
         if name not in get_args(TokenDispatcher) and name != "alltoall_seq":
@@ -375,23 +385,31 @@ class _Run(Arguments):
             )
         return "alltoall" if name == "alltoall_seq" else name
 
-    def dispatcher_between(self, tensor: int) -> str | None:
-        """Return the dispatcher; None for alltoall if each rank has all experts.
-
-        Every release runs alltoall in that case, and exports write it in place of the default
-        dispatcher.
-        """
+    def dispatcher_between(self, tensor: int) -> str:
+        """Return the dispatcher; alltoall if each rank has all experts and so sends no tokens."""
         ranks = self.number("expert-model-parallel-size", 1) * self.expert_tensor(tensor)
-        kind = self.dispatcher()
-        return None if kind == "alltoall" and ranks == 1 else kind
+        return "alltoall" if ranks == 1 else self.dispatcher()
 
-    def cuda_graphs(self) -> bool | None:
-        """Return whether the whole iteration, or modelled parts of a layer, are recorded."""
-        if self.on("enable-cuda-graph"):
+    def cuda_graphs(self) -> bool:
+        """Return whether CUDA graphs record training steps or parts of a layer.
+
+        No release records graphs without a flag (cuda_graph_impl is none in Megatron Core 0.9 to
+        0.20).
+        """
+        if self.on("enable-cuda-graph", "external-cuda-graph"):
             return True
         scope = self.graph_scope()
-        whole = scope in (["full"], ["full_iteration"]) or set(scope) <= set(get_args(GraphModule))
-        return True if self.text("cuda-graph-impl", "none") != "none" and whole else None
+        if self.text("cuda-graph-impl", "none") == "none" or scope == ["full_iteration_inference"]:
+            return False
+        if scope not in (["full"], ["full_iteration"]) and (
+            unknown := sorted(set(scope) - set(get_args(GraphModule)))
+        ):
+            self.refuse(
+                "cuda-graph-modules" if self.on("cuda-graph-modules") else "cuda-graph-scope",
+                f"graphs of {', '.join(unknown)} are not modelled; supported: full, "
+                f"full_iteration, {', '.join(get_args(GraphModule))}",
+            )
+        return True
 
     def graph_scope(self) -> list[str]:
         if (
@@ -405,7 +423,9 @@ class _Run(Arguments):
         scope = self.graph_scope()
         return (
             None
-            if self.on("enable-cuda-graph") or not self.cuda_graphs() or scope[0].startswith("full")
+            if self.on("enable-cuda-graph", "external-cuda-graph")
+            or not self.cuda_graphs()
+            or scope[0].startswith("full")
             else scope
         )
 

@@ -410,11 +410,10 @@ def _overlap_flags(setup: TrainingSetup) -> Values:
         UnsupportedError: No flag switches an overlap.
     """
     overlap = setup.workload.overlap or OverlapSpec()
-    if overlap.context_parallel is not None or overlap.expert_parallel is False:
-        name = "context_parallel" if overlap.context_parallel is not None else "expert_parallel"
+    if overlap.context_parallel is not None:
         raise UnsupportedError(
-            f"{words.TOOL} has no switch for training.overlap.{name}",
-            field=f"training.overlap.{name}",
+            f"{words.TOOL} has no switch for training.overlap.context_parallel",
+            field="training.overlap.context_parallel",
         )
     since = DIST_MUON_OVERLAPS if setup.parallel.zero_stage else MUON_OVERLAPS
     release = setup.workload.framework_version or LATEST

@@ -5,26 +5,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.megatron_names import megatron_argument
 from hp_tool.formats.reading import (
     Ignored,
     Reading,
     Setting,
-    as_settings,
     parse_flags,
     sort_settings,
     table,
 )
 from hp_tool.formats.shell import Word
 from hp_tool.formats.source import Source
-from hp_tool.formats.tools.megatron_lm.arguments import TABLE
 from hp_tool.formats.tools.nemo.overrides import (
     Override,
     apply_overrides,
     is_override,
     parse_override,
 )
-from hp_tool.formats.tools.nemo.read import read_content, reject_shape_overrides, with_overrides
+from hp_tool.formats.tools.nemo.read import (
+    decided_fields,
+    read_content,
+    reject_shape_overrides,
+    with_overrides,
+)
 from hp_tool.formats.tools.nemo.recipes import (
     PRECISIONS,
     Library,
@@ -277,7 +279,7 @@ def _read_preset(
         if name not in content.get(section, {}):
             reading.lack(field, "the preset's own value is unknown; add", example="...")
     read_content(content, source=source, reading=reading)
-    said = _decided_fields(content)
+    said = decided_fields(content)
     query = reading.query
     training = {
         name: value
@@ -367,6 +369,8 @@ def _merge_content(
     reject_shape_overrides(own, num_layers=layers, source=source, reading=reading)
     content = with_overrides(content, words, reading=Reading(tool=reading.tool))
     content.setdefault("model", {})["num_layers"] = layers
+    if layers and (experts := source.num_experts_of(model)):
+        content["model"].setdefault("num_moe_experts", experts)
     return content
 
 
@@ -377,15 +381,3 @@ def _drop_missing_shape(reading: Reading) -> None:
         for missing_field in reading.missing
         if not missing_field.field.startswith("model")
     ]
-
-
-def _decided_fields(content: Mapping[str, Any]) -> set[str]:
-    """Return the query fields that the keys determine."""
-    fields = set()
-    for setting in as_settings(content):
-        argument = table(TABLE).get(megatron_argument(setting.name, tool="nemo").removesuffix("!"))
-        if argument is not None and argument.fate == "read":
-            fields.add(argument.why)
-        if setting.name.partition(".")[0] == "mixed-precision":
-            fields.add("training.precision")
-    return fields

@@ -9,6 +9,7 @@ from hp_tool.formats.megatron_names import file_settings, megatron_argument, ren
 from hp_tool.formats.reading import (
     Reading,
     Setting,
+    as_settings,
     hyphenated,
     parse_fraction,
     parse_whole_number,
@@ -47,6 +48,20 @@ _PROVIDER_KEYS = (
 """Defaults of model provider classes."""
 _PLAIN_PROVIDERS = ("GPTModelProvider", "GPTConfig")
 """Classes with Megatron Core's defaults."""
+_FIELDS_OF_PROVIDERS = (
+    "training.dropout",
+    "training.cross_entropy",
+    "parallel.moe_token_dispatcher_type",
+)
+"""Fields for which other provider classes replace Megatron Core's defaults."""
+_FIELDS_OF_RECIPES = (
+    *_FIELDS_OF_PROVIDERS,
+    "training.cuda_graphs",
+    "training.gradient_precision",
+    "training.optimizer_precision",
+    "training.offload",
+)
+"""Fields for which recipes replace Megatron Core's defaults."""
 _SEPARATELY_READ_KEYS = {
     "trainer.precision": "training.precision",
     "model.activation": "model.gated_mlp",
@@ -122,10 +137,30 @@ def _read_overrides(content: dict[str, Any], *, source: Source, reading: Reading
         section, _, name = key.rpartition(".")
         if name not in (_section(content, section) if section else content):
             reading.lack(field, f"{key} comes from the recipe, which overrides do not name; add")
-    fields = {read_setting.field for read_setting in reading.read}
-    for name in ("dropout", "cross_entropy"):
-        if f"training.{name}" not in fields:
-            reading.query["training"].pop(name, None)
+    _drop_unset_fields(reading, content, _FIELDS_OF_RECIPES)
+
+
+def _drop_unset_fields(reading: Reading, content: Mapping[str, Any], paths: Iterable[str]) -> None:
+    """Drop the fields of `paths` that no key determines: their values would be Megatron Core's
+    defaults.
+    """
+    decided = decided_fields(content)
+    for path in paths:
+        if path not in decided:
+            section, _, name = path.partition(".")
+            reading.query[section].pop(name, None)
+
+
+def decided_fields(content: Mapping[str, Any]) -> set[str]:
+    """Return the query fields that the keys determine."""
+    fields = set()
+    for setting in as_settings(content):
+        argument = table(TABLE).get(megatron_argument(setting.name, tool="nemo").removesuffix("!"))
+        if argument is not None and argument.fate == "read":
+            fields.add(argument.why)
+        if setting.name.partition(".")[0] == "mixed-precision":
+            fields.add("training.precision")
+    return fields
 
 
 def reject_shape_overrides(
@@ -214,10 +249,7 @@ def read_content(content: Mapping[str, Any], *, source: Source, reading: Reading
     if (
         provider and provider not in _PLAIN_PROVIDERS
     ):  # If the file does not set it, the class determines it, not Megatron's default.
-        fields = {read_setting.field for read_setting in reading.read}
-        for name in ("dropout", "cross_entropy"):
-            if f"training.{name}" not in fields:
-                reading.query["training"].pop(name, None)
+        _drop_unset_fields(reading, content, _FIELDS_OF_PROVIDERS)
 
 
 def _read_adapters(leaves: Iterable[Setting], *, reading: Reading) -> None:

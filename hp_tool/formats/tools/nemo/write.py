@@ -107,14 +107,11 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
             f"{TOOL} does not support parallel.recompute {granularity}", field="parallel.recompute"
         )
     hidden, chunks = w.overlap or OverlapSpec(), c.virtual_pipeline_parallel_size
-    for name in ("context_parallel", "expert_parallel"):
-        if getattr(hidden, name) is False or (
-            name == "context_parallel" and hidden.context_parallel
-        ):
-            raise UnsupportedError(
-                f"{TOOL} has no switch for training.overlap.{name}",
-                field=f"training.overlap.{name}",
-            )
+    if hidden.context_parallel is not None:
+        raise UnsupportedError(
+            f"{TOOL} has no switch for training.overlap.context_parallel",
+            field="training.overlap.context_parallel",
+        )
     implementation, scope = cuda_graph_settings(setup)
     values: Values = {
         "model.tensor_model_parallel_size": c.tensor_parallel_size,
@@ -154,7 +151,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         "model.cuda_graph_scope": scope[0] if scope == ["full_iteration"] else scope,
         **{f"model.{name}": setup.switches.get(name) for name in FUSION_KEYS},
         "comm_overlap.tp_comm_overlap": setup.switches["tp_comm_overlap"],
-        "comm_overlap.overlap_moe_expert_parallel_comm": hidden.expert_parallel or None,
+        "comm_overlap.overlap_moe_expert_parallel_comm": hidden.expert_parallel,
     }
     sharding: Values = {
         "ddp.use_megatron_fsdp": c.zero_stage >= 2 or None,
