@@ -202,7 +202,7 @@ register(
             Sign(
                 of="keys",
                 rank=46,
-                holds=matches_pattern(r"(?m)^\s*(-\s+)?_target_:\s*nemo_automodel\."),
+                holds=matches_pattern(r"(?m)(?:^|[{,-])\s*_target_:\s*nemo_automodel\."),
             ),
         ),
         read=read,

@@ -110,7 +110,11 @@ register(
     Format(
         name="torchtune",
         signs=(
-            Sign(of="keys", rank=45, holds=matches_pattern(r"(?m)^\s*_component_:\s*torchtune\.")),
+            Sign(
+                of="keys",
+                rank=45,
+                holds=matches_pattern(r"(?m)(?:^|[{,])\s*_component_:\s*torchtune\."),
+            ),
         ),
         logs=("torchtune",),
         read=read,

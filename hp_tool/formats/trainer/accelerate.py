@@ -116,11 +116,13 @@ def read_accelerate(
         training["offload"] = "optimizer"
         if device != "cpu":
             reading.refuse(f"offload_optimizer_device {device} is not supported; supported: cpu")
+    names = {setting.name for setting in settings}
     for name, field in (
         ("per-device-train-batch-size", "parallel.micro_batch_size"),
         ("gradient-accumulation-steps", "training.global_batch_size"),
     ):
-        if all(setting.name not in (name, "train-batch-size") for setting in settings):
+        # The Trainer, which requires output_dir, has defaults for both.
+        if names.isdisjoint((name, "train-batch-size", "output-dir")):
             reading.lack(
                 field,
                 f"it is set by the script's --{name.replace('-', '_')}, not by this file; add",

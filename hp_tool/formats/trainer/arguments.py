@@ -71,6 +71,10 @@ _AUTO_OPTIONS = {
 """Values that "auto" leaves to the trainer: its argument, the file's key, an example."""
 
 
+_DEFAULT_BATCH = "8"
+"""Default of per_device_train_batch_size in TrainingArguments, which require output_dir."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     """The keys of DeepSpeed's file and the trainer's arguments."""
@@ -107,7 +111,7 @@ class _Run:
             self.key(file_micro)
             or self.argument("per-device-train-batch-size", "micro-batch-size")
             or self.reading.given_size("parallel.micro_batch_size")
-            or None,
+            or (_DEFAULT_BATCH if "output-dir" in self.arguments else None),
             file_micro,
         )
         steps = _parse_count(self.key(steps_name) or self.argument(steps_name), steps_name)
