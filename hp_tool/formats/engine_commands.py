@@ -192,6 +192,41 @@ def _drop_transfer_options(settings: Iterable[Setting], reading: Reading) -> lis
     return kept
 
 
+_HARMLESS_OVERRIDES = re.compile(
+    r"(text_config\.)?(num_nextn_predict_layers$|max_position_embeddings$|rope_)"
+)
+"""Keys of --hf-overrides that extend the context or select the layers of drafts; --max-model-len
+and --speculative-config determine what they cost.
+"""
+
+
+def _drop_harmless_overrides(settings: Iterable[Setting], reading: Reading) -> list[Setting]:
+    """Return the settings without overrides of the model's config.json that change neither speed
+    nor memory.
+    """
+    kept = []
+    for setting in settings:
+        named = setting.name in ("hf-overrides", "json-model-override-args")
+        keys = _override_keys(setting.text) if named else []
+        if keys and all(_HARMLESS_OVERRIDES.match(key) for key in keys):
+            reading.ignore(setting, f"{', '.join(keys)}: no effect on speed or memory")
+        else:
+            kept.append(setting)
+    return kept
+
+
+def _override_keys(text: str) -> list[str]:
+    """Return the dotted keys of a JSON mapping, at most two deep; none of another text."""
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return []
+    if not isinstance(content, dict):
+        return []
+    inner = content.pop("text_config", {})
+    return [*content, *(f"text_config.{key}" for key in inner)] if isinstance(inner, dict) else []
+
+
 def _expand_abbreviation(name: str, known: Mapping[str, Any]) -> str:
     """Return the only option that starts with `name`, like argparse; else `name` itself."""
     if name in known or "." in name or len(name) < MIN_ABBREVIATION:
@@ -249,6 +284,7 @@ def read_command(
 
     The GPUs are those of one deployment as started.
     """
+    settings = _drop_harmless_overrides(settings, reading)
     by_name = sort_settings(settings, table=table(engine), reading=reading, spare=source.ignore)
     names = _QUERY_NAMES | _QUERY_NAMES_BY_ENGINE.get(engine, {})
     flags = {

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.exchange import assess, export, read_query
+from hp_tool.formats.exchange import assess, export, read_configuration, read_query
 from hp_tool.questions import schema
 from hp_tool.questions.serving.evaluate import estimate
 
@@ -250,3 +250,27 @@ def test_variables_that_a_script_does_not_export_are_not_read() -> None:
     for script in (assigned, other):
         found = read_query(script, num_gpus=2, overrides=LOAD)
         assert found["parallel"]["pipeline_parallel_size"] == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "is_read"),
+    [
+        ('{"num_nextn_predict_layers": 1}', True),
+        ('{"text_config": {"rope_parameters": {"factor": 4.0}}}', True),
+        ('{"num_hidden_layers": 2}', False),
+        ("{}", False),
+    ],
+)
+def test_overrides_of_the_models_file_are_read_if_harmless(override: str, is_read: bool) -> None:
+    command = f"vllm serve Qwen/Qwen3-32B --hf-overrides '{override}'"
+    given = {
+        "cluster.gpu": "h100-sxm-80gb",
+        "inference.input_length": 1000,
+        "inference.output_length": 100,
+    }
+    if is_read:
+        reading = read_configuration(command, num_gpus=1, overrides=given)
+        assert [each.flag for each in reading.ignored] == ["--hf-overrides"]
+    else:
+        with pytest.raises(UnsupportedError, match="--hf-overrides"):
+            read_configuration(command, num_gpus=1, overrides=given)
