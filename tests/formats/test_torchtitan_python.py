@@ -368,7 +368,7 @@ def run() -> Trainer.Config:
         (RUN.format("", "", "config.override.imports = ['mine']"), "override"),
         (RUN.format("", "", "config.model_spec.model.layers = []"), "model_spec.model.layers"),
         (RUN.format(", converters=[LoRAConverter.Config(rank=8)]", "", ""), "LoRAConverter"),
-        (RUN.format(', moe_comm_backend="deepep"', "", ""), "moe_comm_backend"),
+        (RUN.format(', moe_comm_backend="minimal_async_ep"', "", ""), "moe_comm_backend"),
         (RUN.format("", ", **others", ""), "returns"),
         (RUN.format("", ", optimizer=MuonContainer.Config()", ""), "optimizer"),
         (

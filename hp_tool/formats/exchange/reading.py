@@ -97,7 +97,8 @@ def read_configuration(
     schema.set_paths(query, changes)
     if isinstance(query.get("cluster"), str):
         query["cluster"] = changes["cluster"]
-    _note_missing(reading, source.overrides, text)
+    if "kind" in query or not reading.refused:  # A reader that stops early has no query.
+        _note_missing(reading, source.overrides, text)
     _drop_overlap_across_nodes(query)
     if reading.refused or reading.missing:
         raise _refusal_error(reading)

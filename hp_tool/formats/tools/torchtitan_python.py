@@ -45,6 +45,8 @@ _WIDE_MODULES = {"lm_head", "output", "router.gate"}
 """Modules that stay in 16 bits in every precision."""
 _CHECKPOINTS = {"none": None, "selective": "SelectiveAC", "full": "FullAC"}
 _LOSSES = {"BaseLoss": "unfused", "CrossEntropyLoss": "unfused", "ChunkedLossWrapper": "chunked"}
+_DISPATCHERS = {"standard": "alltoall", "deepep": "flex", "hybridep": "flex"}
+"""Backends of the exchange of tokens between experts (models/common/config_utils.py)."""
 _REMOVED_KEYS = ("context_parallel_rotate_method", "expert_tensor_parallel_degree")
 """Keys of 0.2's [parallelism] without an equivalent."""
 _VALUE_PREFIXES = ("training.", "parallelism.", "model_spec.")
@@ -249,6 +251,14 @@ def read(source: Source, reading: Reading) -> None:
     )
     if (converters or nvfp4) and experts and not with_experts:
         reading.refuse("model_spec.converters: experts that stay in 16 bits are not modelled")
+    backend = spec.arguments.get("moe_comm_backend") or "standard"
+    if backend not in _DISPATCHERS:
+        reading.refuse(
+            f"model_spec.moe_comm_backend {backend} is not supported; supported: "
+            f"{', '.join(_DISPATCHERS)}"
+        )
+    elif experts:
+        parallel["moe_token_dispatcher_type"] = _DISPATCHERS[backend]
     training["cross_entropy"] = _LOSSES[loss]
     training["cuda_graphs"] = sections["training"].get("disable_cuda_graphs") is not True
     parallel["sequence_parallel"] &= (
