@@ -1,1 +1,1 @@
-"""Published measurements, and the fits of the catalog's constants on them."""
+"""Published measurements, and the fits that derive the catalog's constants from them."""

@@ -68,14 +68,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def kind_of(path: Path) -> Kind:
-    """Return the kind of a file; only tables of serving runs have a column for the engine."""
+    """Return whether a file has training or serving rows; only serving tables have a column for the
+    engine.
+    """
     with path.open(newline="", encoding="utf-8") as stream:
         names = next(csv.reader(stream), [])
     return SERVING if "engine" in names else TRAINING
 
 
 def not_predicted(row: Row, kind: Kind) -> str | None:
-    """Return the reason why a row is not predicted, or None if it is."""
+    """Return the reason why no prediction is made for a row, or None if one is made."""
     if kind is TRAINING:
         return missing(row) or _refused(row)
     if row["disaggregated"]:
@@ -94,7 +96,7 @@ def _refused(row: Row) -> str | None:
 
 
 def comparisons(rows: Sequence[Row], kind: Kind) -> dict[str, list[Comparison]]:
-    """Return the measured and predicted figures of the rows, by figure."""
+    """Return {figure: comparisons of measured and predicted values} for the rows."""
     found = _served(rows) if kind is SERVING else _trained(rows)
     return {name: compared for name, compared in found.items() if compared}
 

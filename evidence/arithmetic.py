@@ -17,7 +17,9 @@ PHASE_SLACK = 1.02
 separately.
 """
 TOKENS_IN_FLIGHT_SLACK = 1.25
-"""Factor by which a median latency may exceed the mean that follows from the throughput."""
+"""Factor by which a published median latency may exceed the mean latency derived from the
+throughput.
+"""
 
 
 def impossible(row: Row, kind: str) -> list[str]:
@@ -26,7 +28,6 @@ def impossible(row: Row, kind: str) -> list[str]:
 
 
 def _layout(row: Row) -> Iterator[str]:
-    """Check that the layout uses all GPUs and divides the batch."""
     gpus, dp = row["num_gpus"], row.get("data_parallel_size")
     sizes = [row.get(f"{name}_parallel_size") or 1 for name in ("tensor", "pipeline", "context")]
     ranks = math.prod(sizes)
@@ -94,7 +95,9 @@ def _utilization(row: Row) -> Iterator[str]:
 
 
 def _ordered(*names: str) -> Callable[[Row], Iterator[str]]:
-    """Return a check that the values of these columns do not decrease from one to the next."""
+    """Return a function that checks that the values of these columns do not decrease from left to
+    right.
+    """
 
     def check(row: Row) -> Iterator[str]:
         given = [(name, row[name]) for name in names if row[name] is not None]
@@ -188,13 +191,13 @@ CHECKS: Mapping[str, tuple[Callable[[Row], Iterator[str]], ...]] = {
 
 
 def _agree(left: float, right: float, *printed: float) -> bool:
-    """Return whether two figures agree within SLACK and the rounding of the values they were
-    computed from.
+    """Return whether two figures are equal within SLACK and the rounding of the values that they
+    were computed from.
     """
     return abs(left / right - 1.0) <= SLACK + sum(map(_rounding, printed))
 
 
 def _rounding(value: float) -> float:
-    """Return half a unit of the last printed digit, relative to the value."""
+    """Return half a unit of the last printed digit, as a fraction of the value."""
     digits = f"{value:.12g}".partition(".")[2]
     return 0.5 * 10.0 ** -len(digits) / value if "e" not in digits else 0.0

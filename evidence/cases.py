@@ -1,4 +1,4 @@
-"""Training rows as queries of hp_tool, with their measured figures."""
+"""Training rows as hp_tool queries, with the measured figures of each."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Case:
 
     @property
     def layout(self) -> str:
-        """Return the model and the sizes without the batch; rows with equal values are not
+        """Return the model and the parallel sizes without the batch. Runs with equal values are not
         independent of each other.
         """
         return f"{self.name} {self.what.rpartition(',')[0]}"
@@ -84,7 +84,7 @@ class Case:
 
     @property
     def setting(self) -> str:
-        """Return the settings without the release and the author; rows with equal settings count as
+        """Return the settings without the release and the author. Runs with equal settings count as
         one vote.
         """
         return repr(replaced(self, framework_version=None).query)
@@ -194,7 +194,7 @@ def is_known(row: Row) -> bool:
 
 
 def unknown(row: Row) -> str | None:
-    """Return the name in a row that hp_tool does not have, or None."""
+    """Return the GPU or model name in a row that hp_tool does not have, or None."""
     if row["gpu"] is None:
         return "no GPU"
     try:
@@ -215,8 +215,8 @@ def missing(row: Row) -> str | None:
 
 
 def step_s(row: Row) -> float:
-    """Return the seconds of a step, either as printed or computed from the printed speed; NaN
-    without either.
+    """Return the seconds of a step: the printed value, or the value computed from the printed
+    speed. Return NaN if the row has neither.
     """
     if row["step_s"] is not None:
         return float(row["step_s"])
@@ -228,7 +228,7 @@ def step_s(row: Row) -> float:
 
 
 def recompute_of(words: str) -> RecomputeName | Recompute:
-    """Return the parts of a value such as `selective mlp+moe_act`; a single name is returned
+    """Convert a value such as `selective mlp+moe_act` to its parts; return a single name
     unchanged.
     """
     granularity, _, modules = words.partition(" ")
@@ -252,7 +252,7 @@ def _model(row: Row) -> str | ModelSpec:
 
 
 def _stated(row: Row, part: type[Any]) -> dict[str, Any]:
-    """Return the settings of a row that are fields of one section of a query."""
+    """Return the settings of a row that are fields of `section`, one section of a query."""
     names = (each.name for each in dataclasses.fields(part) if each.name not in APART)
     return {name: row[name] for name in names if row.get(name) is not None}
 
@@ -287,7 +287,7 @@ class Label:
     what: str
     name: str = "{model}{task_if_not_pretrain}"
     date: str = ""
-    """Month that is used for all rows; empty: the month of each row."""
+    """Month that applies to all rows; empty: each row has its own."""
 
 
 SIZES = {
@@ -303,8 +303,8 @@ SIZES = {
 
 
 def _words(row: Row) -> dict[str, Any]:
-    """Return the values that labels may contain: columns, sizes by their short names, and terms for
-    both.
+    """Return the values that labels may contain: columns, sizes under their short names, and terms
+    for both.
     """
     card, _, form = str(row["gpu"]).partition("-")
     task, told = row["task"] or "pretrain", other(row)

@@ -48,7 +48,7 @@ class Cells(dict[str, str]):
         return super().get(name, "")
 
     def matches(self, conditions: Mapping[str, Any]) -> Iterator[bool]:
-        """Yield, for each condition, whether its cell matches one of its patterns."""
+        """Yield, for each condition, whether its cell matches one of the condition's patterns."""
         for name, patterns in conditions.items():
             listed = [patterns] if isinstance(patterns, str) else patterns
             yield any(fnmatchcase(self[name], pattern) for pattern in listed)
@@ -95,7 +95,9 @@ def converted(cells: Mapping[Any, Any], table: str) -> Iterator[Row]:
 
 
 def _format(table: str) -> Mapping[str, Any]:
-    """Return the mapping of a table to the schema; a mapping may refer to another one (`like`)."""
+    """Return the mapping of a table to the schema, including the mapping that it extends
+    (`like`).
+    """
     found: Mapping[str, Any] = MAPPING["tables"][table]
     return _format(found["like"]) if "like" in found else found
 
@@ -218,8 +220,8 @@ def _corrected(cells: Mapping[str, Any], table: str) -> Mapping[str, Any]:
 
 
 def _mended(cells: Mapping[Any, Any], table: str) -> Mapping[str, Any]:
-    """Return the corrected cells; one row of cache counts has an unquoted comma in the name of its
-    GPU.
+    """Return the corrected cells of a row. One row of cache counts has an unquoted comma in the
+    name of its GPU.
     """
     if None not in cells:
         return cells

@@ -1,15 +1,15 @@
-"""Fit the catalog's constants on the published measurements.
+"""Fit the catalog's constants to the published measurements.
 
     python -m evidence.fit                    refit everything; write the catalog, the ledger
                                               and docs/accuracy.md
-    python -m evidence.fit --check            compare the catalog with what its rows give
-    python -m evidence.fit --only NAME        one fit; repeat the flag for several
-    python -m evidence.fit --kernels DIR      also the constants fitted on kernels timed alone
+    python -m evidence.fit --check            compare the catalog with the refitted constants
+    python -m evidence.fit --only NAME        run one fit; repeat the flag for several
+    python -m evidence.fit --kernels DIR      also run the fits that need kernel timings
 
-Fits run in the order of FITS, each in a process of its own, because later ones read the constants
-of earlier ones from the catalog. --check changes nothing: it runs each fit on the catalog as it is.
-Without a folder of kernel timings, constants fitted on them are compared with the digests that
-the last fit left in evidence/kernels.json.
+Fits run in the order of FITS, each in a separate process, because later fits read constants of
+earlier fits from the catalog. --check writes nothing and runs each fit with the current catalog.
+Without a folder of kernel timings, --check compares the constants that depend on them with the
+digests that the last fit stored in evidence/kernels.json.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ class Fit:
     """Whether the fit reads timings of single kernels, which are not in the repository."""
 
     def files(self, folder: Path) -> list[FittedFile]:
-        """Run the fit on a folder of measurements."""
+        """Run the fit on a folder of measurements and return the catalog files that it
+        determines.
+        """
         module, _, function = (self.function or f"fit_{self.name}.fitted").partition(".")
         found = getattr(importlib.import_module(f"benchmarks.accuracy.{module}"), function)
         return list(found(folder))
@@ -114,7 +116,7 @@ def _check(fit: Fit, folder: Path) -> list[str]:
 
 
 def _check_digests(fit: Fit) -> list[str]:
-    """Compare the constants of a fit with the stored digests, without the kernel timings."""
+    """Compare the constants of a fit with their stored digests, without running the fit."""
     left = _digests_left()["fits"][fit.name]
     return [
         f"{file}: changed since the last fit on kernel timings"
@@ -150,7 +152,7 @@ def _fresh_processes(count: int) -> ProcessPoolExecutor:
 
 
 def fit(chosen: Iterable[Fit], folder: Path) -> None:
-    """Run the fits one after another, and write their constants into the catalog."""
+    """Run the fits in order and write their constants to the catalog."""
     for each in chosen:
         with _fresh_processes(1) as pool:
             written = pool.submit(_write, each, folder).result()
@@ -158,8 +160,8 @@ def fit(chosen: Iterable[Fit], folder: Path) -> None:
 
 
 def check(chosen: Iterable[Fit], folder: Path) -> dict[str, list[str]]:
-    """Return descriptions of the differences between the catalog and each fit, by name of the
-    fit.
+    """Return {fit: descriptions of the differences between the catalog and the refitted
+    constants}.
     """
     if has_kernels := (folder / "ops").is_dir():
         timed = _digests(folder / "ops")

@@ -1,4 +1,4 @@
-"""Fitted constants as fields of catalog files, to be written or compared."""
+"""Fitted constants as fields of catalog files, for writing or comparing."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ class FittedFile:
     """Path below `hp_tool/catalog/data/efficiency`."""
     fields: Mapping[str, Any]
     keeps: tuple[str, ...] | None = ()
-    """Other fields of the file that are preserved, because other fits write them; None: all other
+    """Other fields of the file that are preserved because other fits write them; None: all other
     fields.
     """
 
     @property
     def path(self) -> Path:
-        """Path of the file."""
+        """Return the path of the file."""
         return FOLDER / self.file
 
     def stored(self) -> dict[str, Any]:
-        """Return the current fields of the file; empty if it does not exist."""
+        """Return the fields that the file has now; empty if the file does not exist."""
         return documents.read(self.path) if self.path.is_file() else {}
 
     def write(self, *, command: str = "python -m evidence.fit") -> None:

@@ -13,7 +13,7 @@ FP8 = {
 """(precision, scaling) by Megatron Bridge's name for the combination."""
 DISPATCHERS = {"flex_deepep": "flex", "flex_hybridep": "flex"}
 LLAMA_70B_LAYERS = 80
-"""Number of layers of the only model whose measured recipes offload layers."""
+"""Number of layers of Llama 70B, the only model whose measured recipes offload layers."""
 LORA = {"lora_rank": 16, "lora_target_modules": "linear_qkv"}
 
 
@@ -26,9 +26,9 @@ def megatron_knobs(
     graph_modules: str | None,
     offloaded_layers: int | None,
 ) -> dict[str, Any]:
-    """Return the columns for these settings.
+    """Return the columns of a training row for these Megatron Bridge settings.
 
-    Graph modules are recorded unless the implementation is `none`.
+    `graph_modules` are recorded unless `graphs`, the implementation, is `none`.
     """
     records = graphs in ("local", "full_iteration") or (graphs != "none" and bool(graph_modules))
     offload = min(offloaded_layers / LLAMA_70B_LAYERS, 1.0) if offloaded_layers else None

@@ -16,7 +16,7 @@ def main() -> None:
 
 
 def written(text: str) -> str:
-    """Return the page with all parts generated from the schema and the files."""
+    """Return the page with all generated parts, from the schema and the files."""
     for name, part in (
         ("files", _files()),
         ("excluded", _excluded()),

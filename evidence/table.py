@@ -41,7 +41,7 @@ class Problem:
 
 
 class RefusedError(ValueError):
-    """Rows that violate the schema, or whose figures contradict each other."""
+    """Error for rows that violate the schema or whose figures contradict each other."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
@@ -66,7 +66,7 @@ def read(path: Path, kind: Kind) -> list[Row]:
 
 
 def read_with_problems(path: Path, kind: Kind) -> tuple[list[Row], list[Problem]]:
-    """Return (consistent rows, reasons why the others are not consistent)."""
+    """Return (consistent rows, reasons why the remaining rows are inconsistent)."""
     with path.open(newline="", encoding="utf-8") as stream:
         reader = csv.DictReader(stream, strict=True)
         unknown = [name for name in reader.fieldnames or () if name not in kind.by_name]
@@ -121,7 +121,7 @@ def _value(cell: str, column: Column) -> Any:
 
 
 def cell_of(value: object) -> str:
-    """Return a value as written in a file; `_value` reads it back unchanged."""
+    """Return a value as written to a file; `_value` parses it without loss."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -132,8 +132,8 @@ def cell_of(value: object) -> str:
 
 
 def as_csv(rows: Iterable[Row], kind: Kind) -> str:
-    """Return the text of a file with the columns that at least one row fills, in the order of the
-    schema.
+    """Return the text of a CSV file. Columns are in the order of the schema; columns without any
+    value are omitted.
     """
     rows = list(rows)
     names = [
@@ -149,6 +149,6 @@ def as_csv(rows: Iterable[Row], kind: Kind) -> str:
 
 
 def other(row: Row) -> dict[str, str]:
-    """Return the values in a row's column `other`, by name."""
+    """Return the values in a row's column `other` as {name: value}."""
     pairs = (row["other"] or "").split("; ")
     return dict(pair.split("=", 1) for pair in pairs if pair)

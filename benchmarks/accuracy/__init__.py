@@ -1,3 +1,3 @@
-"""How true the predictions are, and the fits behind them: `python -m benchmarks.accuracy --data
-DIR`.
+"""Accuracy of the predictions, and the fits of their constants: `python -m benchmarks.accuracy
+--data DIR`.
 """

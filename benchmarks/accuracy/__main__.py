@@ -1,5 +1,5 @@
-"""Print predictions next to published figures: `python -m benchmarks.accuracy [--data DIR]
-[--json]`.
+"""Print predictions and the published figures that they are compared with: `python -m
+benchmarks.accuracy [--data DIR] [--json]`.
 """
 
 from benchmarks.accuracy.data import print_report

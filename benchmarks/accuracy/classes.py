@@ -1,9 +1,9 @@
-"""Held-out rows by familiarity class: `python -m benchmarks.accuracy.classes [--data DIR]
-[--json]`; takes minutes because of the fits.
+"""Accuracy of held-out rows by familiarity class: `python -m benchmarks.accuracy.classes [--data
+DIR] [--json]`. The fits take minutes.
 
-Each row is predicted as an answer would be if only the runs behind its constants had been measured;
-its class is the `estimate.familiarity` of that answer. `extras` fits how much each difference adds
-to the variance of an interval.
+Each row is predicted as if only the runs behind its constants had been measured. Its class is the
+`estimate.familiarity` of that prediction. `extras` fits how much each difference from the measured
+runs adds to the variance of an interval.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ START, ROUNDS = 0.05, 30
 
 
 def judged(groups: Iterable[Group]) -> dict[str, list[Comparison]]:
-    """Return the held-out rows by kind: dense, mixture and adapters for training; the figure for
-    serving. Repeats of a setting within a group count once.
+    """Return the held-out rows by kind: dense, mixture (MoE) and adapters for training; the
+    predicted figure for serving. Repeats of a setting within a group count once.
     """
     found: dict[str, list[Comparison]] = defaultdict(list)
     for group in groups:
@@ -45,12 +45,14 @@ def judged(groups: Iterable[Group]) -> dict[str, list[Comparison]]:
 
 
 def class_of(row: Comparison) -> str:
-    """Return the class of a row: the difference that widens its interval most."""
+    """Return the class of a row: the difference from the measured runs that widens its interval
+    most.
+    """
     return row.differs[0] if row.differs else FAMILIAR_CLASS
 
 
 def table(groups: Iterable[Group]) -> dict[str, dict[str, Any]]:
-    """Return {kind, class: figures}."""
+    """Return {kind, class: figures} of the held-out rows."""
     found = {}
     for kind, rows in judged(groups).items():
         by_class: dict[str, list[Comparison]] = defaultdict(list)
@@ -67,14 +69,16 @@ def extras(
     known: Mapping[str, float] | None = None,
     units: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Return the standard deviation that each dimension adds to the `known` ones.
+    """Return the standard deviation that each dimension of familiarity adds to those in
+    `known`.
 
-    All are fitted at once: each so that, with the others, nine in ten of the rows that differ in it
-    are inside. An extra is at least what so many rows could not tell from none: n of them give a
-    variance to within sqrt(2 / n).
+    All are fitted together, so that 90% of the rows that differ in a dimension are inside their
+    intervals. An added deviation is at least the smallest one that so many rows can distinguish
+    from zero: n rows determine a variance to within sqrt(2 / n).
 
-    units: Dimensions of which each part counts once, however many rows it has: a release errs in
-        its own way, so the mean variance of few of them is what the next one needs.
+    units: Dimensions in which each part counts once, regardless of its number of rows. For example,
+    all rows of a release share the release's error, so the next release is expected to have the
+    mean variance of the measured ones.
     """
     by_dimension: dict[str, list[Comparison]] = defaultdict(list)
     for row in rows:
@@ -92,7 +96,9 @@ def extras(
 
 
 def lacking(rows: Sequence[Comparison], known: Mapping[str, float], *, by_part: bool) -> float:
-    """Return the standard deviation that must be added to the known variance of each row."""
+    """Return the standard deviation that must be added to the known variance of each row for the
+    intervals to contain 90% of the rows.
+    """
     parts: dict[str, list[tuple[Comparison, float]]] = defaultdict(list)
     for row in rows:
         assert row.base_log_sd is not None and row.differs is not None

@@ -1,6 +1,4 @@
-"""Common format of all evidence: a published figure, its prediction, and the interval stated with
-the prediction.
-"""
+"""Common format of all evidence: a published figure, its prediction, and the predicted interval."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ class Comparison:
     predicted: float
     """Predicted value; NaN if the query was rejected."""
     low: float | None = None
-    """Lower end of the 90% interval; None if no interval is stated."""
+    """Lower end of the 90% interval; None if the prediction has no interval."""
     high: float | None = None
     gpu: str = ""
     part: str = ""
@@ -29,15 +27,17 @@ class Comparison:
     this row is a separate vote.
     """
     differs: tuple[str, ...] | None = None
-    """Dimensions in which the nearest measured runs differ (`domain.familiarity`), starting with
-    the one that widens the interval most; None if not determined.
+    """Dimensions in which the nearest measured runs differ (`domain.familiarity`), in descending
+    order of how much they widen the interval; None if not determined.
     """
     kind: str = ""
-    """Kind of model or task, of rows with `differs`: dense, mixture, adapters."""
+    """Kind of model or task of rows with `differs`: dense, mixture (MoE), adapters."""
     base_log_sd: float | None = None
     """Standard deviation of the interval without the contribution of these differences."""
     refused: str | None = None
-    """Code under which this real run is called infeasible or is rejected; None if it is neither."""
+    """Reason code if the prediction calls this real run infeasible or rejects its query; None
+    otherwise.
+    """
 
     @property
     def error(self) -> float:
@@ -45,10 +45,12 @@ class Comparison:
 
     @property
     def log_ratio(self) -> float:
-        """log(published / predicted)."""
+        """Return ln(published / predicted)."""
         return math.log(self.published / self.predicted)
 
     def within(self, log_width: float) -> Comparison:
-        """Return the row with an interval of this extent in both directions, in logarithms."""
+        """Return the row with an interval of this half-width around the prediction, in natural
+        logarithms.
+        """
         spread = math.exp(log_width)
         return replace(self, low=self.predicted / spread, high=self.predicted * spread)

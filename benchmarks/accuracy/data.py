@@ -1,5 +1,5 @@
-"""The folder of measured figures: evidence/, a folder with the same layout, or one of tables with
-the columns of their sources (`evidence.collected`).
+"""The folder of measured figures: evidence/, a folder with the same layout, or a folder of tables
+in the format of their sources (`evidence.collected`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _tables_of(folder: Path) -> Path:
 
 @functools.cache
 def _rows_of(path: Path, table: str, collected: bool, changed_ns: int) -> list[evidence.Row]:
-    """Return the rows of a table, read once until the file changes."""
+    """Return the rows of a table; cached until the file changes."""
     if collected:
         return read_collected(path, table)
     kind = KINDS[evidence.FILE_OF[table].partition("/")[0]]
@@ -94,14 +94,14 @@ def print_report(
     as_dict: Callable[[Any], Any] = lambda report: report,
     needs_data: bool = True,
 ) -> None:
-    """Run the command line of a benchmark, which prints its report as text, or with --json as one
-    JSON value.
+    """Run the command line of a benchmark: print its report as text, or with --json as one JSON
+    value.
 
     Args:
-        description: Help of the command.
-        evaluate: Function that returns the report, of the folder of measured figures if it
-            `needs_data`.
-        as_dict: Function that returns the report as JSON takes it.
+        description: Help text of the command.
+        evaluate: Function that returns the report. If `needs_data`, its argument is the folder of
+            measured figures.
+        as_dict: Function that converts the report to JSON types.
         needs_data: Offer --data.
     """
     parser = argparse.ArgumentParser(

@@ -1,6 +1,5 @@
-"""`python -m benchmarks.accuracy.dynamic_context [--lengths NAME_OR_FILE ...] [--json]`
-
-Predicted gain of dynamic over static context parallelism, beside the published best case.
+"""Compare the predicted gain of dynamic over static context parallelism with the best published
+gain: `python -m benchmarks.accuracy.dynamic_context [--lengths NAME_OR_FILE ...] [--json]`.
 """
 
 from __future__ import annotations
@@ -42,14 +41,16 @@ SCENARIOS = {
     ),
 }
 PUBLISHED_BEST = 1.48
-"""NVIDIA's technical blog on dynamic context parallelism in Megatron Core, 2026: "up to", relative
-to packing alone, on data sets and clusters that are not fully described. It is not a target;
-nothing is fitted to it.
+"""Best published gains, relative to packing alone. From NVIDIA's technical blog on dynamic context
+parallelism in Megatron Core, 2026: "up to", on data sets and clusters that are not fully described.
+Nothing is fitted to these values.
 """
 
 
 def clock(config: ParallelConfig) -> MicroBatchClock:
-    """Return the fixed model, cluster and rows with a configuration."""
+    """Return the clock that times rows of a configuration with the benchmark's fixed model and
+    cluster.
+    """
     machine = cluster(ClusterQuery(gpu=GPU, num_gpus=GPUS))
     return MicroBatchClock(
         case=TrainingCase(

@@ -1,5 +1,5 @@
-"""All groups of evidence in the folder of measured figures, each predicted by constants that were
-fitted without the group's held-out rows. groups.csv describes what was held out.
+"""All groups of evidence in the folder of measured figures. Each group is predicted by constants
+that were fitted without its held-out rows; groups.csv describes what was held out.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ from hp_tool.errors import InputError
 
 H100 = "h100-sxm-80gb"
 FEW_GPUS = 512
-"""Maximum number of GPUs from which constants are fitted; they predict larger jobs, up to 11,616
-GPUs.
+"""Maximum number of GPUs of the runs that constants are fitted to when they predict larger jobs, of
+up to 11,616 GPUs.
 """
 FEWEST_SEEN = 4
-"""Minimum number of configurations for fitting the constants of a month; earlier months are not
-predicted.
+"""Minimum number of earlier configurations needed to predict a month; months with fewer are
+skipped.
 """
 SERIES = ("model", "gpu", "date", "micro_batch_size")
-"""Properties common to the runs of an MLPerf series. Submitters and layouts differ within it,
-because most have results for a single size only.
+"""Properties common to the runs of an MLPerf series. Submitters and layouts differ within a series,
+because most submitters have results for a single size only.
 """
 
 
@@ -103,8 +103,8 @@ def section(name: str, folder: Path) -> list[Group]:
 
 
 def _paper(folder: Path) -> Rows:
-    """Return arXiv 2205.05198 and Megatron-LM of 2020, whose software matches the constants of
-    2022.
+    """Return the comparisons for arXiv 2205.05198 and Megatron-LM of 2020, which ran the software
+    that the constants of 2022 describe.
     """
     rows4 = rows_of(folder, "korthikanti2022_table4")
     shipped = efficiency_profile(gpu=gpu(GPU), framework="megatron-core")
@@ -118,8 +118,8 @@ def _paper(folder: Path) -> Rows:
 
 
 def _today(folder: Path) -> Rows:
-    """Return pre-training under current Megatron Core: releases of recipes, audited rounds, and
-    reduced models.
+    """Return the comparisons for pre-training with current Megatron Core: recipes by release,
+    MLPerf rounds, and reduced models.
     """
     if not megatron.today_runs(folder) or not rows_of(folder, "korthikanti2022_table4"):
         return {}
@@ -157,8 +157,8 @@ def _today(folder: Path) -> Rows:
 
 
 def _plain(folder: Path) -> Rows:
-    """Return current runs as minimal queries (model, GPUs, precision, batch and layout), and with
-    the settings of the current recipe.
+    """Return the comparisons for current runs as minimal queries (model, GPUs, precision, batch and
+    layout), alone and with the settings of the current recipe.
     """
     if not megatron.today_runs(folder):
         return {}
@@ -174,8 +174,8 @@ def _plain(folder: Path) -> Rows:
 
 
 def _unfamiliar(folder: Path) -> Rows:
-    """Return trainings predicted by constants that were fitted without their family, kind,
-    precision or scale.
+    """Return the comparisons for trainings predicted by constants that were fitted without their
+    family, kind, precision or scale.
     """
     if not megatron.today_runs(folder):
         return {}
@@ -211,8 +211,8 @@ def _hybrids(folder: Path) -> Rows:
 
 
 def _tuning(folder: Path) -> Rows:
-    """Return fine-tuning, to which no constants but those of AMD's die were fitted, and the scaling
-    of jobs.
+    """Return the comparisons for fine-tuning and for the scaling of jobs. Only the constants of
+    AMD's die were fitted to fine-tuning runs.
     """
     tuned = [case for case in release_cases(folder) if case.task != "pretrain"]
     tuned += where(gb300_cases(folder), task="lora")
@@ -230,7 +230,7 @@ def _tuning(folder: Path) -> Rows:
 
 
 def _lora(folder: Path) -> list[Case]:
-    """Return MLPerf's LoRA results without AMD's."""
+    """Return MLPerf's LoRA runs, except those on AMD GPUs."""
     return [
         case
         for case in mlperf_cases(folder)
@@ -239,7 +239,9 @@ def _lora(folder: Path) -> list[Case]:
 
 
 def where(cases: Iterable[Case], **values: object) -> list[Case]:
-    """Return the cases with these properties; precision is one of them."""
+    """Return the cases whose properties have these values; `precision` refers to the training
+    precision.
+    """
 
     def is_so(case: Case) -> bool:
         stated = {"precision": case.training.precision}
@@ -253,8 +255,8 @@ def where(cases: Iterable[Case], **values: object) -> list[Case]:
 
 def strong_scaling(folder: Path) -> list[Comparison]:
     """Compare each MLPerf run with the smallest run of its series: the ratio of GPU-seconds per
-    sequence, published and predicted by the shipped constants. Common factors (kernels, clocks, the
-    release) cancel.
+    sequence, published and predicted by the shipped constants. Errors that both runs share
+    (kernels, clocks, the release) cancel.
     """
     grouped: dict[tuple[object, ...], list[tuple[int, Comparison]]] = defaultdict(list)
     for row, case in zip(rows_of(folder, "training_mlperf"), mlperf_cases(folder), strict=False):
@@ -285,8 +287,8 @@ def strong_scaling(folder: Path) -> list[Comparison]:
 
 
 def _new_dies(folder: Path) -> Rows:
-    """Return predictions by the constants of the previous die, and B300's by kernels timed on it.
-    LoRA is with the other fine-tuning.
+    """Return predictions for new dies: by the constants of the previous die, and for B300 by
+    kernels timed on it. LoRA runs are in `_tuning`.
     """
     recipes = [case for case in gb300_cases(folder) if case.task != "lora"]
     newest_round = [with_usual(case) for case in round_6_cases(folder)]
@@ -311,7 +313,7 @@ def _fsdp(folder: Path) -> Rows:
 
 
 def _internevo(folder: Path) -> Rows:
-    """Return one model's runs, each predicted by constants fitted without its number of GPUs, or
+    """Return InternLM-7B's runs, each predicted by constants fitted without its number of GPUs, and
     without its layout.
     """
     runs = [Prepared.of(case) for case in internevo_cases(folder)]
@@ -338,7 +340,7 @@ def _nanotron(folder: Path) -> Rows:
 
 
 def _memory(folder: Path) -> Rows:
-    """Return allocated bytes predicted by formulas alone, and the allocator's reserved bytes. The
+    """Return allocated bytes, predicted by formulas alone, and bytes reserved by the allocator. The
     number of micro-batches does not affect memory.
     """
     cut = [case for case in b200_cases(folder) if case.allocated_bytes]
@@ -362,8 +364,8 @@ def _memory(folder: Path) -> Rows:
 
 
 def _other_software(folder: Path) -> Rows:
-    """Return runs predicted by the constants of another framework, with the interval of an answer
-    about an unmeasured framework.
+    """Return runs predicted by the constants of another framework, with the interval that an
+    estimate has for an unmeasured framework.
     """
     mpt = [run.case for run in fsdp.mpt_runs(folder)]
     dense = where(pretraining(folder), has_experts=False, card=H100)
@@ -415,13 +417,12 @@ def _schedules(folder: Path) -> list[Comparison]:
 
 
 def _published(folder: Path) -> Rows:
-    """Return figures that are in this repository with their layouts, so that it is not certain that
-    they were not used.
-    """
+    """Return figures that are in this repository with their layouts, so fits may have used them."""
 
     def of(source: str, where: str, *, ranges: bool = False) -> list[Comparison]:
-        """Return headlines; of a range, a layer's time over that without recomputation beside the
-        nearest bound.
+        """Return the headlines of one source. A published range is represented by its bound nearest
+        to the prediction, and an added time by the layer's time relative to that without
+        recomputation.
         """
         rows = []
         for row in headlines.evaluate(source):
@@ -447,8 +448,8 @@ def _published(folder: Path) -> Rows:
 
 
 def serving(folder: Path) -> Rows:
-    """Return caches that engines printed, and serving runs that were not used to fit their
-    release's constants.
+    """Return cache sizes that engines printed, and serving runs that no fit of their release
+    used.
     """
     unseen = inference.unseen(dense_runs(folder))
     return {
@@ -465,7 +466,9 @@ def serving(folder: Path) -> Rows:
 
 
 def _ahead(folder: Path) -> Rows:
-    """Return every round and release predicted by constants fitted on earlier publications."""
+    """Return every MLPerf round and release, predicted by constants fitted to earlier
+    publications.
+    """
     if not rows_of(folder, "korthikanti2022_table4"):
         return {}
     cases, lora = pretraining(folder), _lora(folder)
@@ -489,9 +492,9 @@ def _ahead(folder: Path) -> Rows:
 def predicted_ahead(
     cases: Sequence[Case], *, known: Sequence[Case], start: Constants
 ) -> list[Comparison]:
-    """Return every case predicted by constants fitted on the `known` cases of earlier months;
-    `part` is its month. `start` has the values that these rows do not determine. Each setting has
-    one vote: its newest case, with the median step of all releases.
+    """Return every case predicted by constants fitted to the `known` cases of earlier months;
+    `part` is its month. `start` contains the values that these rows do not determine. Each setting
+    has one vote: its newest case, with the median step time of all releases.
     """
     predictions = []
     for date in sorted({case.date for case in cases}):
@@ -566,10 +569,12 @@ SECTIONS: dict[str, Callable[[Path], Rows]] = {
     "published": _published,
     "serving": serving,
 }
-"""Functions that compute rows by their group's title; they and their fits are independent of each
-other.
+"""Functions that return comparisons by the title of their group. Sections and their fits are
+independent of each other.
 """
 SECONDS = {"today": 140.0, "unfamiliar": 90.0, "fsdp": 30.0, "ahead": 20.0, "nanotron": 12.0}
-"""Processor seconds of the sections that take more than ten seconds; they are started first."""
+"""Processor seconds of the sections that take more than ten seconds. The longest sections start
+first.
+"""
 LONG = frozenset({"today", "unfamiliar"})
 """Sections that CI omits, because it has two minutes on two cores."""

@@ -1,9 +1,9 @@
-"""Compare runs of mixtures of experts with predictions: `python -m
+"""Compare predictions with serving runs of MoE models: `python -m
 benchmarks.accuracy.expert_serving [--data DIR] [--json]`.
 
-Constants of experts are fitted anew for every figure, without the load, the layout (a model's
-tensor parallel size) or the model that they are quoted on; engines' constants come from dense
-models. Pools apart and queued loads saw no constant of experts at all.
+For each comparison, the constants of experts are refitted without the run's load, its layout
+(tensor parallel size) or its model. The engines' constants come from dense models. No constant of
+experts was fitted to runs with separate pools or queued requests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ KEYS = {
 
 
 def evaluate(folder: Path) -> dict[str, Any]:
-    """Return {groups, best_layout: {runs: regret}} by what was held out, and for separate pools."""
+    """Return {groups, best_layout: {runs: regret}} by what the fit held out, and for separate
+    pools.
+    """
     runs = mixtures(folder)
     sets = {
         f"Served mixtures, unseen {name}": [

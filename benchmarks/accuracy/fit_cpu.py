@@ -1,9 +1,10 @@
-"""Measure this machine's `cpu` constants with one process of one thread: `python -m
+"""Measure the `cpu` constants of this machine with one process of one thread: `python -m
 benchmarks.accuracy.fit_cpu` (requires torch).
 
-Writes hp_tool/catalog/data/efficiency/silicon/cpu.yaml from what `hp-tool calibrate` times on two
-processes: matmuls, attention, elementwise kernels, and gloo collectives over loopback. Fractions
-are of the catalogue's `cpu` entry. Searches correct what differs on another host.
+Writes hp_tool/catalog/data/efficiency/silicon/cpu.yaml. The constants come from operations that
+`hp-tool calibrate` times on two processes: matmuls, attention, elementwise kernels, and gloo
+collectives over loopback. Fractions are relative to the catalogue's `cpu` entry. A search
+calibrates the differences of another host.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ MEASURED = (
 
 
 def measured() -> FittedFile:
-    """Time the operations, and return the file of their constants."""
+    """Time the operations and return the catalog file with their constants."""
     machine = cluster(ClusterQuery(gpu="cpu", num_gpus=2))
     report, _ = benchmark_machine(
         cluster=machine, launcher=LocalLauncher(), precisions=("bf16", "fp32")

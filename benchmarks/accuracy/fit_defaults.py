@@ -1,11 +1,12 @@
-"""Fit the additional time of engines with default settings, and of separate pools for prefill and
+"""Fit the slowdown of engines with default settings, and of separate pools for prefill and
 decoding: `python -m evidence.fit --only defaults --only pools`.
 
-Writes hp_tool/catalog/data/efficiency/defaults.yaml and defaults/ENGINE.yaml from
-serving_as_started.csv: one factor on every pass, with deviations of models left out, of all engines
-and of those in OWN alone; and pools.yaml, one constant from the first tokens of the pools of
-inference_measured_2.csv and _3 whose numbers of replicas are told, with deviations of lengths and
-engines left out.
+Writes defaults.yaml, defaults/ENGINE.yaml and pools.yaml in hp_tool/catalog/data/efficiency. The
+first two have one factor on every forward pass, fitted to serving_as_started.csv: a common factor
+for all engines, and a separate one for each engine in OWN. Their deviations are the errors of
+models left out. pools.yaml has the hops between pools, fitted to the first tokens of the pools in
+inference_measured_2.csv and _3 whose numbers of replicas are known. Its deviations are the errors
+of lengths and engines left out.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ from hp_tool.loop.calibration.microbenchmarks import short
 from hp_tool.questions.serving.problem import client_arrivals, serving_case
 
 NARROW = ("int4",)
-"""Runs that are not used. Kimi K2.5 in int4 is three to seven times slower than predicted on H200
-and MI350X, because it had no kernels there yet.
+"""Excluded runs. On H200 and MI350X, Kimi K2.5 in int4 is three to seven times slower than
+predicted, because the engines had no optimised kernels for it yet.
 """
 OWN = ("sglang",)
 """Engines with a separate factor: those with runs of at least three models."""
 TRIALS = np.geomspace(1.0, 4.0, 15)
-"""Slowdowns that are evaluated; values between them are interpolated linearly."""
+"""Slowdowns at which runs are predicted; errors between them are interpolated linearly."""
 
 
 Errors = Mapping[int, Floats]
-"""Errors of runs by their id, for each of TRIALS."""
+"""Errors of each run, by its id, at each of TRIALS."""
 
 
 def started(folder: Path) -> list[ServingRun]:
@@ -74,11 +75,11 @@ def started(folder: Path) -> list[ServingRun]:
 
 
 def _with_means(run: ServingRun, row: Row) -> ServingRun:
-    """Return a run with the mean of its TPOT if its table has medians.
+    """Return a run with its mean TPOT if its table has medians.
 
-    Requests of equal lengths run in waves: those with the late first tokens decode fast and the
-    others slowly, so that the medians of both do not add up to a request's latency. Its mean is the
-    concurrency over the measured request rate (Little's law).
+    Requests of equal lengths run in waves. Requests with a late first token decode fast and the
+    rest decode slowly, so the medians of TTFT and TPOT do not add up to a request's latency. The
+    mean latency is the concurrency divided by the measured request rate (Little's law).
     """
     rate = row["output_tokens_per_second"]
     if row["statistic"] != "median" or rate is None:
@@ -88,7 +89,7 @@ def _with_means(run: ServingRun, row: Row) -> ServingRun:
 
 
 def predicted(runs: Sequence[ServingRun], slowdown: float) -> list[Predicted]:
-    """Return the runs with their passes slowed down by a factor."""
+    """Return the predictions for the runs with every forward pass slowed down by a factor."""
     pairs = []
     for profile, members in by_constants(runs):
         for batch in batches(members, profile):
@@ -98,7 +99,7 @@ def predicted(runs: Sequence[ServingRun], slowdown: float) -> list[Predicted]:
 
 
 def fit(runs: Sequence[ServingRun], errors: Errors) -> float:
-    """Return the slowdown with the smallest error of TPOT; each model has the same weight."""
+    """Return the slowdown with the smallest TPOT error; each model has the same weight."""
     models: dict[str, list[Floats]] = defaultdict(list)
     for run in runs:
         models[_model(run)].append(errors[id(run)])
@@ -107,7 +108,7 @@ def fit(runs: Sequence[ServingRun], errors: Errors) -> float:
 
 
 def tried(runs: Sequence[ServingRun]) -> Errors:
-    """Return |ln(predicted / measured)| of each run's TPOT for each slowdown in TRIALS."""
+    """Return |ln(predicted / measured)| of each run's TPOT at each slowdown in TRIALS."""
     found: dict[int, list[float]] = defaultdict(list)
     for slowdown in TRIALS:
         pairs = predicted(runs, float(slowdown))
@@ -117,8 +118,8 @@ def tried(runs: Sequence[ServingRun]) -> Errors:
 
 
 def left_out(runs: Sequence[ServingRun], errors: Errors | None = None) -> list[Predicted]:
-    """Return the runs of each model, predicted with the slowdown of the other models: those of its
-    engine if the engine is in OWN.
+    """Return the runs of each model, predicted with the slowdown fitted to the remaining models:
+    those of the same engine if it is in OWN.
     """
     known = tried(runs) if errors is None else errors
     return [
@@ -130,13 +131,15 @@ def left_out(runs: Sequence[ServingRun], errors: Errors | None = None) -> list[P
 
 
 def _own(run: ServingRun) -> str:
-    """Return the engine whose factor applies to a run; empty: the common factor, as on ROCm."""
+    """Return the engine whose factor applies to a run; empty for the common factor, which also
+    applies to runs on ROCm.
+    """
     rocm = gpu(run.gpu).silicon in ROCM_SILICON
     return run.engine if run.engine in OWN and not rocm else ""
 
 
 def _of(runs: Sequence[ServingRun], engine: str) -> list[ServingRun]:
-    """Return the runs to which a factor is fitted."""
+    """Return the runs to which the factor of `engine` is fitted."""
     return [run for run in runs if _own(run) == engine or not engine]
 
 
@@ -193,12 +196,12 @@ class PredictedPool:
 
 
 def told_pools(folder: Path) -> list[PoolRun]:
-    """Return the pools whose numbers of replicas are known."""
+    """Return the runs with separate pools whose numbers of replicas are known."""
     return [run for run in pool_runs(folder) if run.replicas is not None]
 
 
 def pooled(runs: Sequence[PoolRun], *, handover_s: float) -> list[PredictedPool]:
-    """Return every run with these hops."""
+    """Return the predictions for all runs with these hops between pools."""
     return [PredictedPool(run=run, costs=_costs(run, handover_s)) for run in runs]
 
 
@@ -231,15 +234,17 @@ def _costs(run: PoolRun, handover_s: float) -> PoolCosts:
 
 
 def fit_handover(runs: Sequence[PoolRun]) -> float:
-    """Return the seconds of the hops between pools, by robust least squares on the first tokens of
-    these runs.
+    """Return the seconds of the hops between pools, fitted to the runs' TTFT by robust least
+    squares.
     """
     found = solve(lambda values: log_ratios(pooled(runs, **values), "ttft"), HOPS)
     return short(found["handover_s"])
 
 
 def pools_left_out(folder: Path) -> list[PredictedPool]:
-    """Return the runs of each engine and length, predicted with hops fitted on the others."""
+    """Return the runs of each engine and each length, predicted with hops fitted to the remaining
+    runs.
+    """
     parts = fitting.left_out(told_pools(folder), lambda run: (run.engine, run.input_length))
     return [
         pair
@@ -249,7 +254,9 @@ def pools_left_out(folder: Path) -> list[PredictedPool]:
 
 
 def fitted_pools(folder: Path) -> Iterator[FittedFile]:
-    """Yield pools.yaml: hops between pools, fitted with constants that used none of these runs."""
+    """Yield pools.yaml: the hops between pools. The other constants were fitted without these
+    runs.
+    """
     runs = told_pools(folder)
     names = [f"{run.model} on {run.gpu} ({run.engine})" for run in runs]
     profile = PoolEfficiency(

@@ -1,11 +1,12 @@
 """Fit the time that an inference engine adds to isolated kernels: `python -m evidence.fit --only
 engines`.
 
-Writes hp_tool/catalog/data/efficiency/engines/*.yaml, one file per engine and version with enough
-runs of dense models, from one half of the groups of inference_measured.csv,
-inference_measured_2.csv and inference_trtllm_throughput.csv (see ServingRun.fitted), with priors
-that keep every constant physical. Runs whose prompts were demonstrably cached are left out. The
-other half gives the intervals; `fit_intervals` fits how much wider they are for others.
+Writes hp_tool/catalog/data/efficiency/engines/*.yaml: one file for each engine version with enough
+runs of dense models. Constants are fitted to one half of the groups of runs in
+inference_measured.csv, inference_measured_2.csv and inference_trtllm_throughput.csv
+(`ServingRun.fitted`), with priors that limit every constant to physical values. Runs whose prompts
+were certainly cached are excluded. The other half determines the intervals. `fit_intervals` fits
+how much wider intervals are for other software, models and GPUs.
 """
 
 from __future__ import annotations
@@ -52,15 +53,15 @@ GIVEN = given("engines")
 NOISE, ROBUST = GIVEN["noise"], GIVEN["robust"]
 FEWEST_RUNS = 20
 HARDLY_TOLD = 0.5
-"""Fraction of a prior's deviation above which a constant counts as hardly determined by its
-runs.
+"""Ratio of a constant's fitted deviation to its prior deviation above which its runs hardly
+determine it.
 """
 ASSUMED_TTFT_LOG_SD = 0.5
 """Assumed deviation of TTFT if only throughput was measured."""
 
 GIB = 1 << 30
 RESERVE_BYTES = 2e9
-"""Memory of CUDA context, NCCL and CUDA graphs."""
+"""Bytes reserved for the CUDA context, NCCL and CUDA graphs."""
 
 
 def priors_of(name: str) -> dict[str, Prior]:
@@ -80,12 +81,12 @@ def settings(name: str, version: str) -> dict[str, Any]:
 
 
 def as_fields(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings as fields of a profile, which stores lists as tuples."""
+    """Return settings as profile fields, which have tuples instead of lists."""
     return {key: tuple(each) if isinstance(each, list) else each for key, each in stated.items()}
 
 
 def engine(values: Values, *, name: str, version: str) -> EngineEfficiency:
-    """Return the profile with the free constants."""
+    """Return the engine's profile with these values of the free constants."""
     return EngineEfficiency(
         engine=name,
         version=version,
@@ -124,8 +125,8 @@ def fit(seen: Sequence[ServingRun], *, name: str, version: str) -> EngineEfficie
 def errors(
     runs: Sequence[ServingRun], *, start: EngineEfficiency
 ) -> Callable[[EngineEfficiency], Floats]:
-    """Return the log ratios of these runs under given constants, divided by the assumed noise of
-    each.
+    """Return the log ratios of these runs for given constants, each divided by its assumed
+    noise.
     """
     prepared = batches(runs, start)
 
@@ -144,9 +145,9 @@ def assumed(
     residuals: Callable[[EngineEfficiency], Floats],
     free: Mapping[str, Prior],
 ) -> tuple[str, ...]:
-    """Return the constants that the runs determine to no more than half their prior deviation: 1 /
-    sqrt of the diagonal of the inverse of J^T J + prior, with J from differences of a tenth of each
-    prior's deviation.
+    """Return the constants whose fitted deviation is more than half their prior deviation, so that
+    the runs hardly determine them. The fitted deviation is 1 / sqrt of the diagonal of the inverse
+    of J^T J + prior. J comes from differences of a tenth of each prior deviation.
     """
     sds = np.array([prior.sd for prior in free.values()])
     here = residuals(profile)
@@ -166,8 +167,8 @@ def assumed(
 
 
 def by_version(runs: Sequence[ServingRun]) -> dict[tuple[str, str], list[ServingRun]]:
-    """Return the runs of each engine and version that has enough of them, without series whose
-    prompts were cached.
+    """Return the runs of each engine version that has enough runs, without series whose prompts
+    were cached.
     """
     cached = cached_series(runs)
     grouped: dict[tuple[str, str], list[ServingRun]] = defaultdict(list)
@@ -185,8 +186,8 @@ def scatter(pairs: Sequence[Predicted]) -> dict[str, float]:
 
 
 def pair_scatter(pairs: Sequence[Predicted]) -> float | None:
-    """Return the scatter of the ratio of two layouts' throughputs under one load; None if too few
-    loads have several layouts.
+    """Return the scatter of the ratio of two layouts' throughputs under the same load; None if too
+    few loads were run with several layouts.
     """
     groups: dict[tuple[object, ...], list[float]] = defaultdict(list)
     for pair, log_ratio in zip(pairs, log_ratios(pairs, "throughput"), strict=True):
@@ -200,8 +201,8 @@ def pair_scatter(pairs: Sequence[Predicted]) -> float | None:
 def left_out(
     members: Sequence[ServingRun], *, name: str, version: str, key: Callable[[ServingRun], str]
 ) -> dict[str, list[Predicted]]:
-    """Return the runs of each kind, predicted by constants fitted on the others; none if there are
-    too few others.
+    """Return the runs of each kind, predicted by constants fitted to the remaining runs; none if
+    too few remain.
     """
     predicted = {}
     for kind, runs, others in fitting.left_out(members, key):

@@ -1,12 +1,12 @@
-"""Fit the time that layers with experts add to isolated kernels in serving: `python -m evidence.fit
---only experts`.
+"""Fit the time that MoE layers add to isolated kernels in serving: `python -m evidence.fit --only
+experts`.
 
-Writes experts.yaml and experts/ENGINE.yaml of hp_tool/catalog/data/efficiency from the served
-mixtures of inference_measured_2.csv to _4, on top of the engines' constants, which come from dense
-models (`fit_engines` runs first): the latter of the engines in OWN, the former of all others.
-Priors keep every constant physical. Deviations are those of models left out. Which engines have
-constants of their own (OWN), and one prior of theirs (priors_own), were chosen with the judged rows
-in view.
+Writes experts.yaml and experts/ENGINE.yaml in hp_tool/catalog/data/efficiency from the runs of MoE
+models in inference_measured_2.csv to _4. The engines' constants come from dense models, so
+`fit_engines` runs first. experts/ENGINE.yaml has the constants of one engine in OWN, experts.yaml
+those of all remaining engines. Priors limit every constant to physical values. Deviations are the
+errors of models left out. The engines in OWN and one of their priors (priors_own) were chosen after
+looking at the rows that report the error.
 """
 
 from __future__ import annotations
@@ -47,37 +47,37 @@ COMMAND = "python -m evidence.fit --only experts"
 
 NOISE, ROBUST = given("experts")["noise"], given("experts")["robust"]
 STRANGE = ("trtllm", "1.2.0rc6.post1")
-"""A single run that is not used: its requests wait 29 s for a first token whose prompt takes 2 s,
-and no stated setting explains this.
+"""A run that is excluded: its requests wait 29 s for the first token of a prompt that takes 2 s,
+and no stated setting explains the wait.
 """
 DRAFTS_FROM = 1.25
-"""Ratio of two TPOTs of one layout and load above which the faster run must have drafted tokens,
-which no column states.
+"""Ratio of two TPOTs with the same layout and load above which the faster run must have used
+speculative decoding, which no column states.
 """
 OWN = ("sglang",)
-"""Engines with constants of their own. vLLM and TensorRT-LLM were measured on two and three models,
-too few. SGLang was chosen because its own runs predicted a model left out better than the runs of
-all engines did: the same rows on which that error is quoted, so it is somewhat too small. Only runs
-measured later can confirm the choice.
+"""Engines with separate constants. vLLM and TensorRT-LLM were measured on two and three models,
+which is too few. SGLang was chosen because its runs predict a left-out model better than the runs
+of all engines do. The error is reported on the same rows, so it is slightly too small. Only later
+runs can confirm the choice.
 """
 ByEngine = Mapping[str, ExpertEfficiency]
 JOINT = ""
-"""The name under which ByEngine has the constants of all other engines together."""
+"""Name under which ByEngine stores the constants that all engines outside OWN share."""
 SEARCH = {"diff_step": 1e-2, "ftol": 1e-4, "xtol": 1e-4}
 Prepared = Sequence[tuple[Batch, EngineEfficiency]]
 
 
 def mixtures(folder: Path) -> list[ServingRun]:
-    """Return runs of mixtures on one replica, without runs that must have drafted tokens or whose
-    layout is uncertain.
+    """Return runs of MoE models on one replica, except runs that must have used speculative
+    decoding or whose layout is uncertain.
     """
     runs = (run for run in later_runs(folder) if catalogue_model(run.model).num_experts)
     return plain(once([run for run in runs if (run.engine, run.version) != STRANGE]))
 
 
 def once(runs: Sequence[ServingRun]) -> list[ServingRun]:
-    """Return the runs without those that a second listing repeats with the requested instead of the
-    drawn lengths; they have the same latencies.
+    """Return the runs without duplicates. A second listing repeats some runs with the requested
+    instead of the drawn lengths; their latencies are equal.
     """
     drawn = {_measured(run) for run in runs if not run.equal_lengths}
     return [run for run in runs if not run.equal_lengths or _measured(run) not in drawn]
@@ -88,7 +88,7 @@ def _measured(run: ServingRun) -> tuple[object, ...]:
 
 
 def plain(runs: Sequence[ServingRun]) -> list[ServingRun]:
-    """Return the runs that decode token by token on a known layout."""
+    """Return the runs without speculative decoding whose layout is known."""
     slowest: dict[tuple[object, ...], float] = defaultdict(float)
     for run in runs:
         slowest[_layout(run)] = max(slowest[_layout(run)], run.tpot_s)
@@ -108,7 +108,7 @@ def _layout(run: ServingRun) -> tuple[object, ...]:
 
 
 def prepared(runs: Sequence[ServingRun]) -> Prepared:
-    """Return the runs in batches, each with its engine's constants."""
+    """Return the runs in batches, each with the constants of its engine."""
     pairs: list[tuple[Batch, EngineEfficiency]] = []
     for profile, members in by_constants(runs):
         pairs += [(batch, profile) for batch in batches(members, profile)]
@@ -116,7 +116,7 @@ def prepared(runs: Sequence[ServingRun]) -> Prepared:
 
 
 def predicted(pairs: Prepared, experts: ByEngine) -> list[Predicted]:
-    """Return every run with these constants of experts."""
+    """Return the predictions for all runs with these constants of experts."""
     rows = []
     for batch, profile in pairs:
         own = experts.get(profile.engine) or experts[JOINT]
@@ -126,7 +126,7 @@ def predicted(pairs: Prepared, experts: ByEngine) -> list[Predicted]:
 
 
 def errors(runs: Sequence[ServingRun]) -> Callable[[ExpertEfficiency], Floats]:
-    """Return the errors; runs of one model share a weight, so that all models count equally."""
+    """Return the weighted errors; each model has the same weight, shared by its runs."""
     pairs = prepared(runs)
     models = [catalogue_model(run.model).name for batch, _ in pairs for run in batch.runs]
     count = Counter(models)
@@ -166,8 +166,8 @@ def fits(runs: Sequence[ServingRun]) -> dict[str, ExpertEfficiency]:
 def left_out(
     runs: Sequence[ServingRun], key: Callable[[ServingRun], Hashable]
 ) -> dict[Hashable, tuple[dict[str, ExpertEfficiency], list[Predicted]]]:
-    """Return, for each value of `key`, the constants of all other runs and their predictions of
-    these.
+    """Return, for each value of `key`, the constants fitted to the remaining runs and their
+    predictions of the runs left out.
     """
     parts = {
         value: (members, fits(others)) for value, members, others in fitting.left_out(runs, key)

@@ -1,8 +1,8 @@
 """List the measured runs behind the constants: `python -m evidence.fit --only familiarity`.
 
-Writes hp_tool/catalog/data/efficiency/measured_runs.csv, one line for each group of runs that a
-question can differ from. Runs of frameworks and releases of engines without constants of their own
-are no part of it, because an interval of theirs is one of unfamiliar software.
+Writes hp_tool/catalog/data/efficiency/measured_runs.csv, one line for each group of runs with equal
+settings. Runs of frameworks and engine releases without separate constants are excluded: a query
+about them gets the interval for unfamiliar software.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hp_tool.errors import HpToolError
 from hp_tool.questions.training.problem import resolve_model
 
 Group = tuple[str, Measured]
-"""Kind of query, and a group of runs."""
+"""(kind of query, settings of a group of measured runs)."""
 
 
 def groups(folder: Path) -> list[Group]:
@@ -74,8 +74,8 @@ def _short(source: str) -> str:
 
 
 def _servings(folder: Path) -> Iterator[tuple[Setting, str]]:
-    """Yield the settings of each serving run, and its source, for releases with constants and for
-    mixtures.
+    """Yield the settings and the source of each serving run: runs of releases that have constants,
+    and runs of MoE models.
     """
     dense = dense_runs(folder)
     cached = cached_series(dense)
@@ -105,7 +105,7 @@ def _grouped(found: Iterable[tuple[Setting, str]]) -> list[Measured]:
 
 
 def as_csv(found: Iterable[Group]) -> str:
-    """Return the groups as the catalog stores them."""
+    """Return the groups in the format of the catalog file."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -127,8 +127,8 @@ class IndexFile:
         FILE.write_text(self.text, encoding="utf-8")
 
     def differences(self) -> Iterator[str]:
-        """Yield a line for each group that is missing in the file, and for each that is only in the
-        file.
+        """Yield a line for each group that is missing in the file and for each group that only the
+        file has.
         """
         stored = FILE.read_text(encoding="utf-8").splitlines() if FILE.is_file() else []
         fitted = self.text.splitlines()

@@ -1,14 +1,15 @@
 """Fit the time that a framework adds to isolated kernels: `python -m evidence.fit --only
 frameworks`.
 
-Writes hp_tool/catalog/data/efficiency/frameworks/megatron-core/*.yaml: software of 2022 (on A100
-and older) from the 19 figures of arXiv 2205.05198's Tables 4 and 5, which wait for most of their
-communication; today's from NVIDIA's dense recipes, DGX Cloud's benchmarks and MLPerf pre-training
-on H100, and cut models on B200; then what experts add. With them come the clocks that trainings
-sustain (`efficiency/clocks`), and what Megatron's fused accumulation in fp32 costs on B200: rows
-that say it of H100 are missing, where half of it is assumed. fit_fsdp and fit_nanotron stand on
-these clocks: run them after. Priors keep them physical; the functions named left_out fit without a
-model's, a layout's or a card's rows.
+Writes hp_tool/catalog/data/efficiency/frameworks/megatron-core/*.yaml. The software of 2022 (A100
+and older GPUs) is fitted to the 19 figures in Tables 4 and 5 of arXiv 2205.05198, whose runs wait
+for most of their communication. Current software is fitted to NVIDIA's dense recipes, DGX Cloud's
+benchmarks and MLPerf pre-training on H100, and to reduced models on B200; then the constants of
+experts are fitted. The same fit determines the clocks that long trainings sustain
+(`efficiency/clocks`) and the slowdown of Megatron's fused fp32 accumulation on B200. No published
+row isolates this slowdown on H100, so half of B200's is assumed. fit_fsdp and fit_nanotron use
+these clocks and run later. Priors limit all constants to physical values. Functions named left_out
+fit without the rows of a model, a layout or a card.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
 COMMAND = "python -m evidence.fit --only frameworks"
 GIVEN = given("frameworks")
 FIXED = fixed("frameworks")
-"""Values that these rows do not determine."""
+"""Constants that these rows do not determine."""
 
 
 def constants_2022(values: Values) -> Constants:
@@ -113,7 +114,7 @@ FIT_2022 = Fit[Row, Constants](
 
 @functools.cache
 def fit_2022(folder: Path, *, leave_out: str | None = None) -> Constants:
-    """Return the constants of 2022; the rows of the model `leave_out` of Table 5 are not used."""
+    """Return the constants of 2022, fitted without Table 5's rows of the model `leave_out`."""
     steps = [
         row for row in rows(folder, "korthikanti2022_table5") if row["run"].split()[0] != leave_out
     ]
@@ -122,7 +123,7 @@ def fit_2022(folder: Path, *, leave_out: str | None = None) -> Constants:
 
 def table5_left_out(folder: Path) -> list[Comparison]:
     """Return every figure of Table 5, predicted by constants fitted without its model's rows in
-    Table 5.
+    that table.
     """
     cases = table5_cases(folder)
     compared = []
@@ -135,12 +136,10 @@ def table5_left_out(folder: Path) -> list[Comparison]:
 
 PRIORS, EXPERT_PRIORS = priors("frameworks"), priors("frameworks", "priors_experts")
 CLOCKS = {name: tuple(name.split()) for name in PRIORS if name.endswith((" bf16", " fp8"))}
-"""Shares of boost clocks, by their names among the priors."""
+"""Sustained fractions of boost clocks, by their names among the priors."""
 REPEATED = ("MLPerf Training", "DGX Cloud benchmarks")
 REPEATED_WEIGHT = 0.5
-"""Weight of the rows of MLPerf and DGX Cloud: few layouts of one model, submitted or scaled many
-times.
-"""
+"""Weight of the rows of MLPerf and DGX Cloud, which repeat few layouts of one model many times."""
 
 
 def errors_today(runs: Sequence[Prepared]) -> Callable[[Constants], Floats]:
@@ -151,7 +150,7 @@ def errors_today(runs: Sequence[Prepared]) -> Callable[[Constants], Floats]:
 
 @functools.cache
 def today_runs(folder: Path) -> tuple[Prepared, ...]:
-    """Return all rows to which current constants may be fitted."""
+    """Return all rows to which constants of current software may be fitted."""
     audited = [
         case
         for case in mlperf_cases(folder)
@@ -168,10 +167,10 @@ def today_runs(folder: Path) -> tuple[Prepared, ...]:
 
 @functools.cache
 def fit_today(runs: tuple[Prepared, ...], start: Constants) -> Constants:
-    """Fit the constants of current software, which hides most of its communication: on all dense
-    rows together its constants, its hosts' and its dies' clocks, then on rows with experts the
-    constants of experts. Results are cached, because groups of evidence hold out the same rows
-    repeatedly.
+    """Fit the constants of current software, which hides most of its communication. All dense rows
+    together determine the framework's constants, launch times and clocks; then rows with experts
+    determine the constants of experts. Results are cached, because several groups of evidence hold
+    out the same rows.
     """
     # Little is known about a GPU that only ran experts; any run determines the release.
     dense = _fit_dense(
@@ -197,10 +196,10 @@ def _fit_dense(runs: tuple[Prepared, ...], start: Constants, newest: str | None)
 def with_experts(
     runs: Sequence[Prepared], framework: FrameworkEfficiency, shares: Shares | None = None
 ) -> FrameworkEfficiency:
-    """The constants with the three of experts fitted on these runs; the means of the priors without
-    any run of experts. Releases of one configuration share one vote.
+    """Return the constants with the three constants of experts fitted to these runs; the prior
+    means if there are no runs of MoE models. Releases of one configuration share one vote.
 
-    Where there are runs of today's releases, earlier ones do not count.
+    If there are runs of current releases, runs of earlier releases are ignored.
     """
     experts = [run for run in runs if run.has_experts]
     chosen = [
@@ -215,7 +214,7 @@ def with_experts(
 def _fit_added(
     name: str, framework: FrameworkEfficiency, shares: Shares | None = None
 ) -> Fit[Prepared, FrameworkEfficiency]:
-    """Return the fit of constants in addition to given others."""
+    """Return the fit of the priors `name`; all other constants of `framework` stay unchanged."""
     noise = GIVEN["noise_experts"]
     return Fit(
         priors=priors("frameworks", name),
@@ -225,14 +224,14 @@ def _fit_added(
 
 
 def shipped(profile: str = "default") -> FrameworkEfficiency:
-    """Return one of Megatron Core's profiles in the catalog."""
+    """Return a profile of Megatron Core from the catalog."""
     return efficiency_._framework("megatron-core", profile)
 
 
 def fitted_experts(folder: Path) -> Iterator[FittedFile]:
-    """Yield what experts add to a step, for each of Megatron Core's profiles (what hosts take for
-    experts does not depend on the card): on recipes with experts and their knobs from the first
-    release with today's dispatchers on, and DeepSeek-V2 cut to fit 8 B200.
+    """Yield the constants of experts for each of Megatron Core's profiles (their launch times do
+    not depend on the card). They are fitted to MoE recipes that state their settings, from the
+    first release with the current dispatchers on, and to DeepSeek-V2 reduced to fit 8 B200.
     """
     framework = with_experts(today_runs(folder), shipped())
     constants = {name: getattr(framework, name) for name in EXPERT_PRIORS}
@@ -241,12 +240,12 @@ def fitted_experts(folder: Path) -> Iterator[FittedFile]:
 
 
 def hybrid_runs(folder: Path) -> list[Prepared]:
-    """Return recipes of Nemotron 3 Nano."""
+    """Return the runs of Nemotron 3 Nano's recipes."""
     return [Prepared.of(case) for case in hybrid_cases(folder)]
 
 
 def hybrids_left_out(folder: Path) -> list[Comparison]:
-    """Return every row, predicted with the scan rate fitted on other GPUs' rows."""
+    """Return every row, predicted with the scan rate fitted to rows of other GPUs."""
 
     def fit(others: list[Prepared]) -> Callable[[Prepared], Comparison]:
         framework = _fit_added("priors_scan", shipped())(others)
@@ -257,8 +256,8 @@ def hybrids_left_out(folder: Path) -> list[Comparison]:
 
 
 def fitted_mixers(folder: Path) -> Iterator[FittedFile]:
-    """Yield what state spaces take in training: the rate of the scan that today's Megatron Core
-    trains Mamba 2 with, which nobody timed alone, on recipes of Nemotron 3 Nano.
+    """Yield the rate of Mamba 2's scan in training, fitted to recipes of Nemotron 3 Nano. No
+    isolated timing of this kernel is published.
     """
     framework = _fit_added("priors_scan", shipped())(hybrid_runs(folder))
     fields = {name: getattr(framework, name) for name in GIVEN["priors_scan"]}
@@ -268,8 +267,8 @@ def fitted_mixers(folder: Path) -> Iterator[FittedFile]:
 def today_left_out(
     folder: Path, cases: Iterable[Case], key: str | Callable[[Case], Hashable]
 ) -> list[Comparison]:
-    """Return these cases, each predicted by current constants fitted without the rows of its `key`,
-    the name of a property of Case.
+    """Return these cases, each predicted by constants of current software fitted without the rows
+    that share its `key`.
     """
     of = operator.attrgetter(key) if isinstance(key, str) else key
     rows: list[Comparison] = []
@@ -280,20 +279,22 @@ def today_left_out(
 
 
 def amd_runs(folder: Path) -> list[Prepared]:
-    """Return LoRA on MI300X and MI325X, the only published runs of their die with a layout."""
+    """Return LoRA on MI300X and MI325X, the only published runs on their die that state a
+    layout.
+    """
     return [Prepared.of(case) for case in mlperf_cases(folder) if case.what.startswith("MI3")]
 
 
 def v100_runs(folder: Path) -> list[Prepared]:
-    """Return Megatron-LM of 2020 on one to eight V100, the only published runs of their die with a
-    layout.
+    """Return Megatron-LM of 2020 on one to eight V100, the only published runs on their die that
+    state a layout.
     """
     return [Prepared.of(case) for case in megatron_2020_cases(folder) if "V100" in case.what]
 
 
 def fit_die(die: str, runs: Sequence[Prepared], framework: FrameworkEfficiency) -> Shares:
-    """Fit the speed of matmuls on this die relative to a typical die at boost clocks: kernels and
-    clocks together, because they were not timed separately.
+    """Fit the speed of matmuls on this die relative to a typical die at boost clocks. Kernels and
+    clocks share one factor, because they were not timed separately.
     """
 
     def residuals(x: Floats) -> Floats:
@@ -307,7 +308,9 @@ def fit_die(die: str, runs: Sequence[Prepared], framework: FrameworkEfficiency) 
 
 
 def die_left_out(runs: Sequence[Prepared], key: Callable[[Prepared], str]) -> list[Comparison]:
-    """Return every row of one die, predicted by constants fitted on the rows of other keys."""
+    """Return every row of one die, predicted by constants fitted to the die's rows with another
+    `key`.
+    """
     if not runs:
         return []
     card = runs[0].gpu
@@ -326,8 +329,8 @@ def amd_left_out(folder: Path) -> list[Comparison]:
 
 
 def megatron_2020_left_out(folder: Path) -> list[Comparison]:
-    """Return every row of 2020: on V100 predicted by constants fitted on the other models' rows; no
-    constants were fitted on the A100 rows.
+    """Return every row of 2020. Rows on V100 are predicted by constants fitted to the other models;
+    no constants were fitted to the A100 rows.
     """
     others = [
         Prepared.of(case).shipped()

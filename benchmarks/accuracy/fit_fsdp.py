@@ -1,12 +1,12 @@
 """Fit the time that FSDP adds to isolated kernels: `python -m evidence.fit --only fsdp`.
 
-Writes hp_tool/catalog/data/efficiency/frameworks/torch-fsdp/*.yaml: nine constants on 139 MPT runs
-on A100 of 40 and 80 GB and 43 on H100. The attention kernel of these runs, in Triton, was written
-for A100: H100 runs it by the instruction of A100, at some two thirds of its peak. It is theirs
-alone: without ALiBi's biases torch calls FlashAttention 2. In fp8 Transformer Engine's fused
-modules stand in for eager ones. Kernels come from ops/, clocks from fit_frameworks: run it first.
-`leave_one_model_out` and `across_gpus` predict every run by constants that never saw its model, or
-its GPU.
+Writes hp_tool/catalog/data/efficiency/frameworks/torch-fsdp/*.yaml: nine constants, fitted to 139
+MPT runs on A100 of 40 and 80 GB and 43 on H100. The Triton attention kernel of these runs was
+written for A100. On H100 it uses A100's instructions and reaches about two thirds of H100's peak.
+Other models do not use it: without ALiBi's biases, torch calls FlashAttention 2. In fp8,
+Transformer Engine's fused modules replace eager ones. Kernel constants come from ops/ and clocks
+from fit_frameworks, which runs first. `leave_one_model_out` and `across_gpus` predict every run by
+constants fitted without its model or its GPU.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from hp_tool.loop.calibration.microbenchmarks import short
 COMMAND = "python -m evidence.fit --only fsdp"
 CARDS = {"a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "b200": "b200-sxm-180gb"}
 START = fixed("fsdp")
-"""Values that these rows do not determine."""
+"""Constants that these rows do not determine."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Fitted:
     """Runs to which the constants were fitted."""
 
     def seen(self, runs: Sequence[Prepared]) -> Fitted:
-        """Return the constants as profiles state them: four digits each, and the newest release of
-        the runs they were fitted on.
+        """Return the constants as profiles store them: four digits each, and the newest release
+        among the fitted runs.
         """
         return Fitted(
             {
@@ -100,8 +100,8 @@ def constants(values: Values) -> Fitted:
 
 
 def _with_own_kernel(framework: FrameworkEfficiency, name: str, die: str) -> FrameworkEfficiency:
-    """Return the constants with the kernel that torch's attention uses: FlashAttention 2, or
-    cuDNN's on Blackwell.
+    """Return the constants with torch's attention kernel: FlashAttention 2, or cuDNN's on
+    Blackwell.
     """
     return dataclasses.replace(
         framework, attention_kernel=name, attention_slowdown=published(die)[name]
@@ -110,15 +110,17 @@ def _with_own_kernel(framework: FrameworkEfficiency, name: str, die: str) -> Fra
 
 @functools.cache
 def published(die: str) -> dict[str, float]:
-    """Return the published seconds of named attention kernels on the die, relative to the kernel
-    that was timed alone.
+    """Return the published times of named attention kernels on the die, relative to the kernel that
+    was timed in isolation.
     """
     return gpu_efficiency(gpu(CARDS[die])).attention_kernels
 
 
 @functools.cache
 def best_of_hopper() -> float:
-    """Fraction of the peak that the best attention kernels reach on H100, relative to A100."""
+    """Return the fraction of the peak that the best attention kernels reach on H100, relative to
+    A100.
+    """
     h100, a100 = (
         gpu_efficiency(gpu(name)).attention.peak_fraction
         for name in ("h100-sxm-80gb", "a100-sxm-80gb")
@@ -138,7 +140,7 @@ def mpt_runs(folder: Path) -> tuple[Prepared, ...]:
 
 @functools.cache
 def everything(runs: tuple[Prepared, ...]) -> Values:
-    """Return the result for all runs, from which fits without some of them start."""
+    """Return the fit to all runs, which is the starting point of fits without some of the runs."""
     return FIT.values(runs)
 
 

@@ -1,10 +1,11 @@
-"""Fit each die's kernel and collective constants on isolated measurements: `python -m evidence.fit
---only gpus`.
+"""Fit the kernel and collective constants of each die to isolated measurements: `python -m
+evidence.fit --only gpus`.
 
-Writes hp_tool/catalog/data/efficiency/silicon/*.yaml, each over all measured cards of a die: a
-roofline of three constants per matmul precision for training shapes and one for all shapes, one
-each for fused attention and for decoding, and four constants each for ring collectives, all-to-all
-and small all-reduces. Nothing of a whole training or serving run is read here.
+Writes hp_tool/catalog/data/efficiency/silicon/*.yaml, each fitted to all measured cards of a die. A
+file has a roofline of three constants for each matmul precision, once for training shapes and once
+for all shapes; one roofline each for fused attention and for decoding; and four constants each for
+ring collectives, all-to-all and small all-reduces. These fits use no complete training or serving
+run.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ RING_SHARE = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0, "allt
 def fit_matmul(
     rows: list[Row], die: str, precision: Precision
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """(constants of a training run's matmuls, the same over all shapes).
+    """Return (constants of matmuls in training, constants over all shapes).
 
-    Bandwidth comes from all shapes: only thin ones are bound by it. Peak and overhead come from m
-    >= 1024, so that the overhead holds what a large kernel pays once: launch, prologue and an
-    incomplete last wave. Narrow matmuls were timed together with the quantisation of x, m k
-    elements in passes over memory; their number is fitted and left out here, because training's
-    cost model counts casts apart.
+    All shapes determine the bandwidth, because only thin shapes are bound by it. Shapes with m >=
+    1024 determine peak and overhead, so the overhead includes the fixed costs of a large kernel:
+    launch, prologue and an incomplete last wave. Narrow matmuls were timed together with the
+    quantisation of x, which moves m k elements through memory. The number of passes is fitted and
+    then removed, because the training cost model charges casts separately.
     """
     (m, n, k), seconds, cards = medians(rows, ("m", "n", "k"))
     flops, bandwidth = 2 * m * n * k / peak(cards, precision), memory_bandwidth(cards)
@@ -85,12 +86,12 @@ def fit_matmul(
 
 
 def fit_thin(by_precision: dict[Precision, list[Row]], die: str) -> dict[str, dict[str, float]]:
-    """Constants of serving's matmuls, of all shapes: one bandwidth, one launch and one cast for all
-    precisions of a die, and each precision's peak.
+    """Return the constants of matmuls in serving, fitted to all shapes: one bandwidth, one launch
+    time and one cast for all precisions of a die, and one peak for each precision.
 
-    A call takes at most as long as the same one with more rows, to which it could be padded: some
-    libraries' kernels of one row, and single timings that were disturbed, take several times as
-    long.
+    A call takes at most as long as the same call with more rows, because it could be padded to
+    them. Some libraries' kernels for a single row, and some disturbed timings, take several times
+    as long.
     """
     data = {precision: _shortest(rows) for precision, rows in by_precision.items()}
 
@@ -141,7 +142,9 @@ def _shortest(rows: list[Row]) -> tuple[Floats, Floats, list[GpuSpec]]:
 
 
 def fit_attention(rows: list[Row], die: str) -> dict[str, float]:
-    """Causal prefill: half of the full attention's FLOPs; memory traffic and arithmetic add up."""
+    """Return the constants of causal prefill: half of the FLOPs of full attention; memory traffic
+    and arithmetic add up.
+    """
     (b, s, a, k, d), seconds, cards = medians(
         rows, ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim")
     )
@@ -155,9 +158,9 @@ def fit_attention(rows: list[Row], die: str) -> dict[str, float]:
 
 
 def fit_decode_attention(rows: list[Row], die: str) -> dict[str, float]:
-    """One new token over step + 1 cached ones: the bytes of keys and values, and a fixed cost.
-    Every query head of a group reads the same keys, so arithmetic stays far below the peak; the
-    peak is the prefill kernel's.
+    """Return the constants of decoding one token over step + 1 cached tokens: the bytes of keys and
+    values, and a fixed cost. Every query head of a group reads the same keys, so arithmetic stays
+    far below the peak, which is set to the prefill kernel's.
     """
     (b, step, _, k, d), seconds, cards = medians(
         rows, ("batch_size", "step", "num_heads", "num_key_value_heads", "head_dim")
@@ -172,8 +175,8 @@ def fit_decode_attention(rows: list[Row], die: str) -> dict[str, float]:
 
 
 def fit_small_all_reduce(rows: list[Row], die: str) -> dict[str, float]:
-    """The one-kernel all-reduces that engines capture in CUDA graphs, up to 8 MiB; medians over the
-    libraries.
+    """Return the constants of the one-kernel all-reduces that engines capture in CUDA graphs, up to
+    8 MiB, fitted to medians over the libraries.
     """
     kernels = [
         r
@@ -192,8 +195,8 @@ def fit_small_all_reduce(rows: list[Row], die: str) -> dict[str, float]:
 
 
 def fit_link(rows: list[Row], die: str, operations: tuple[str, ...]) -> dict[str, float]:
-    """Collectives of 256 KiB and more inside one NVLink domain; message_size counts elements of 2
-    bytes.
+    """Return the constants of collectives of 256 KiB and more inside one NVLink domain;
+    message_size counts elements of 2 bytes.
     """
     chosen = [
         r
@@ -287,11 +290,12 @@ def fit_die(folder: Path, die: str) -> dict[str, object]:
 
 
 def with_b200(later: dict[str, object], earlier: dict[str, object]) -> dict[str, object]:
-    """B300's constants with B200's where nobody timed B300's own.
+    """Return B300's constants, completed with B200's where B300 was not timed.
 
-    Nobody timed small all-reduces, and their links are the same. vLLM's nvfp4 matmuls are B200's on
-    both dies: 4.9 and 4.5 PFLOP/s, where B300's tensor cores do half as many again. Serving runs
-    these; training calls cuBLAS, whose share of the peak is taken to be B200's.
+    Small all-reduces were not timed, and the links of both cards are the same. vLLM's nvfp4 matmuls
+    reach 4.9 and 4.5 PFLOP/s on B200 and B300, although B300's tensor cores are 1.5x faster;
+    serving runs these kernels. Training calls cuBLAS, for which B200's fraction of the peak is
+    assumed.
     """
     matmul = {**later["matmul"], "nvfp4": earlier["matmul"]["nvfp4"]}  # type: ignore[dict-item, index]
     return {
@@ -303,7 +307,7 @@ def with_b200(later: dict[str, object], earlier: dict[str, object]) -> dict[str,
 
 
 def generic(fitted: list[dict[str, object]]) -> dict[str, object]:
-    """Return geometric means over the fitted dies, for unmeasured dies."""
+    """Return geometric means over the fitted dies, as constants of unmeasured dies."""
 
     def mean(values: list[object]) -> object:
         if isinstance(values[0], dict):

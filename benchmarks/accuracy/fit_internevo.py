@@ -1,9 +1,10 @@
-"""Fit the time that InternEvo adds to isolated kernels: `python -m evidence.fit --only internevo`.
+"""Fit the time that InternEvo adds to isolated kernels: `python -m evidence.fit --only
+internevo`.
 
 Writes hp_tool/catalog/data/efficiency/frameworks/internevo/default.yaml from 26 step times of
-InternLM-7B on 8 to 128 A100 and 16 figures of memory on A800. One model tells few constants apart:
-priors hold those that it does not. `leave_one_out` predicts every run by constants that never saw
-its number of GPUs, or its layout.
+InternLM-7B on 8 to 128 A100 and 16 memory figures on A800. Runs of one model cannot determine all
+constants; priors set the rest. `leave_one_out` predicts every run by constants fitted without its
+number of GPUs, or without its layout.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from hp_tool.questions.training import estimate
 COMMAND = "python -m evidence.fit --only internevo"
 NOISE = given("internevo")["noise"]
 START = fixed("internevo")
-"""Values that the runs do not determine."""
+"""Constants that the runs do not determine."""
 
 
 def constants(values: Values) -> FrameworkEfficiency:
@@ -63,8 +64,8 @@ def by_gpus(run: Prepared) -> str:
 
 
 def by_layout(run: Prepared) -> str:
-    """Return tensor parallelism, micro-batch, recomputation and the ranks over which the optimizer
-    is sharded, in words.
+    """Return a description of tensor parallelism, micro-batch, recomputation and the ranks that
+    share the optimizer states.
     """
     parallel = run.case.query.parallel
     shard = "all" if parallel.data_parallel_shard_size == 0 else "node"
@@ -77,7 +78,7 @@ LEFT_OUT: dict[str, Callable[[Prepared], str]] = {"number of GPUs": by_gpus, "la
 
 
 def leave_one_out(runs: Sequence[Prepared], key: Callable[[Prepared], str]) -> list[Comparison]:
-    """Return every run, predicted by constants fitted without the runs of its key."""
+    """Return every run, predicted by constants fitted without the runs that share its `key`."""
 
     def fit(others: list[Prepared]) -> Callable[[Prepared], Comparison]:
         constants = seen(FIT(others), others)
@@ -112,7 +113,7 @@ def cached_share(rows: Sequence[Comparison]) -> float:
 
 
 def memory_left_out(folder: Path) -> list[Comparison]:
-    """Return reserved memory, predicted with the cached share fitted on the other rows."""
+    """Return reserved memory, predicted with the cached share fitted to the remaining rows."""
     rows = used_memory(memory_cases(folder))
     return [
         dataclasses.replace(
@@ -125,7 +126,7 @@ def memory_left_out(folder: Path) -> list[Comparison]:
 
 
 def log_sd(rows: Sequence[Comparison]) -> float:
-    """Root mean square of log(published / predicted), to two digits."""
+    """Return the root mean square of ln(published / predicted), with two digits."""
     return float(f"{math.sqrt(np.mean([math.log1p(row.error) ** 2 for row in rows])):.2g}")
 
 

@@ -1,10 +1,12 @@
-"""Fit the width of intervals: `python -m evidence.fit --only intervals`, after all other fits.
+"""Fit the width of intervals: `python -m evidence.fit --only intervals`, after all other
+fits.
 
-Everything comes from rows that constants did not see. A group's scatter is that for which the
-central 90 % of a normal distribution would have held nine in ten of its configurations, with one
-more to come (split conformal prediction, Lei et al., arXiv 1604.04173, section 2.2). What a group
-lacks beside the variance that is known of it is that of what it left out:
-`catalog/data/efficiency/doubts.yaml`; the framework's own goes into its profiles.
+All widths come from rows that the constants were not fitted to. The scatter of a group is the
+standard deviation for which the central 90% of a normal distribution would have contained 90% of
+the group's configurations and one more (split conformal prediction, Lei et al., arXiv 1604.04173,
+section 2.2). If the group's known variance is smaller than that, the difference is attributed to
+what the group left out and stored in `catalog/data/efficiency/doubts.yaml`. The framework's own
+scatter is stored in its profiles.
 """
 
 from __future__ import annotations
@@ -38,22 +40,22 @@ RESERVED = ("Models cut to fit 8 B200, reserved", "Llama under torchtitan, reser
 """Frameworks that use PyTorch's allocator: Megatron Core and FSDP."""
 COMMAND = "python -m evidence.fit --only intervals"
 Known = tuple[Sequence[Comparison], float]
-"""Rows of one kind, and the known variance of ln(published / predicted) of each."""
+"""(row, known variance of ln(published / predicted)) for rows of one kind."""
 
 
 def scatter(*kinds: Known) -> float:
-    """Standard deviation of what adds to the known variances so that the central 90 % of normal
-    distributions hold nine in ten of the rows: repeats of a configuration counted once, each kind
-    with the same weight.
+    """Return the standard deviation that must be added to the known variances for the central 90%
+    of normal distributions to contain 90% of the rows. Repeats of a configuration count once; each
+    kind has the same weight.
     """
     return scatter_of([(row, known) for row in votes(rows)] for rows, known in kinds)
 
 
 def scatter_by_model(*kinds: Sequence[Comparison], known: float) -> float:
-    """Return the standard deviation that adds to the known variance when few models are behind the
-    rows: the central 90 % of the normal distribution is then Student's t interval of one more row,
-    with a degree of freedom for each model but one, because constants fitted on the other models
-    tie them together.
+    """Return the standard deviation that must be added to the known variance if the rows come from
+    few models. The central 90% of the normal distribution then equals Student's t interval for one
+    more row, with one degree of freedom fewer than models, because constants fitted to the other
+    models make their errors dependent.
     """
     counted = [row for rows in kinds for row in votes(rows)]
     models = len({row.model for row in counted})
@@ -65,20 +67,20 @@ def scatter_by_model(*kinds: Sequence[Comparison], known: float) -> float:
 
 
 def together(*deviations: float) -> float:
-    """Return the root of the mean variance of few kinds, each of which counts once."""
+    """Return the root of the mean variance of these standard deviations."""
     return math.sqrt(sum(sd**2 for sd in deviations) / len(deviations))
 
 
 def likeliest(rows: Sequence[Comparison]) -> float:
     """Return the standard deviation of the most likely normal distribution of ln(published /
-    predicted) around 0: the root mean square, repeats of a setting counted once.
+    predicted) around 0: the root mean square. Repeats of a setting count once.
     """
     counted = votes(rows)
     return math.sqrt(sum(row.log_ratio**2 for row in counted) / len(counted)) if counted else 0.0
 
 
 def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-    """Return ({profile: its scatter}, {doubt: standard deviation})."""
+    """Return ({profile: its scatter}, {doubt: its standard deviation})."""
     found = evidence.groups(folder)
     groups = {group.title: group.rows for group in found}
     cut = [row for row in groups["Models cut to fit 8 B200"] if row.model.startswith("llama")]
@@ -203,8 +205,8 @@ def dense_cases(folder: Path) -> list[list[Case]]:
 
 
 def above_allocated(rows: Iterable[Comparison]) -> list[Comparison]:
-    """Return rows of reserved memory with the predicted allocated memory, from which intervals of
-    both are derived.
+    """Return rows of reserved memory with the predicted allocated memory. The intervals of both are
+    derived from the latter.
     """
     typical = (
         1.0
@@ -214,7 +216,7 @@ def above_allocated(rows: Iterable[Comparison]) -> list[Comparison]:
 
 
 def untimed(runs: Iterable[Prepared]) -> list[Comparison]:
-    """Return dense runs predicted by their framework's shipped constants and the kernels of a
+    """Return dense runs predicted by the shipped constants of their framework and the kernels of a
     typical die.
     """
     rows = []
@@ -235,7 +237,7 @@ def _short(value: float) -> float:
 
 
 def fitted(folder: Path) -> Iterator[FittedFile]:
-    """Yield the scatter of each framework's profile, and the doubts of features without data."""
+    """Yield the scatter of each framework's profile, and the doubts about features without data."""
     profiles, doubts = fit(folder)
     for name, widths in profiles.items():
         yield FittedFile(
@@ -251,10 +253,10 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
 
 
 def fitted_serving(folder: Path) -> Iterator[FittedFile]:
-    """Yield what each dimension adds to serving's intervals for what no measured run has, from
-    dense models: minutes, for the fits without a model, GPU or precision.
+    """Yield what each dimension adds to the intervals of serving queries that differ from every
+    measured run in it. Takes minutes: it fits dense models without their model, GPU or precision.
 
-    A dimension that no left-out run differs in adds as much as the one that adds most.
+    If no left-out run differs in a dimension, the dimension adds as much as the one that adds most.
     """
     by_kind = judged(
         [

@@ -1,16 +1,16 @@
-"""Fit kernels of recurrent mixers and of sparse attention: `python -m evidence.fit --only mixers`.
+"""Fit kernels of recurrent mixers and of sparse attention: `python -m evidence.fit --only
+mixers`.
 
-Writes `mixers` into hp_tool/catalog/data/efficiency/silicon/*.yaml from kernels timed alone
-(ops/gdn.csv, kda.csv, mamba2.csv) and from whole modules of sparse attention (ops/dsa.csv), and
-prints how far the constants of another card are off: H100 and H200 for each other, B200 and B300.
-That scatter is each kernel's `log_sd`; of a die that nobody timed it is that of the other
-generation's constants.
+Writes `mixers` into hp_tool/catalog/data/efficiency/silicon/*.yaml, fitted to isolated kernels
+(ops/gdn.csv, kda.csv, mamba2.csv) and to complete modules of sparse attention (ops/dsa.csv). Prints
+the error of each card's constants on another card of its generation: H100 and H200, B200 and B300.
+That scatter is the kernel's `log_sd`. For a die that was not timed, `log_sd` is the error of the
+other generation's constants.
 
-Mamba 2's scan and update were not timed, its convolution alone: they have the gated delta rule's
-constants, with the scatter of one delta rule's constants on the other. Modules of sparse attention
-hold projections, which `matmuls_seconds` gives, and were timed outside an engine. Their fixed time
-(`module_s`) is fitted but not stored: see sparse_kernels in
-fits.yaml.
+Mamba 2's scan and update were not timed, only its convolution. They use the constants of the gated
+delta rule, with the scatter of one delta rule's constants on the other. Modules of sparse attention
+include projections, which `matmuls_seconds` predicts, and were timed outside an engine. Their fixed
+time (`module_s`) is fitted but not stored: see sparse_kernels in fits.yaml.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ from hp_tool.questions.serving.problem import serving_case
 
 GIVEN = given("mixers")
 FIRST_CALLS = ("kimi_delta", "convolution")
-"""Rows that hold a kernel's first call, 0.4 to 0.8 ms whatever the work: the shortest row of a card
-is taken off.
+"""Rows that include the first call of a kernel, which adds 0.4 to 0.8 ms for any size. The shortest
+time of each card is subtracted from them.
 """
 LONG_ENOUGH = 2.0**29
-"""Numbers that a convolution reads from which such rows tell something else than their first
+"""Minimum number of elements of a convolution for such rows to measure more than their first
 call.
 """
 PROMPT_TOKENS = 8192
-"""Tokens from which a module of sparse attention is not bound by the host, which launches its
-prompts' kernels one by one.
+"""Minimum number of tokens of a prompt for a module of sparse attention not to be limited by its
+host, which launches the kernels of prompts one by one.
 """
 
 
@@ -104,7 +104,7 @@ def recurrent_rows(folder: Path) -> Batches:
 
 
 def recurrent_model(row: Row, mixer: Mixer) -> ModelSpec:
-    """Return a layer with the shape of a row."""
+    """Return a model with one layer of the shape of a row."""
     shape = {field: int(row[column]) for field, column in GIVEN["shapes"][mixer].items()}
     return ModelSpec(
         mixer=mixer,
@@ -141,7 +141,7 @@ def _without_first_calls(batches: list[Batch]) -> list[Batch]:
 
 
 class Modules(NamedTuple):
-    """Complete modules of sparse attention on one GPU, and the seconds of each module's parts at
+    """Complete modules of sparse attention on one GPU, and the seconds of each part of a module at
     the datasheet's peaks.
     """
 
@@ -150,15 +150,17 @@ class Modules(NamedTuple):
     scores: Floats
     """Seconds of the index scores' arithmetic."""
     index: Floats
-    """Seconds of the indexer's memory traffic: cached keys in decoding, scores of prompts."""
+    """Seconds of the indexer's memory traffic: cached keys in decoding, scores in prompts."""
     products: Floats
     """Seconds of the attention's arithmetic."""
     tokens: Floats
-    """Number of tokens that attend (not seconds)."""
+    """Number of tokens that attend."""
 
 
 def sparse_rows(folder: Path, phase: str) -> dict[str, Modules]:
-    """Return modules of sparse attention by GPU: `context` (of many tokens) or `generation`."""
+    """Return modules of sparse attention by GPU: `context` (prompts of many tokens) or
+    `generation`.
+    """
     grouped: dict[tuple[str, str, str, str], list[Row]] = defaultdict(list)
     for row in read(folder / "ops", "dsa.csv"):
         if row["phase"] == phase and (
@@ -193,7 +195,7 @@ def sparse_modules(
     seconds: Floats,
     phase: str,
 ) -> Modules:
-    """Return the parts of modules of one shape."""
+    """Return the parts of the modules in these rows."""
     name = PRECISIONS.get(kind, "fp8")
     case = serving_case(
         model=catalogue_model("llama-3.1-8b"),
@@ -231,7 +233,7 @@ NEIGHBOUR = GIVEN["neighbours"]
 
 
 def solved(residuals: Callable[[Values], Floats], free: Free) -> Values:
-    """Return the free constants with four digits."""
+    """Return the fitted constants, with four digits."""
     return rounded(solve(residuals, free, in_logarithms=True))
 
 
@@ -272,10 +274,11 @@ def log_ratios(kernel: str, roof: MixerRoofline, batches: Sequence[Batch]) -> Fl
 
 
 def fit_kernel(kernel: str, batches: Sequence[Batch], **fixed: float) -> MixerRoofline:
-    """Constants of one recurrent kernel on one die; `fixed` ones are not fitted.
+    """Return the constants of one recurrent kernel on one die; `fixed` constants are not
+    fitted.
 
-    Updates are bound by memory; the others nowhere here, so the share of it that elementwise
-    kernels reach is their bound.
+    Memory bandwidth limits the updates. It limits no row of the other kernels, so they get the
+    fraction of bandwidth that elementwise kernels reach.
     """
     free = {name: bounds for name, bounds in GIVEN["free"][kernel].items() if name not in fixed}
     if "overhead_s" in fixed:
@@ -302,8 +305,8 @@ Sparse = dict[str, Modules]
 
 
 def sparse_kernels(values: Values) -> Kernels:
-    """Return the fitted constants by kernel; the indexer and the attention get half of a module's
-    fixed time each.
+    """Return the fitted constants by kernel. The indexer and the attention each get half of a
+    module's fixed time.
     """
     half = 0.5 * values["module_s"]
 
@@ -345,7 +348,7 @@ def sparse_log_ratios(kernels: Kernels, phase: str, rows: Modules) -> Floats:
 
 
 def fit_sparse(cards: Sequence[Sparse]) -> Kernels:
-    """Fit the constants of sparse attention on one die, from both phases together."""
+    """Fit the constants of sparse attention on one die to the rows of both phases."""
 
     def residuals(values: Values) -> Floats:
         kernels = sparse_kernels(values)
@@ -361,8 +364,8 @@ def fit_sparse(cards: Sequence[Sparse]) -> Kernels:
 
 
 class Error(NamedTuple):
-    """Errors of constants on one GPU's rows: median errors of its constants, and of those of the
-    nearest other GPU.
+    """Errors on the rows of one GPU: the median error of the die's constants, and the median error
+    of constants fitted to the nearest other GPU.
     """
 
     mixer: str
@@ -372,17 +375,19 @@ class Error(NamedTuple):
     own: float
     left_out: float
     nine_tenths: float
-    """Within which nine tenths of the rows are by the other card's constants."""
+    """Error that 90% of the rows do not exceed with constants fitted to the nearest other GPU."""
 
 
 @dataclasses.dataclass
 class Fitted:
-    """Constants of all dies, and how far they are off."""
+    """Constants of all dies, and their errors."""
 
     kernels: dict[str, dict[str, Kernels]]
     """By die and mixer."""
     elsewhere: dict[tuple[str, str], Floats]
-    """By mixer and kernel: log ratios of rows by constants of the other generation."""
+    """Log ratios of rows predicted by the constants of the other generation, by mixer and
+    kernel.
+    """
     errors: list[Error]
 
     def judge(
@@ -394,10 +399,11 @@ class Fitted:
         alone: Mapping[str, Kernels],
         logs: Callable[[Kernels, str], Floats],
     ) -> None:
-        """Store the kernels `names` of the dies' `fits`, with their scatter on cards that did not
-        give them.
+        """Store the kernels `names` of the dies' `fits`, with their scatter on cards that they were
+        not fitted to.
 
-        alone: constants of each card's rows alone; logs: log ratios of a card's rows by constants.
+        alone: constants fitted to each card separately; logs: function that returns the log ratios
+        of a card's rows for given constants.
         """
         elsewhere = []
         for die, systems in dies().items():
@@ -422,8 +428,8 @@ class Fitted:
 
 
 def scaled(roof: MixerRoofline, system: str, card: str) -> MixerRoofline:
-    """A card's constants for another: what is not a share of its datasheet goes by the ratio of
-    their arithmetic.
+    """Return the constants of one card for another. Constants that are not fractions of a datasheet
+    value scale with the ratio of the cards' arithmetic peaks.
     """
     theirs, own = (
         peak_flops(each, precision=scans.wide_precision(each))
@@ -433,7 +439,7 @@ def scaled(roof: MixerRoofline, system: str, card: str) -> MixerRoofline:
 
 
 def dies() -> dict[str, list[str]]:
-    """Cards that were timed, by die."""
+    """Return the timed cards by die."""
     cards: dict[str, list[str]] = defaultdict(list)
     for system in NEIGHBOUR:
         cards[str(gpu(SYSTEMS[system]).silicon)].append(system)
@@ -441,7 +447,7 @@ def dies() -> dict[str, list[str]]:
 
 
 def fit_all(folder: Path) -> Fitted:
-    """Constants of every kernel on every die that was timed."""
+    """Return the constants of every kernel on every timed die."""
     fitted = Fitted({die: defaultdict(dict) for die in dies()}, {}, [])
     rows = recurrent_rows(folder)
     for (mixer, kernel), cards in rows.items():
@@ -470,8 +476,8 @@ def _kernel_logs(
 
 
 def _fixed(known: dict[str, Kernels], mixer: str, kernel: str) -> Values:
-    """A delta rule's three convolutions launch as three of the one that was timed without first
-    calls.
+    """Return the fixed constants of a kernel. A delta rule has three convolutions, so its launch
+    time is three times that of the convolution that was timed without first calls.
     """
     return (
         {"overhead_s": short(3.0 * known["gated_delta"]["convolution"].overhead_s)}
@@ -481,8 +487,8 @@ def _fixed(known: dict[str, Kernels], mixer: str, kernel: str) -> Values:
 
 
 def _borrow_for_mamba(rows: Batches, fitted: Fitted) -> None:
-    """Give Mamba 2 the gated delta rule's update, and its scan with all chunks at once, with the
-    scatter of one delta rule's rows by the other's constants.
+    """Give Mamba 2 the gated delta rule's update and its scan with all chunks at once, with the
+    scatter of one delta rule's constants on the other.
     """
     rules = ("gated_delta", "kimi_delta")
     for kernel in ("update", "scan"):
@@ -534,8 +540,8 @@ def _fit_sparse(folder: Path, fitted: Fitted) -> None:
 
 
 def sparse_overhead(name: str, card: str) -> float:
-    """Return the fixed seconds of the indexer's or the attention's kernels when an engine replays
-    them on a card.
+    """Return the fixed seconds of the indexer's or the attention's kernels if an engine replays
+    them on a card from a CUDA graph.
     """
     return short(
         GIVEN["sparse_kernels"][name.removesuffix("_decode")]
@@ -544,7 +550,9 @@ def sparse_overhead(name: str, card: str) -> float:
 
 
 def borrowed(fitted: Fitted, die: str, card: str | None) -> dict[str, Kernels]:
-    """Constants of a die for a card whose own die nobody timed; None: for typical ones."""
+    """Return the constants of another die for a card whose die was not timed; None for the
+    constants of a typical die.
+    """
     system = dies()[die][0]
     return {
         mixer: {
@@ -559,7 +567,9 @@ def borrowed(fitted: Fitted, die: str, card: str | None) -> dict[str, Kernels]:
 
 
 def fitted(folder: Path) -> Iterator[FittedFile]:
-    """Yield the constants of recurrent mixers and sparse attention, by die; print their errors."""
+    """Yield the constants of recurrent mixers and sparse attention by die, and print their
+    errors.
+    """
     found = fit_all(folder)
     elsewhere = [
         {"mixer": mixer, "kernel": kernel, "elsewhere": float(np.median(np.abs(np.expm1(logs))))}

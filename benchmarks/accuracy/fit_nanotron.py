@@ -1,11 +1,12 @@
-"""Fit what nanotron adds to isolated kernels: `python -m evidence.fit --only nanotron`.
+"""Fit the time that nanotron adds to isolated kernels: `python -m evidence.fit --only
+nanotron`.
 
-Writes hp_tool/catalog/data/efficiency/frameworks/nanotron/*.yaml from the published grid of runs on
-1 to 64 nodes of 8 H100: thirteen constants of time and three of memory on some thousand runs,
-robustly, because some of them ran many times slower than others like them. Priors keep them
-physical. `fit(rows=...)` fits any of the rows, so that others stay unseen: which configurations
-fail, how fast the others are, and their order in a cell, by the shipped constants, which saw them,
-and by constants that did not see the row's model, or its number of nodes.
+Writes hp_tool/catalog/data/efficiency/frameworks/nanotron/*.yaml: thirteen time constants and three
+memory constants, fitted to the published grid of runs on 1 to 64 nodes of 8 H100. The fit is
+robust, because some runs were many times slower than similar ones. Priors limit all constants to
+physical values. `fit(rows=...)` fits a subset of the rows. The report shows which configurations
+fail, how fast the rest are, and their order within a cell. It compares the shipped constants with
+constants fitted without the row's model or its number of nodes.
 """
 
 from __future__ import annotations
@@ -49,17 +50,17 @@ COMMAND = "python -m evidence.fit --only nanotron"
 
 NOISE = given("nanotron")["noise"]
 RETRY_BYTES_PER_SECOND = 2.0**21 / 1e-4
-"""Before any run: some 100 us for a page of 2 MiB. CUDA's calls that map one, make it accessible
-and unmap it took 63 us on an A100, beside its creation (github.com/magnate3/linux-riscv-dev,
-nccl/gpu/shm/bench_vmm).
+"""Prior of the rate at which the allocator maps memory again: about 100 us for a page of 2 MiB. The
+CUDA calls that map a page, make it accessible and unmap it took 63 us on an A100, without the
+page's creation (github.com/magnate3/linux-riscv-dev, nccl/gpu/shm/bench_vmm).
 """
 FIXED = fixed("nanotron")
-"""What the runs do not tell."""
+"""Constants that the runs do not determine."""
 
 
 def fit(*, rows: Sequence[Row], clocks_known: bool = False) -> FrameworkEfficiency:
-    """The constants that these rows of the grid give; rows that failed, or whose sizes contradict
-    each other, teach nothing.
+    """Return the constants fitted to these rows of the grid. Rows that failed, and rows whose sizes
+    contradict each other, are ignored.
 
     `clocks_known`: matmuls run at the shipped clocks.
     """
@@ -88,9 +89,9 @@ def fit(*, rows: Sequence[Row], clocks_known: bool = False) -> FrameworkEfficien
 
 
 def _retry_rate(grouped: Sequence[Group], timed: FrameworkEfficiency) -> float:
-    """The geometric mean of the bytes per second at which pipelines that held NEARLY_FULL of their
-    device or more would have got their activations anew in the time they lost; the prior is one of
-    them.
+    """Return the geometric mean of the rates (bytes per second) at which pipelines that used at
+    least NEARLY_FULL of their device would have allocated their activations again in the time that
+    they lost. The prior counts as one of these rates.
     """
     logs = [math.log(RETRY_BYTES_PER_SECOND)]
     retrying = dataclasses.replace(timed, retry_bytes_per_second=RETRY_BYTES_PER_SECOND)
@@ -115,9 +116,9 @@ def _fitted(
     measured: str,
     predicted: str,
 ) -> FrameworkEfficiency:
-    """Maximum a posteriori with Cauchy-like tails: a run ten times slower than predicted pulls no
-    harder than one that is twice as slow. The robust loss goes on the runs alone; the priors stay
-    quadratic.
+    """Return the maximum a posteriori constants with Cauchy-like tails: a run that is ten times
+    slower than predicted has no more weight than one that is twice as slow. The robust loss applies
+    to the runs only; the priors stay quadratic.
     """
 
     def errors(grouped: Sequence[Group]) -> Callable[[FrameworkEfficiency], Floats]:
@@ -141,7 +142,7 @@ def _fitted(
 
 def fitted(folder: Path) -> Iterator[FittedFile]:
     """Yield nanotron's profile. Forward matmuls, input gradients and weight gradients take equally
-    long, and only the last accumulate in fp32: they get the slowdown of all.
+    long. Only weight gradients accumulate in fp32, so they get the slowdown of all three.
     """
     constants = fit(rows=grid_rows(folder), clocks_known=False)
     slowdown = (2.0 + FIXED.fp32_accumulation["h100"]) * constants.matmul_slowdown - 2.0
@@ -152,31 +153,31 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
 
 
 MIN_CELL = 20
-"""Rows below which a cell's rank correlation says nothing."""
+"""Minimum number of rows of a cell for a meaningful rank correlation."""
 
 Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One group's predictions beside what happened; arrays over its rows."""
+    """Predictions and measurements of one group; arrays over its rows."""
 
     group: Group
     ran: Bools
     legal: Bools
     fits: Bools
-    """By memory, headroom kept free."""
+    """Whether the row fits in memory with the headroom free, as predicted."""
     fit_probability: Floats
     time_ratio: Floats
-    """Predicted over measured throughput, minus one; of the rows that ran."""
+    """Predicted / measured throughput - 1 of the rows that ran."""
     memory_ratio: Floats
-    """Predicted over measured bytes, minus one; of the rows that ran."""
+    """Predicted / measured bytes - 1 of the rows that ran."""
     rank_correlation: float | None
     constants: FrameworkEfficiency
 
     @property
     def time_within(self) -> Bools:
-        """Which rows that ran did so within the stated 90 % interval of step time."""
+        """Return which of the rows that ran have a step time inside the predicted 90% interval."""
         within: Bools = (
             np.abs(np.log1p(self.time_ratio)) <= NORMAL_QUANTILE * self.constants.time_log_sd
         )
@@ -184,7 +185,7 @@ class Cell:
 
     @property
     def memory_within(self) -> Bools:
-        """Return which rows' measured memory lies within the stated interval."""
+        """Return which rows have a measured memory inside the predicted interval."""
         within: Bools = (
             np.abs(np.log1p(self.memory_ratio)) <= NORMAL_QUANTILE * self.constants.memory_log_sd
         )
@@ -192,7 +193,7 @@ class Cell:
 
 
 def predicted(group: Group, constants: FrameworkEfficiency) -> Cell:
-    """One group under these constants."""
+    """Return one group's predictions with these constants."""
     costs = group.predict(constants)
     ran, legal, step_s = group.ran, group.legal, np.asarray(costs.step_s)
     allocatable = ALLOCATABLE_FRACTION * group.cluster.gpu.memory_bytes
@@ -216,7 +217,7 @@ def predicted(group: Group, constants: FrameworkEfficiency) -> Cell:
 
 
 def steps(cells: Iterable[Cell]) -> list[Comparison]:
-    """Seconds of every run that did not fail."""
+    """Return the step times of all runs that did not fail."""
     return [
         row
         for cell in cells
@@ -225,7 +226,7 @@ def steps(cells: Iterable[Cell]) -> list[Comparison]:
 
 
 def memory(cells: Iterable[Cell]) -> list[Comparison]:
-    """GiB of their first stages."""
+    """Return the GiB of the first stages of all runs that did not fail."""
     rows = []
     for cell in cells:
         used = cell.group.used_bytes / GIB
@@ -265,15 +266,15 @@ def _rows(cell: Cell, published: Floats, over: Floats, log_sd: float) -> list[Co
 
 
 def held_out(rows: list[Row]) -> list[Cell]:
-    """Every group by constants fitted on other models: leave one model out."""
+    """Return every group, predicted by constants fitted to the other models."""
     models = sorted({row["model"] for row in rows})
     constants = {name: fit(rows=[row for row in rows if row["model"] != name]) for name in models}
     return [predicted(group, constants[group.model.name]) for group in groups(rows)]
 
 
 def held_out_nodes(rows: list[Row]) -> list[Cell]:
-    """Every group by constants fitted on other numbers of nodes: two folds, every second size in
-    each.
+    """Return every group, predicted by constants fitted to other numbers of nodes. Each of two
+    folds has every second number.
     """
     sizes = sorted({row["nodes"] for row in rows}, key=int)
     cells = []
@@ -287,7 +288,7 @@ def held_out_nodes(rows: list[Row]) -> list[Cell]:
 
 
 def summary(cells: list[Cell]) -> dict[str, Any]:
-    """Counts and shares over all cells."""
+    """Return counts and fractions over all cells."""
     ran, legal, fits, probability = (
         np.concatenate([getattr(cell, name) for cell in cells])
         for name in ("ran", "legal", "fits", "fit_probability")
@@ -319,8 +320,8 @@ def summary(cells: list[Cell]) -> dict[str, Any]:
 
 @functools.cache
 def cells(folder: Path) -> dict[str, list[Cell]]:
-    """Predictions of every group by the shipped constants, leaving one model out, and leaving one
-    number of nodes out.
+    """Return the predictions of every group by the shipped constants, by constants fitted without
+    its model, and by constants fitted without its number of nodes.
     """
     rows = grid_rows(folder)
     shipped = efficiency_profile(gpu=gpu(GPU), framework="nanotron").framework
@@ -332,8 +333,8 @@ def cells(folder: Path) -> dict[str, list[Cell]]:
 
 
 def evaluate(folder: Path) -> dict[str, Any] | None:
-    """Return errors by the shipped constants, leaving out one model or one number of nodes; None
-    without the file.
+    """Return the errors of the shipped constants and of constants fitted without one model or one
+    number of nodes; None if the grid is not in the folder.
     """
     rows = grid_rows(folder)
     if not rows:

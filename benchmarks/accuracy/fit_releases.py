@@ -1,10 +1,11 @@
-"""Profiles of unmeasured engine releases, of timed kernels alone: `python -m evidence.fit --only
-releases`.
+"""Write profiles of engine releases without measured runs, from isolated kernels: `python -m
+evidence.fit --only releases`.
 
-Writes hp_tool/catalog/data/efficiency/engines/*.yaml for RELEASES. What kernels tell is the median
-of their seconds over those of the die's constants: matmuls and one-kernel all-reduces as ops/ has
-them of the engine (SGLang's were not timed). All else is the mean of `fit_engines`'s priors. The
-doubt is that which a release with measured rows shows such a profile to have.
+Writes hp_tool/catalog/data/efficiency/engines/*.yaml for RELEASES. The slowdowns of matmuls and
+one-kernel all-reduces are medians of the engine's kernel times in ops/, relative to the die's
+constants (SGLang's kernels were not timed). All other constants are the prior means of
+`fit_engines`. The doubt about such a profile is the error that the same method has for a release
+with measured rows.
 """
 
 from __future__ import annotations
@@ -44,24 +45,24 @@ COMMAND = "python -m evidence.fit --only releases"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Release:
-    """A release that nobody measured."""
+    """A release without measured runs."""
 
     engine: str
     version: str
     kernels: str | None
-    """The release that ops/ timed; None: none of the engine's."""
+    """The release of the kernel timings in ops/; None if the engine has none."""
     doubted_by: str
-    """The release whose measured rows say how far such a profile is off."""
+    """The release whose measured rows determine the error of such a profile."""
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 RELEASES = [Release(**release) for release in given("releases")]
 LEAST_WIDTH = 1024
-"""Inner and outer dimensions from which matmuls are those of a layer."""
+"""Minimum inner and outer dimension of the matmuls of a layer."""
 
 
 def profile(release: Release, folder: Path) -> EngineEfficiency:
-    """The release's constants, without its doubt."""
+    """Return the constants of the release, without its doubt."""
     means = {name: prior.mean for name, prior in priors_of(release.engine).items()}
     values = means | {
         "matmul_slowdown": 1.0,
@@ -103,7 +104,7 @@ def _case(system: str, constants: EngineEfficiency, precision: Precision = "bf16
 
 
 def _matmuls(rows: Iterable[Row], constants: EngineEfficiency) -> list[float]:
-    """Seconds of each over those of the die's constants."""
+    """Return the measured seconds of each matmul relative to the prediction by `constants`."""
     ratios = []
     cases = {}
     for row in rows:
@@ -138,7 +139,9 @@ def _median(ratios: list[float]) -> float:
 
 
 def doubt(release: Release, constants: EngineEfficiency, runs: list[ServingRun]) -> list[Predicted]:
-    """The measured rows of the earlier release by such constants, with that release's settings."""
+    """Return the measured rows of the earlier release, predicted by constants from kernels alone,
+    with that release's settings.
+    """
     members = by_version(runs)[release.engine, release.doubted_by]
     # What no kernel tells stays as it was run: limits, memory, the client.
     as_run = dataclasses.replace(constants, **settings(release.engine, release.doubted_by))
@@ -146,8 +149,8 @@ def doubt(release: Release, constants: EngineEfficiency, runs: list[ServingRun])
 
 
 def dies(release: Release, folder: Path) -> tuple[str, ...]:
-    """Those that the release's kernels were timed on; of an engine whose were not, those of all
-    kernels.
+    """Return the dies on which the release's kernels were timed; if none of the engine's kernels
+    were timed, all dies with kernel timings.
     """
     systems = {
         row["system"]

@@ -1,13 +1,13 @@
-"""Write the profiles of PyTorch's trainers: `python -m evidence.fit --only trainers`.
+"""Write the profiles of PyTorch trainers: `python -m evidence.fit --only trainers`.
 
-Their constants are those of torch-fsdp on A100, which no run of a trainer touched, except where a
-trainer's own code decides: elementwise operations move the bytes that eager kernels are counted to
-move (`cost.block`), so the factor on them is 1; the optimizer's step passes over memory as torch's
-foreach or fused Adam does; the host takes `host_launch_s` for each launch. No time scalar is
-fitted. What the runs give is how far they scatter and what the allocator holds: a trainer with
-enough runs has its own scatter, any other that of all of them, each trainer with the same weight. A
-row takes part if its source states what the figure depends on: the exact lengths for a time, the
-longest for memory.
+The constants are those of torch-fsdp on A100, which were fitted without any run of a trainer,
+except where the trainer's code determines them. Elementwise operations move the bytes that eager
+kernels move (`cost.block`), so their factor is 1. The optimizer step passes over memory as torch's
+foreach or fused Adam does. The host takes `host_launch_s` for each launch. No time constant is
+fitted. The runs determine the scatter and the memory that the allocator reserves. A trainer with
+enough runs has a separate scatter; for every other trainer it is that of all trainers, each with
+the same weight. A row is used if its source states what the figure depends on: exact lengths for a
+time, the longest length for memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from hp_tool.errors import HpToolError
 COMMAND = "python -m evidence.fit --only trainers"
 GIVEN = given("trainers")
 OPTIMIZERS: Mapping[str, float] = GIVEN["optimizers"]
-"""Number of the optimizer's passes over memory, by trainer."""
+"""Number of passes over memory of the optimizer step, by trainer."""
 
 
 def own(rows: Sequence[Comparison], name: str) -> list[Comparison]:
@@ -47,8 +47,9 @@ def own(rows: Sequence[Comparison], name: str) -> list[Comparison]:
 
 
 def scatter(rows: Sequence[Comparison], name: str, *, known: float = 0.0) -> float:
-    """Return the standard deviation of ln(published / predicted) of a trainer, less what is known
-    of the variance: of few rows, that of all trainers, each with the same weight.
+    """Return the standard deviation of ln(published / predicted) of a trainer, without the part of
+    the variance that is already known. If the trainer has few rows, return that of all trainers,
+    each with the same weight.
     """
     logs: dict[str, list[float]] = defaultdict(list)
     for row in rows:
@@ -63,15 +64,16 @@ def scatter(rows: Sequence[Comparison], name: str, *, known: float = 0.0) -> flo
 
 
 def is_untimed(row: Row) -> bool:
-    """Return whether the row is of granite's mixture, whose 40 experts run in a loop or by
-    ScatterMoE. Its lengths are derived, so it judges no step time but the scatter of such kernels.
+    """Return whether the row is of granite's MoE model, whose 40 experts run in a loop or by
+    ScatterMoE. Its lengths are derived, so it is used only for the scatter of such kernels and not
+    for the error of step times.
     """
     return str(row["model"]).startswith("granite") and math.isfinite(row["step_s"] or math.nan)
 
 
 def untimed_scatter(folder: Path) -> float:
-    """Return the root mean square of ln(published / predicted) of experts that run otherwise than
-    the timed ones; each kernel weighs alike.
+    """Return the root mean square of ln(published / predicted) of expert kernels without isolated
+    timings; each kernel has the same weight.
     """
     logs: dict[str, list[float]] = defaultdict(list)
     for row, run in prepared(folder, is_untimed):
@@ -85,10 +87,10 @@ def untimed_scatter(folder: Path) -> float:
 
 
 def fragmentation(folder: Path, name: str) -> float | None:
-    """Return the median of what the allocator holds over what is allocated, minus one, of runs that
-    publish both; None for few runs.
+    """Return the median of reserved / allocated memory - 1 of the runs that publish both; None if
+    there are few runs.
 
-    A device's use includes the context outside the allocator.
+    Memory in use according to the device includes the CUDA context, which is outside the allocator.
     """
     context = gpu_efficiency(gpu("a100-sxm-80gb")).context_bytes
     held = [
@@ -101,8 +103,8 @@ def fragmentation(folder: Path, name: str) -> float | None:
 
 
 def inherited(name: str) -> FrameworkEfficiency:
-    """Return a trainer's constants without its own scatter: torch-fsdp's on A100, and what the
-    trainer's code decides.
+    """Return a trainer's constants without a separate scatter: torch-fsdp's on A100, changed where
+    the trainer's code determines them.
     """
     base = efficiency_profile(gpu=gpu("a100-sxm-80gb"), framework="torch-fsdp").framework
     return dataclasses.replace(
@@ -148,12 +150,12 @@ TABLES = ("trainer_fms_a100", "trainer_small_tables", "trainer_ms_swift")
 
 
 def is_loop(row: Row) -> bool:
-    """Return whether the row's model has experts that its trainer runs one after the other."""
+    """Return whether the trainer runs the experts of the row's model one after the other."""
     return str(row["model"]).startswith(tuple(GIVEN["mixtures"]))
 
 
 def times(row: Row) -> bool:
-    """Return whether the row's step time belongs to lengths that its source states exactly."""
+    """Return whether the source states the exact lengths behind the row's step time."""
     facts = other(row)
     if row["table"] == "trainer_fms_a100":
         return facts.get("packing") == "1" and facts.get("no_peft_model") != "1"
@@ -167,7 +169,7 @@ def times(row: Row) -> bool:
 
 
 def counts_memory(row: Row) -> bool:
-    """Return whether the row's memory belongs to settings that a query can describe."""
+    """Return whether a query can describe all settings that the row's memory depends on."""
     facts = other(row)
     if row["table"] == "trainer_fms_a100":
         return facts.get("packing") == "1" and facts.get("no_peft_model") != "1"
@@ -192,8 +194,8 @@ def counts_memory(row: Row) -> bool:
 def prepared(
     folder: Path, wanted: Callable[[Row], bool], framework: str | None = None
 ) -> Iterable[tuple[Row, Prepared]]:
-    """Yield the rows of all tables that ran, are wanted, and make a query; asked as `framework` if
-    it is given.
+    """Yield the rows of all tables that ran, satisfy `wanted`, and can be written as a query. If
+    `framework` is set, it replaces the trainer.
     """
     for table in TABLES:
         for row in rows_of(folder, table):
@@ -215,8 +217,9 @@ def asked_as(case: Case, framework: str | None) -> Case:
 
 
 def by_bare_fsdp(folder: Path) -> tuple[list[Comparison], list[Comparison]]:
-    """Return step times and peaks of fine-tuning under FSDP by the constants of torch-fsdp, which
-    saw pre-training alone. They judge no class of familiarity: their trainers' own rows do.
+    """Return step times and peak memory of fine-tuning under FSDP, predicted by the constants of
+    torch-fsdp, which were fitted to pre-training only. They count for no familiarity class, because
+    the trainers' rows do.
     """
 
     def tuned(row: Row) -> bool:
@@ -245,8 +248,8 @@ def _part(row: Row) -> str:
 
 
 def _without_settings(comparison: Comparison, row: Row) -> Comparison:
-    """Return the row as a separate vote, because rows differ in settings that a query does not
-    have.
+    """Return the row as a separate vote, because rows differ in settings that a query cannot
+    describe.
     """
     where = f"{row['run'] or ''} {row['frozen_precision'] or row['parameter_precision'] or ''}"
     return dataclasses.replace(
@@ -258,15 +261,13 @@ def _without_settings(comparison: Comparison, row: Row) -> Comparison:
 
 
 def step_times(folder: Path, *, experts: bool) -> list[Comparison]:
-    """Return the step times of models with experts, or of all others."""
+    """Return the step times of MoE models, or of all other models."""
     found = ((row, _timed(run)) for row, run in prepared(folder, times) if is_loop(row) == experts)
     return [_without_settings(each, row) for row, each in found if each is not None]
 
 
 def peak(run: Prepared) -> Comparison | None:
-    """Return the peak of allocated memory, of reserved memory, or of the device, whichever was
-    published.
-    """
+    """Return the published peak memory: allocated, reserved, or in use according to the device."""
     case: Case = run.case
     if case.allocated_bytes:
         return run.allocated()
@@ -287,7 +288,7 @@ def peak(run: Prepared) -> Comparison | None:
 
 
 def peaks(folder: Path, *, experts: bool) -> list[Comparison]:
-    """Return the peaks of memory of models with experts, or of all others, in GiB."""
+    """Return the peak memory in GiB of MoE models, or of all other models."""
     found = []
     for row, run in prepared(folder, counts_memory):
         compared = peak(run) if is_loop(row) == experts else None
@@ -297,7 +298,7 @@ def peaks(folder: Path, *, experts: bool) -> list[Comparison]:
 
 
 def by_title(folder: Path) -> Rows:
-    """Return the rows of the ledger's groups."""
+    """Return the rows by the title of their group in the ledger."""
     steps, memory = by_bare_fsdp(folder)
     return {
         f"Trainers, {what}{', mixtures of experts' if experts else ''}": rows(

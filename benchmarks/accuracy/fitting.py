@@ -1,7 +1,8 @@
-"""Common code of the fits of frameworks and engines.
+"""Shared code of the fits of frameworks and engines.
 
-A fit declares what is free and how far, what constants these values make, and how far rows are from
-them; the harness has the least squares, the rows left out, the scatter and the written profile.
+A fit declares its free constants with their priors, a function from their values to a profile, and
+a function that returns errors of rows. This module provides least squares, fits without held-out
+rows, the scatter, and the profile files.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ SPECIFICATIONS = Path(__file__).with_name("fits.yaml")
 
 @functools.cache
 def given(fit: str) -> Mapping[str, Any]:
-    """Return the entries of fits.yaml for a fit: priors, fixed values, and the noise of rows."""
+    """Return a fit's entries in fits.yaml: priors, fixed values, and the noise of rows."""
     specification: Mapping[str, Any] = yaml.safe_load(SPECIFICATIONS.read_text("utf-8"))[fit]
     return specification
 
@@ -72,13 +73,13 @@ def priors(fit: str, name: str = "priors") -> dict[str, Prior]:
 
 
 def fixed(fit: str) -> FrameworkEfficiency:
-    """Return the constants of a framework before its fit."""
+    """Return a framework's constants before its fit."""
     fields = dict(given(fit)["fixed"])
     return FrameworkEfficiency(network=Link(**fields.pop("network")), **fields)
 
 
 ROBUST = {"loss": "soft_l1", "diff_step": 1e-2, "xtol": 1e-4, "ftol": 1e-4}
-"""Options of a robust loss, so that a few outliers do not distort the constants."""
+"""Least-squares options for a robust loss, so that a few outliers do not distort the constants."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,12 +89,12 @@ class Fit(Generic[Row, Constants]):
     priors: Mapping[Any, Prior]
     constants: Callable[[Values], Constants]
     errors: Callable[[Sequence[Row]], Callable[[Constants], Floats]]
-    """Function that returns, for some rows, the log ratios of predicted to published under given
-    constants, divided by the assumed noise.
+    """Function that returns, for some rows, the log ratios of predicted to published values under
+    given constants, divided by the assumed noise.
     """
     in_deviations: bool = True
-    """Whether the search steps in standard deviations from the means; if not, in the constants
-    themselves with four digits.
+    """Whether the search steps are in standard deviations from the prior means; if not, in the
+    constants themselves, with four digits.
     """
     near: float = 0.01
     """Starting point, in standard deviations from the means."""
@@ -105,8 +106,8 @@ class Fit(Generic[Row, Constants]):
         return self.constants(rounded(self.values(rows, starts=starts)))
 
     def values(self, rows: Sequence[Row], *, starts: Iterable[Values] = ({},)) -> Values:
-        """Return what these rows give before it is rounded, from the best of the starts; what one
-        leaves out starts `near`.
+        """Return the unrounded constants fitted to these rows, the best result of all starting
+        points. A start without some constants uses `near` for them.
         """
         mean, sd, low, high = (
             np.array(column) for column in zip(*self.priors.values(), strict=True)
@@ -135,8 +136,8 @@ def compare_left_out(
     key: Callable[[Row], Hashable],
     fit: Callable[[list[Row]], Callable[[Row], Comparison]],
 ) -> list[Comparison]:
-    """Return every row with the prediction of constants fitted without its `key`; `fit` returns a
-    function that compares one row.
+    """Return every row, predicted by constants fitted without the rows that share its `key`. `fit`
+    returns a function that compares one row.
     """
     return [
         compared
@@ -146,8 +147,8 @@ def compare_left_out(
 
 
 def errors_of(noise: float) -> Callable[[Sequence[Any]], Callable[[Any], Floats]]:
-    """Return the errors of prepared runs: what constants that have a `ratio` give for the log ratio
-    of each, over the noise.
+    """Return the errors of prepared runs: the log ratio of each run under given constants, divided
+    by the noise. The constants need a method `ratio`.
     """
     return lambda runs: lambda trial: np.log([trial.ratio(run) for run in runs]) / noise
 
@@ -155,8 +156,8 @@ def errors_of(noise: float) -> Callable[[Sequence[Any]], Callable[[Any], Floats]
 def errors_by_setting(
     runs: Sequence[Any], *, noise: float, shares: Any = None
 ) -> Callable[[FrameworkEfficiency], Floats]:
-    """Return what constants give for the log ratios of these prepared runs, over the noise; repeats
-    of a setting, such as its releases, share one vote.
+    """Return the log ratios of these prepared runs under given constants, divided by the noise.
+    Repeats of a setting, such as its releases, share one vote.
     """
     repeats = Counter(run.case.setting for run in runs)
     weights = np.array([1.0 / (noise * np.sqrt(repeats[run.case.setting])) for run in runs])
@@ -171,7 +172,7 @@ def rounded(values: Values) -> Values:
 def left_out(
     rows: Iterable[Row], key: Callable[[Row], Hashable]
 ) -> Iterator[tuple[Hashable, list[Row], list[Row]]]:
-    """Yield each value of `key`, the rows with it, and those without it."""
+    """Yield (value of `key`, rows with that value, rows with other values)."""
     rows = list(rows)
     for value in dict.fromkeys(map(key, rows)):
         yield (
@@ -190,16 +191,16 @@ def linear_beyond(logs: Floats, scale: float) -> Floats:
 
 
 def conformal_sd(logs: Floats) -> float:
-    """Return the standard deviation of log ratios whose 90% interval contains 90% of these, and of
-    one more to come.
+    """Return the standard deviation of log ratios whose 90% interval contains 90% of these values
+    and one more.
     """
     off = np.sort(np.abs(logs))
     return float(off[min(math.ceil(CONFIDENCE * (len(off) + 1)), len(off)) - 1]) / NORMAL_QUANTILE
 
 
 def weighted_sd(groups: Sequence[Floats]) -> float:
-    """Return the standard deviation of log ratios whose 90% interval contains 90% of these; each
-    group has the same weight.
+    """Return the standard deviation of log ratios whose 90% interval contains 90% of these values;
+    each group has the same weight.
     """
     off = np.concatenate([np.abs(each) for each in groups])
     weights = np.concatenate([np.full(len(each), 1.0 / len(each) / len(groups)) for each in groups])
@@ -209,7 +210,9 @@ def weighted_sd(groups: Sequence[Floats]) -> float:
 
 
 def with_constants(start: FrameworkEfficiency, values: Mapping[str, Any]) -> FrameworkEfficiency:
-    """Return `start` with these fields; names that begin with network_ belong to the network."""
+    """Return `start` with these fields replaced; names that begin with network_ are fields of the
+    network.
+    """
     of_network = {
         name.removeprefix("network_"): value
         for name, value in values.items()

@@ -1,8 +1,8 @@
 """The rows of the published nanotron grid as cases of the cost model, and their predictions.
 
-Shapes: Llama-like, multi-head attention unless `variant` says gqa8. `mem_gb` is what the first
-pipeline stage held: it falls and rises with the micro-batches that stage has in flight, and knows
-nothing of the logits on another one.
+The models are Llama-like, with multi-head attention unless `variant` is gqa8. `mem_gb` is the
+memory of the first pipeline stage. It depends on the micro-batches that this stage has in flight
+and excludes the logits, which are on another stage.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ COLUMNS = {
     "tok_s_gpu": "tokens_per_second_per_gpu",
     "sequence_length": "sequence_length",
 }
-"""Columns of a grid, by the corresponding columns of the evidence."""
+"""Columns of a grid file, by the corresponding column of the evidence."""
 SEQUENCE = 4096
 GPU = "h100-sxm-80gb"
 SHAPES = {
@@ -71,14 +71,16 @@ SHAPES = {
 
 
 def grid_rows(folder: Path) -> list[Row]:
-    """Return nanotron's runs in the columns of a grid, including those that contradict
-    themselves.
+    """Return nanotron's runs in the columns of a grid file, including rows whose figures contradict
+    each other.
     """
     return [as_grid(row) for row in rows(folder, TABLE, excluded=True)]
 
 
 def read_grid_file(path: Path) -> list[Row]:
-    """Return the rows of a CSV file in the columns of a grid; the file may have the evidence's."""
+    """Return the rows of a CSV file in the columns of a grid file; the file may also have the
+    columns of the evidence.
+    """
     with path.open(newline="", encoding="utf-8") as stream:
         reader = csv.DictReader(stream)
         if "tensor_parallel_size" not in (reader.fieldnames or ()):
@@ -87,7 +89,7 @@ def read_grid_file(path: Path) -> list[Row]:
 
 
 def as_grid(row: table.Row) -> Row:
-    """Return a row of the evidence in the columns of a grid."""
+    """Convert a row of the evidence to the columns of a grid file."""
     used = row["used_bytes"]
     values = {
         **{name: row[column] for name, column in COLUMNS.items()},
@@ -124,8 +126,8 @@ def config(row: Row) -> ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Rows with one model, kind of attention, number of nodes and batch, which one call
-    predicts.
+    """Rows with the same model, kind of attention, number of nodes and batch, which are predicted
+    in one call.
     """
 
     rows: list[Row]
@@ -150,7 +152,7 @@ class Group:
 
     @property
     def legal(self) -> NDArray[np.bool_]:
-        """Return which rows the framework would start."""
+        """Return which rows have a layout that the framework accepts."""
         codes = legality(
             case=self._case(efficiency_profile(gpu=self.cluster.gpu, framework="nanotron")),
             candidates=self.candidates,

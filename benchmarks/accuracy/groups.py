@@ -1,10 +1,11 @@
-"""Groups of evidence: predicted rows of one kind, what their constants saw, and the figures that
-judge them.
+"""Groups of evidence: predicted rows of one kind, the rows that their constants were fitted to, and
+the error statistics.
 
-Rows of one setting (releases or submitters of a configuration) are one vote, their median. Coverage
-is held against the range in which 95 % of samples of so many votes lie if intervals are right; an
-interval's score is Gneiting and Raftery's (Journal of the American Statistical Association 102,
-2007, section 6.2) on logarithms: its width, and 2 / 0.1 of what is outside.
+Rows of one setting (releases or submitters of a configuration) share one vote, their median.
+Coverage is compared with the range that contains 95% of samples of as many votes if the intervals
+are right. The interval score is that of Gneiting and Raftery (Journal of the American Statistical
+Association 102, 2007, section 6.2) on logarithms: the width, plus 2 / 0.1 times the distance
+outside the interval.
 """
 
 from __future__ import annotations
@@ -34,19 +35,22 @@ OUTSIDE = 2.0 / (1.0 - CONFIDENCE)
 FORMULAS = "no rows (formulas only)"
 OPS = "timed kernels and Tables 4 and 5 of arXiv 2205.05198"
 TODAY = "published Megatron Core runs"
-"""H100 recipes, DGX Cloud's Llama 3, MLPerf pre-training, recipes and cut models on B200, and
-recipes of experts.
+"""Recipes on H100, DGX Cloud's Llama 3, MLPerf pre-training, recipes and reduced models on B200,
+and MoE recipes.
 """
 LeftOut = Literal["model", "GPU", "setting", "framework", "future", "all", "seen"]
-"""What the constants did not see of the rows: their model, their GPU (card or die), their setting
-(layout, number of nodes, or load), their framework, anything of their month and later, or anything
-like them; seen: they saw the rows, or the figures stand in this repository.
+"""What the constants of a group were fitted without: the rows' model, their GPU (card or die),
+their setting (layout, number of nodes, or load), their framework, everything of their month and
+later, or all similar rows. `seen`: the constants were fitted to the rows, or this repository
+contains the figures.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Comparisons of one kind, predicted by constants of one kind."""
+    """Predicted and published figures of one kind, all predicted by constants fitted in the same
+    way.
+    """
 
     title: str
     left_out: LeftOut
@@ -57,10 +61,10 @@ class Group:
     is_long: bool = False
     """Whether the group needs fits that take minutes; CI omits it."""
     pool: str = "training steps"
-    """The report's pool of rows by what is predicted; empty: none."""
+    """Name of the report's pool of rows, by predicted quantity; empty: none."""
     classed: str = ""
-    """`training`, or `serving` and a figure, of rows that the report has by how familiar they are;
-    with a kind of model after it, those alone.
+    """Familiarity table that the rows count for: `training`, or `serving` and a figure. A kind of
+    model after it restricts the rows to that kind.
     """
 
     @property
@@ -83,7 +87,7 @@ class Group:
         return self.summary() | {"rows": rows}
 
     def summary(self) -> dict[str, Any]:
-        """{title, left_out, saw, unit, figures, parts: {name: figures}}."""
+        """Return {title, left_out, saw, unit, figures, parts: {name: figures}}."""
         return {
             "title": self.title,
             "left_out": self.left_out,
@@ -94,7 +98,9 @@ class Group:
         }
 
     def as_text(self) -> str:
-        """Return the rows, or of many the figures of each part, and the figures of all."""
+        """Return the rows and their figures as text; for many rows, the figures of each part
+        instead of the rows.
+        """
         parts = {name: figures(rows) for name, rows in self.parts.items()}
         rows = [
             {
@@ -151,12 +157,12 @@ def named(rows: Rows, *, is_long: bool = False) -> list[Group]:
 
 
 def on(row: Comparison, card: str) -> Comparison:
-    """Return the row with its GPU."""
+    """Return the row with `card` as its GPU."""
     return replace(row, gpu=card, part=card)
 
 
 def votes(rows: Iterable[Comparison]) -> list[Comparison]:
-    """Return one row per setting: the one with the median ratio of published to predicted; rows
+    """Return one row per setting: the row with the median ratio of published to predicted. Rows
     without a prediction have no vote.
     """
     grouped: dict[str, list[Comparison]] = {}
@@ -169,7 +175,9 @@ def votes(rows: Iterable[Comparison]) -> list[Comparison]:
 
 
 def _median(members: Sequence[Comparison]) -> Comparison:
-    """Return the newest row, with a published figure in the median ratio to its prediction."""
+    """Return the newest row, with its published figure changed to give the median ratio of the
+    members.
+    """
     last = members[-1]
     return replace(
         last, published=last.predicted * median(row.published / row.predicted for row in members)
@@ -177,8 +185,8 @@ def _median(members: Sequence[Comparison]) -> Comparison:
 
 
 def figures(rows: Sequence[Comparison]) -> dict[str, Any]:
-    """Return statistics of the predictions of these rows. bias is predicted over published; width
-    is the high over the low end of the interval.
+    """Return the error statistics of these rows. bias is predicted / published - 1; width is high /
+    low of the interval.
     """
     counted = votes(rows)
     refused = dict(Counter(row.refused for row in rows if row.refused))
@@ -202,8 +210,8 @@ def figures(rows: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def intervals(counted: Sequence[Comparison]) -> dict[str, Any]:
-    """Return the coverage with the range expected of right intervals, the median width and the mean
-    score of the rows that state an interval.
+    """Return coverage, the coverage range expected if the intervals are right, median width and
+    mean score of the rows with intervals.
     """
     if not counted:
         return {}
@@ -222,8 +230,9 @@ def intervals(counted: Sequence[Comparison]) -> dict[str, Any]:
 
 
 def pools(groups: Iterable[Group]) -> dict[str, dict[str, Any]]:
-    """Figures by what is predicted, over all rows that constants of their own framework did not
-    see; a row that two groups leave out in different ways counts once, as in the first.
+    """Return error statistics by predicted quantity, over all rows that the constants of their
+    framework were not fitted to. A row that two groups hold out in different ways counts once, in
+    the first group.
     """
     by_kind: dict[str, list[Comparison]] = {}
     known: set[tuple[str, str, str]] = set()
@@ -243,8 +252,8 @@ def _finite(value: float) -> float | None:
 
 
 def scatter_of(kinds: Iterable[Sequence[tuple[Comparison, float]]]) -> float:
-    """Return the standard deviation of what adds to the known variance of each row, so that the
-    central 90 % of normal distributions hold nine in ten of them; each kind has the same weight.
+    """Return the standard deviation that must be added to the known variance of each row for the
+    central 90% of normal distributions to contain 90% of the rows; each kind has the same weight.
     """
     lacking, weights = [], []
     for rows in kinds:

@@ -1,5 +1,5 @@
-"""Compare predictions with headline figures of the field: `python -m benchmarks.accuracy.headlines
-[--json]`.
+"""Compare predictions with headline figures of papers and vendors: `python -m
+benchmarks.accuracy.headlines [--json]`.
 
 Reads evidence/headlines.yaml; needs no folder of measured figures.
 """
@@ -29,7 +29,7 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.units import GIB, SECONDS_PER_DAY
 
 Found = tuple[float, Mapping[str, str]]
-"""A predicted figure, and words for notes about it."""
+"""A predicted figure, and the values that notes about it may contain."""
 PUBLISHED_2021_FLOPS_PER_SECOND = 140e12
 """FLOP/s of one A100 in arXiv 2104.04473 section 5.1."""
 
@@ -46,12 +46,14 @@ class Headline:
     predicted: float
     unit: str
     error: float | None = None
-    """predicted / published - 1 if a single number was published."""
+    """Return predicted / published - 1 if the published figure is a single number."""
     note: str = ""
 
 
 def specifications() -> Iterator[dict[str, Any]]:
-    """Yield each row of evidence/headlines.yaml with the settings of its source and its query."""
+    """Yield each row of evidence/headlines.yaml with the settings of its source and with its
+    query.
+    """
     for paper in yaml.safe_load((FOLDER / "headlines.yaml").read_text(encoding="utf-8")):
         for size, name in paper.get("sizes", {"": ""}).items():
             for row in paper["rows"]:
@@ -170,9 +172,9 @@ FIGURES: Mapping[str, Callable[[Query], Found]] = {
 
 
 def layer_overhead(name: str, *, recompute: str) -> float:
-    """Seconds that recomputation adds to one layer's forward and backward pass without any, less
-    what sequence parallelism saves where it comes with it: TP 8, micro-batch 1 (22B: 4), as in the
-    paper's figure 8.
+    """Return the seconds that recomputation adds to the forward and backward pass of one layer,
+    minus what sequence parallelism saves if it is enabled together with recomputation: TP 8,
+    micro-batch 1 (22B: 4), as in figure 8 of the paper.
     """
 
     def seconds(*, sharded: bool) -> Any:
@@ -189,8 +191,8 @@ def layer_overhead(name: str, *, recompute: str) -> float:
 
 
 def layer_memory_factor(name: str) -> float:
-    """Bytes a layer keeps under tensor parallelism alone, over those under SP and selective
-    recomputation.
+    """Return the bytes that a layer saves with tensor parallelism alone, relative to those with SP
+    and selective recomputation.
     """
     alone, sharded = (
         layer_bytes(case=case, candidates=candidates)
@@ -220,8 +222,9 @@ LAYER: Mapping[str, Callable[[str], float]] = {
 
 
 def training_days() -> dict[str, Any]:
-    """Return the days to train GPT-3 175B on 300B tokens with 1,024 A100 with and without what
-    arXiv 2205.05198 adds, their ratio and layouts, and the days of 2021's paper with its software.
+    """Return the days to train GPT-3 175B on 300B tokens with 1,024 A100 with and without the
+    techniques of arXiv 2205.05198, their ratio and layouts, and the days of the 2021 paper with its
+    software.
     """
     queries = [query_of(each) for each in specifications() if each["figure"] == "days"]
     selective, full = (fastest(query) for query in queries[:2])
@@ -237,7 +240,7 @@ def training_days() -> dict[str, Any]:
 
 
 def published_2021_days() -> float:
-    """Return 8 T P / (n X): the rule of arXiv 2104.04473, with its software of 2021."""
+    """Return 8 T P / (n X), the estimate of arXiv 2104.04473 for the software of 2021."""
     tokens, parameters, gpus = 300e9, 175e9, 1024
     rate = gpus * PUBLISHED_2021_FLOPS_PER_SECOND
     return 8.0 * tokens * parameters / rate / SECONDS_PER_DAY

@@ -1,9 +1,10 @@
-"""Serving predictions beside measured runs: `python -m benchmarks.accuracy.inference [--data DIR]
-[--json]`.
+"""Compare serving predictions with measured runs: `python -m benchmarks.accuracy.inference [--data
+DIR] [--json]`.
 
-Constants of an engine version come from one half of the groups of runs (`ServingRun.fitted`); what
-is quoted as unseen is of the other half, or of models and GPUs left out of a fresh fit. TTFT is
-that of runs that the KV cache does not limit. Intervals are those of answers.
+The constants of an engine version are fitted to one half of the groups of runs
+(`ServingRun.fitted`). Errors on unseen runs are those of the other half, or of models and GPUs that
+a refit leaves out. TTFT is compared for runs that the KV cache does not limit. Intervals are those
+of estimates.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ Scatter = ExpertEfficiency | PoolEfficiency
 
 
 def shipped_pairs(runs: Sequence[ServingRun]) -> list[Predicted]:
-    """Return every run, predicted by the constants that the catalogue ships for its version or the
+    """Return every run, predicted by the catalogue's constants for its engine version or the
     nearest one.
     """
     predicted = []
@@ -75,8 +76,8 @@ def shipped_pairs(runs: Sequence[ServingRun]) -> list[Predicted]:
 
 
 def unseen(runs: Sequence[ServingRun]) -> list[Predicted]:
-    """Return the runs of versions with constants to which these runs were not fitted; series with
-    cached prompts are omitted.
+    """Return runs that the constants of their version were not fitted to. Versions without
+    constants and series with cached prompts are omitted.
     """
     cached = cached_series(runs)
     profiles = {(profile.engine, profile.version) for profile in engine_profiles()}
@@ -91,8 +92,10 @@ def unseen(runs: Sequence[ServingRun]) -> list[Predicted]:
 def stated(
     row: Comparison, pair: Predicted, what: str, *, scatter: Scatter | None = None
 ) -> Comparison:
-    """Return the row in the interval that an answer states if nothing but the runs of the pair's
-    index was measured. scatter: Deviations of models left out, of mixtures; None: the engine's.
+    """Return the row with the interval that an estimate would have if only the runs of the pair's
+    index had been measured.
+
+    scatter: deviations of left-out MoE models; None: those of the engine.
     """
     run, device = pair.run, gpu(pair.run.gpu)
     profile = constants_of(run)
@@ -125,7 +128,9 @@ def constants_of(run: ServingRun) -> EngineEfficiency:
 def comparisons(
     pairs: Sequence[Predicted], what: str, *, scatter: Scatter | None = None
 ) -> list[Comparison]:
-    """One figure of each run: ttft, tpot or throughput; ttft of those below the cache's limit."""
+    """Return one figure of each run: ttft, tpot or throughput. ttft is compared only for runs below
+    the limit of the KV cache.
+    """
     rows = []
     for pair in pairs:
         run = pair.run
@@ -153,8 +158,8 @@ def comparisons(
 
 
 def refitted_pairs(runs: Sequence[ServingRun]) -> dict[str, list[Predicted]]:
-    """For each engine version with several models (or GPUs): every one of them, predicted by
-    constants that saw the others.
+    """Return, for each engine version with several models (or GPUs), the runs of each, predicted by
+    constants fitted to the others.
     """
     results = {}
     for (name, version), members in by_version(runs).items():
@@ -165,8 +170,8 @@ def refitted_pairs(runs: Sequence[ServingRun]) -> dict[str, list[Predicted]]:
 
 
 def other_release(runs: Sequence[ServingRun]) -> dict[str, list[Predicted]]:
-    """Every version with constants of its own, predicted by those of the engine's nearest other
-    version.
+    """Return the runs of every version that has constants, predicted by those of the engine's
+    nearest other version.
     """
     results = {}
     fitted = (profile for profile in engine_profiles() if not profile.kernels_alone)
@@ -196,8 +201,8 @@ def other_release(runs: Sequence[ServingRun]) -> dict[str, list[Predicted]]:
 
 
 def regret(pairs: Sequence[Predicted]) -> dict[str, Any]:
-    """Return what the predicted best parallelism loses of the best measured tokens/s/GPU, by groups
-    with several sizes.
+    """Return how much lower the tokens/s per GPU of the layout with the best prediction is than
+    that of the best measured layout, for groups with several layouts.
     """
     groups: dict[tuple[object, ...], list[Predicted]] = defaultdict(list)
     for pair in pairs:
@@ -217,8 +222,8 @@ def regret(pairs: Sequence[Predicted]) -> dict[str, Any]:
 
 
 def limit_predicted(pairs: Sequence[Predicted]) -> float:
-    """Return the fraction of runs for which it is predicted correctly whether the KV cache limits
-    them.
+    """Return the fraction of runs for which the model predicts correctly whether the KV cache
+    limits them.
     """
     closed = [pair for pair in pairs if pair.run.queued_throughput is None]
     return float(np.mean([pair.kv_limited == pair.really_limited for pair in closed]))
@@ -229,18 +234,19 @@ FIGURES = {
     "ttft": "time to first token",
     "throughput": "tokens/s per GPU",
 }
-"""Words for titles."""
+"""Titles of the figures."""
 Judged = tuple[str, Predicted | fit_defaults.PredictedPool, Scatter | None]
-"""(part of a group, run with its prediction, deviations of models left out or None for the
+"""(part of a group, run with its prediction, deviations of left-out models or None for the
 engine's).
 """
 
 
 def shipped(folder: Path) -> list[Group]:
-    """Return the runs as the shipped constants predict them, and as those of another release do.
-    Takes seconds.
+    """Return the comparisons of the runs with the shipped constants of their release and of another
+    release. Takes seconds.
 
-    Runs that no constant of their release saw are the groups of `evidence` called Serving.
+    Runs that no constant of their release was fitted to are in the groups of `evidence` whose
+    titles start with Serving.
     """
     runs = dense_runs(folder)
     cached = cached_series(runs)
@@ -261,8 +267,8 @@ def shipped(folder: Path) -> list[Group]:
 
 
 def refitted(folder: Path) -> list[Group]:
-    """Return the runs as constants predict them that saw neither their GPU, precision or model.
-    Minutes: many fits.
+    """Return the comparisons of the runs with constants fitted without their GPU, precision or
+    model. Takes minutes because of the many fits.
     """
     fits = _parts(refitted_pairs(dense_runs(folder)))
     rows = (
@@ -282,12 +288,14 @@ def _parts(pairs: Mapping[str, Sequence[Predicted]]) -> list[tuple[str, Predicte
 
 
 def mixtures(pairs: Iterable[Predicted]) -> list[Judged]:
-    """Return runs of mixtures, judged by the shipped deviations of their engine."""
+    """Return runs of MoE models with the shipped deviations of their engine."""
     return [(series(pair.run), pair, expert_efficiency(engine=pair.run.engine)) for pair in pairs]
 
 
 def started(folder: Path) -> list[Judged]:
-    """Return engines with default settings, predicted with the slowdown of other models."""
+    """Return runs of engines with default settings, predicted with the slowdown fitted to other
+    models.
+    """
     pairs = fit_defaults.left_out(fit_defaults.started(folder))
     return [
         (
@@ -300,7 +308,7 @@ def started(folder: Path) -> list[Judged]:
 
 
 def pools(folder: Path) -> Rows:
-    """Return separate pools, predicted with hops fitted without the engine or without the
+    """Return runs with separate pools, predicted with hops fitted without the engine or without the
     lengths.
     """
     unseen = fit_defaults.pools_left_out(folder)
@@ -310,11 +318,11 @@ def pools(folder: Path) -> Rows:
 
 @functools.cache
 def unseen_kinds(folder: Path) -> list[Judged]:
-    """Return the runs by engine and kind of model, each by constants that saw neither its GPU or
-    its precision nor, of mixtures, its model.
+    """Return the runs by engine and kind of model, each predicted by constants fitted without its
+    GPU or its precision; MoE models also without the model.
 
-    Of a release that was measured on one GPU in one precision alone, constants are those of the
-    engine's nearest other release.
+    If a release was measured on a single GPU in a single precision, the constants of the engine's
+    nearest other release are used.
     """
     kinds: dict[str, list[Judged]] = defaultdict(list)
     runs = dense_runs(folder)
@@ -341,8 +349,8 @@ def unseen_kinds(folder: Path) -> list[Judged]:
 
 
 def ratios(judged: Iterable[Judged]) -> Rows:
-    """Return {figure: predicted over measured as comparisons with 1}, without runs that were not
-    measured in it.
+    """Return {figure: predicted / measured, as comparisons with 1} of the runs in which the figure
+    was measured.
     """
     rows: Rows = {what: [] for what in FIGURES}
     for part, pair, scatter in judged:
@@ -366,7 +374,7 @@ def ratios(judged: Iterable[Judged]) -> Rows:
 
 
 def by(pairs: Iterable[tuple[str, Predicted]]) -> Rows:
-    """Return {figure: comparisons} of (part of a group, run with its prediction)."""
+    """Return {figure: comparisons} for tuples of (part of a group, run with its prediction)."""
     rows: Rows = {what: [] for what in FIGURES}
     for part, pair in pairs:
         for what, found in rows.items():
@@ -376,17 +384,17 @@ def by(pairs: Iterable[tuple[str, Predicted]]) -> Rows:
 
 
 def series(run: ServingRun) -> str:
-    """Return the series of a run, in words: what one person measured together."""
+    """Return a description of the series of a run: the runs that one person measured together."""
     return f"{run.engine} {run.version}, {run.model} {run.precision}, {run.gpu}"
 
 
 def titled(title: str, rows: Rows) -> Rows:
-    """Return the rows of each figure by their group's title."""
+    """Return the rows of each figure by the title of their group."""
     return {f"{title}: {words}": rows[what] for what, words in FIGURES.items()}
 
 
 def evaluate(folder: Path) -> dict[str, Any]:
-    """Return {groups, best_layout: {runs: regret}, limit_predicted}; minutes, for the fits."""
+    """Return {groups, best_layout: {runs: regret}, limit_predicted}. The fits take minutes."""
     from benchmarks.accuracy import evidence
 
     runs = dense_runs(folder)

@@ -1,8 +1,8 @@
-"""Tables 4 and 5, and figures 1 and 7, of arXiv 2205.05198 (A100 80GB, s=2048, V=51200, fp16,
-unfused attention, dropout 0.1), predicted: times, and activation memory of the first stage with and
-without its two techniques.
+"""Predictions for tables 4 and 5 and figures 1 and 7 of arXiv 2205.05198 (A100 80GB, s=2048,
+V=51200, fp16, unfused attention, dropout 0.1): times, and activation memory of the first stage with
+and without sequence parallelism and selective recomputation.
 
-Published figures are rows of the evidence.
+The published figures are rows of the evidence.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ SOFTWARE_2022 = {
     "attention": "unfused",
     "dropout": 0.1,
 }
-"""No fused attention, dropout, 16-bit floats."""
+"""Settings of the software of 2022: unfused attention, dropout, fp16."""
 
 
 def workload(global_batch_size: int) -> TrainingWorkload:
-    """Return the software of 2022."""
+    """Return a workload with the settings of the software of 2022."""
     return TrainingWorkload(global_batch_size=global_batch_size, **SOFTWARE_2022)  # type: ignore[arg-type]
 
 
@@ -67,8 +67,8 @@ def table5(rows: list[Row], profile: EfficiencyProfile) -> list[Comparison]:
 
 
 def table4(rows: list[Row], profile: EfficiencyProfile) -> list[Comparison]:
-    """Return milliseconds of one 22B layer, forward and backward; recomputation counts as
-    backward.
+    """Return the milliseconds of one 22B layer, forward and backward; recomputation counts as part
+    of the backward pass.
     """
     comparisons = []
     for row in rows:
@@ -127,8 +127,8 @@ VARIANTS = {
 
 
 def figures(folder: Path) -> list[Comparison]:
-    """Layers' activations in GiB (figure 1) and as a share of the tensor-parallel baseline's
-    (figure 7).
+    """Return the activations of the layers in GiB (figure 1) and as a fraction of the
+    tensor-parallel baseline's (figure 7).
     """
     comparisons = []
     for row in rows_of(folder, "korthikanti2022_fig1_fig7_memory"):

@@ -1,9 +1,9 @@
-"""Cache sizes that engines printed when they started, beside predictions: `python -m
+"""Compare predicted KV-cache sizes with those that engines printed at startup: `python -m
 benchmarks.accuracy.kv_cache [--data DIR] [--json]`.
 
-What vLLM reserves comes from runs that print its parts (`fits.yaml`), SGLang's rule from
-its source. One constant saw a row: the buffer of NCCL's multicast (NVLS) comes from two caches of
-Qwen3-235B that vLLM and SGLang printed, and SGLang's is among these rows.
+vLLM's reserved memory was fitted to runs that print its parts (`fits.yaml`); SGLang's rule comes
+from its source code. One constant was fitted to a row of this comparison: the NCCL multicast (NVLS)
+buffer, to two caches of Qwen3-235B printed by vLLM and SGLang, of which SGLang's is compared here.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from hp_tool.questions.serving.problem import resolve_serving, with_device_defau
 
 GIB = 1 << 30
 OTHER_GPUS = {"A6000 48GB": 47.5, "RTX 3090": 23.57, "T4 16GB": 14.56}
-"""GiB of devices that the catalogue does not have, as reported by drivers."""
+"""Memory in GiB, as reported by drivers, of GPUs that the catalogue does not have."""
 STANDS_IN = "a100-sxm-80gb"
-"""GPU whose other properties, which do not affect the cache, such a device uses."""
+"""Catalogue GPU that replaces such a GPU. Its other properties do not affect the cache."""
 PRECISIONS = {
     "int8 w8a8": "int8",
     "none": "bf16",
@@ -44,14 +44,14 @@ PRECISIONS = {
 }
 CACHES = {"int8 per token and head": "fp8"}
 PRINTED_GRAPHS = "2026-05", "0.21.0"
-"""From this month on vLLM that tells no release counts as this one: its builds estimate CUDA
-graphs before they size the cache.
+"""First month whose vLLM builds estimate CUDA graphs before they size the cache; the vLLM release
+used for runs of this month and later that state no release.
 """
 CLOSE = 0.1
 
 
 def comparisons(folder: Path) -> Iterator[Comparison]:
-    """Yield the rows whose model the catalogue has."""
+    """Yield the comparisons of the rows whose model is in the catalogue."""
     for row in rows(folder, "kv_cache_counts"):
         if library.has_entry("models", row["model"]):
             yield _comparison(row)
@@ -83,7 +83,9 @@ def _release(row: Row) -> str | None:
 
 
 def _known(row: Row) -> str | None:
-    """Return the row's release if a query may name it; the lists begin later than some rows."""
+    """Return the row's release if queries accept it. Some rows are older than the first release
+    that queries accept.
+    """
     release = _release(row)
     try:
         check_release(row["engine"], release or "", field="")
@@ -93,7 +95,7 @@ def _known(row: Row) -> str | None:
 
 
 def predicted(row: Row) -> KvCache:
-    """Return the predicted cache of a row's replica."""
+    """Return the predicted KV cache of one replica of the row."""
     own = library.has_entry("gpus", row["gpu"])
     t = row["tensor_parallel_size"] or 1
     query = schema.parse_query(
@@ -161,7 +163,7 @@ def _given(**values: object) -> dict[str, Any]:
 
 
 def by_title(folder: Path) -> Rows:
-    """Return the rows by the group that they are in: models whose layers are alike, and others."""
+    """Return the rows by group: models whose layers are equal, and all others."""
     alike, unlike = "KV cache sizes that engines report", "windows and recurrent layers"
     found: Rows = {alike: [], f"{alike}, {unlike}": []}
     for row in comparisons(folder):
@@ -170,7 +172,9 @@ def by_title(folder: Path) -> Rows:
 
 
 def evaluate(folder: Path) -> dict[str, Any]:
-    """Return the groups, and of each how many rows are within CLOSE and within their interval."""
+    """Return the groups, and for each group the number of rows within CLOSE and within their
+    interval.
+    """
     found = named(by_title(folder))
     near = {
         group.title: {

@@ -1,8 +1,8 @@
-"""Laws that predictions obey over the whole catalogue, each derived by hand and checked against its
-bound.
+"""Laws that predictions must satisfy for the whole catalogue. Each law is derived by hand and
+checked against its bound.
 
-A law needs no measurement, so it also guards models and GPUs that nobody measured. `check()`
-returns the number of comparisons per law and those that break it.
+A law needs no measurement, so it also covers models and GPUs that were never measured. `check()`
+returns the comparisons of each law.
 """
 
 from __future__ import annotations
@@ -30,26 +30,27 @@ from hp_tool.questions.serving.evaluate import estimate as serving_estimate
 from hp_tool.questions.training import estimate as training_estimate
 
 GENERATIONS = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "b300-sxm-288gb")
-"""GPU generations; each is at least as fast as the previous one in every figure of its datasheet
-that a step in 16 or 8 bits uses.
+"""GPU generations in order. Each is at least as fast as the previous one in every datasheet figure
+that affects a training step in 16 or 8 bits.
 """
 ENGINES = ("vllm", "sglang", "trtllm")
 CONCURRENCY = (1, 64)
 SIZES = (1, 8, 16, 32)
-"""Numbers of devices tried for serving; the first one that the model fits on is used."""
+"""Numbers of devices tried for serving; the smallest number that the model fits on is used."""
 EQUAL_LAYERS_BOUND = 1.005
-"""Blocks are summed layer by layer, equal layers are multiplied; embeddings and ends are the same.
-Rounding alone is far less, but mean layers of models with dense first layers are an approximation.
+"""Bound for equal models. A model given as blocks is summed layer by layer, a model with equal
+layers is multiplied; embedding and output layer are the same. Rounding alone is far smaller, but
+the mean layer of a model with dense first layers is an approximation.
 """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Two predictions, one of which may not exceed the other by more than a factor."""
+    """Two predictions, of which one may not exceed the other by more than a factor."""
 
     what: str
     ratio: float
-    """The figure that must not be larger, divided by the other."""
+    """The value that must not be larger, divided by the other value."""
     bound: float
 
     @property
@@ -59,15 +60,15 @@ class Comparison:
 
 @cache
 def models() -> tuple[str, ...]:
-    """Return the decoders of the catalogue by name."""
+    """Return the names of the catalogue's decoder models."""
     return tuple(
         name for name in catalog.names("models") if catalogue_model(name).architecture == "decoder"
     )
 
 
 def newer_gpu_trains_no_slower() -> Iterator[Comparison]:
-    """A step on the next generation takes no longer at equal layout and precision, beyond the doubt
-    of one prediction.
+    """Check that a training step on the next generation takes no longer with equal layout and
+    precision, within the interval of one prediction.
     """
     for name, precision in product(models(), ("bf16", "fp8")):
         steps = [(gpu, _step(name, gpu, precision)) for gpu in GENERATIONS]
@@ -77,8 +78,8 @@ def newer_gpu_trains_no_slower() -> Iterator[Comparison]:
 
 
 def newer_gpu_serves_no_slower() -> Iterator[Comparison]:
-    """A token takes no longer on the next generation at equal engine, precision and load, beyond
-    the doubt of one.
+    """Check that a token takes no longer on the next generation with equal engine, precision and
+    load, within the interval of one prediction.
     """
     precisions = ("bf16", "fp8", "mxfp4", "nvfp4")
     for case in product(models(), ENGINES, precisions, CONCURRENCY):
@@ -99,11 +100,11 @@ def _serving_generations(
 
 
 def _generations(what: str, found: list[tuple[str, float, float]]) -> Iterator[Comparison]:
-    """Compare each GPU with the one before it: (name, seconds, log of the upper interval bound over
-    the seconds).
+    """Compare each GPU with the previous one. `found` has (name, seconds, ln(upper interval bound /
+    seconds)) of each GPU.
 
-    The bound is the wider of the two doubts, not their sum: most of a doubt is about the engine or
-    framework, which both share.
+    The bound is the wider of the two intervals, not their sum, because most of the uncertainty
+    concerns the engine or framework, which both share.
     """
     for (older, before, doubt), (newer, after, more) in pairwise(found):
         bound = math.exp(max(doubt, more))
@@ -118,11 +119,11 @@ def _of_step(found: Estimate) -> tuple[float, float]:
 def _step(
     model: str | ModelSpec, gpu: str, precision: str, *, tensor: tuple[int, ...] = (8, 4, 2, 1)
 ) -> Estimate | None:
-    """Return the estimate on eight devices, four sequences a micro-batch; None if no layout or
-    precision is supported.
+    """Return the estimate on eight devices with four sequences per micro-batch; None if no layout
+    or precision is supported.
 
-    Experts are spread over the devices; without experts the first of the `tensor` degrees that the
-    model can be split by is used. Whether it fits in memory does not matter.
+    Experts are spread over the devices. Dense models use the first of the `tensor` degrees that
+    divides the model. Memory is not checked.
     """
     spec = catalogue_model(model) if isinstance(model, str) else model
     spread = math.gcd(spec.num_experts or 1, 8)
@@ -141,7 +142,9 @@ def _step(
 def _training(
     model: str | ModelSpec, cluster: ClusterQuery, parallel: ParallelQuery, **settings: Any
 ) -> Estimate | None:
-    """Return the estimate of 64 sequences of 4,096 tokens; None if it is not supported."""
+    """Return the estimate for a batch of 64 sequences of 4,096 tokens; None if it is not
+    supported.
+    """
     workload = TrainingWorkload(sequence_length=4096, global_batch_size=64, **settings)
     query = Query(
         kind="training", model=model, cluster=cluster, training=workload, parallel=parallel
@@ -156,11 +159,11 @@ def _training(
 def _token(
     name: str, gpu: str, engine: str, precision: str, concurrency: int, devices: int
 ) -> tuple[float, float] | None:
-    """Return GPU-seconds per output token and the log of their doubt; None if the model does not
-    fit or is not supported.
+    """Return GPU-seconds per output token and the log of their interval bound; None if the model
+    does not fit or is not supported.
 
-    The seconds between a request's tokens would not do: a larger cache admits more requests at
-    once, which slows each of them.
+    TPOT is unsuitable here, because a larger cache admits more concurrent requests, which slows
+    each of them.
     """
     query = Query(
         kind="inference",
@@ -186,12 +189,13 @@ def _token(
 
 
 def one_expert_is_a_dense_model() -> Iterator[Comparison]:
-    """A mixture of one expert of the dense width trains no faster than the dense model.
+    """Check that an MoE model with one expert of the dense width trains no faster than the dense
+    model.
 
-    It has the dense model's matrices and L h router weights more, and adds a router and a dispatch
-    to every layer, so its step is at least as long. It stays below the dense step times the doubt
-    that predictions of mixtures state, plus the fitted seconds that a layer of experts adds to a
-    micro-batch whatever its size.
+    It has the dense model's matrices and L h more router weights, and each layer adds a router and
+    a dispatch, so its step is at least as long. Its step is at most the dense step times the
+    interval factor of MoE predictions, plus the fitted time that an MoE layer adds to each
+    micro-batch.
     """
     constants = efficiency_profile(
         gpu=catalog.gpu(GENERATIONS[0]), framework="megatron-core"
@@ -222,8 +226,8 @@ def one_expert_is_a_dense_model() -> Iterator[Comparison]:
 
 
 def equal_layers_are_equal_blocks() -> Iterator[Comparison]:
-    """A model of equal layers and the same model listed block by block take the same step and the
-    same memory.
+    """Check that a model with equal layers and the same model listed block by block have the same
+    step time and memory.
     """
     for name in models():
         spec = catalogue_model(name)
@@ -249,10 +253,11 @@ def equal_layers_are_equal_blocks() -> Iterator[Comparison]:
 
 
 def dropped_collective_never_adds_time() -> Iterator[Comparison]:
-    """A network twice as fast makes no step longer, and no part of a step is negative.
+    """Check that a network twice as fast makes no step longer, and that no part of a step is
+    negative.
 
-    The exposed seconds of a collective are the most that dropping it saves; negative ones would add
-    time when it is dropped.
+    The exposed seconds of a collective are the time saved if it is removed; a negative value would
+    add time.
     """
     for name in models():
         usual = _networked(name, 1.0)
@@ -281,12 +286,12 @@ def _networked(name: str, factor: float) -> Estimate | None:
 
 
 def narrower_precision_is_no_slower() -> Iterator[Comparison]:
-    """fp8 matmuls take no longer than bf16 ones by more than their casts.
+    """Check that fp8 matmuls are slower than bf16 matmuls by at most the time of their casts.
 
-    A cast reads 2 bytes and writes 1 for every entry of a matmul's two inputs, forward and backward
-    (three matmuls, two inputs each): 6 x 3 bytes per input entry of which a layer has at most 18 h
-    per token (queries, keys, values, output: 4 h; MLP of 4 h: 5 h and 4 h; their weights once per
-    micro-batch). The bound charges them at the memory's full bandwidth.
+    A cast reads 2 bytes and writes 1 for every element of a matmul's two inputs, forward and
+    backward (three matmuls, two inputs each): 6 x 3 bytes per input element. A layer has at most 18
+    h input elements per token (queries, keys, values, output: 4 h; MLP of 4 h: 5 h and 4 h; their
+    weights once per micro-batch). The bound assumes the full memory bandwidth.
     """
     for name in models():
         spec = catalogue_model(name)

@@ -1,12 +1,12 @@
 """Compare the accuracy of predictions with the recorded accuracy: `python -m
 benchmarks.accuracy.ledger [--data DIR]`.
 
-`ledger.json` records, at its commit, the figures of every group of evidence, every published
-headline and every law. The command computes them again and exits with 1 if one moved by more than
-its band. `--save --reason TEXT` records the new figures with the reason why they moved; `python -m
-benchmarks.accuracy.page` then writes docs/accuracy.md and README's table from them. `--quick`
-leaves out the sections that take minutes. Without a folder of measured figures only headlines and
-laws are checked.
+`ledger.json` contains the figures of every group of evidence, every published headline and every
+law at its commit. The command computes them again and exits with 1 if one of them moved by more
+than its band. `--save --reason TEXT` records the new figures with the reason. `python -m
+benchmarks.accuracy.page` then generates docs/accuracy.md and README's table from them. `--quick`
+omits the sections that take minutes. Without a folder of measured figures, only headlines and laws
+are checked.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ NAMES = {
     "worst": "worst_case",
     "refused": "refused",
 }
-"""Names of a group's figures in the ledger, by their names in `groups.figures`."""
+"""Names of a group's figures in the ledger, by their name in `groups.figures`."""
 BANDS = {"n": 0.0, "mean": 0.002, "median": 0.003, "worst": 0.01, "bias": 0.002, "inside": 0.015}
 RELATIVE_BANDS = {"high_low": 0.01, "score": 0.02}
-"""Change of a figure that requires a reason. Errors, bias and coverage: absolute. Fits differ by
-less than this between machines.
+"""Relative changes that require a reason; BANDS has absolute ones (errors, bias and coverage). Fits
+differ by less than this between machines.
 """
 SHOWN = (*BANDS, *RELATIVE_BANDS)
 HEADLINE_BAND = 0.06
-"""Error that a published headline may have without an entry in KNOWN."""
+"""Maximum error of a published headline without an entry in KNOWN."""
 HEADLINE_MOVE = 0.01
-"""Relative change of a predicted headline that needs a reason."""
+"""Relative change of a predicted headline that requires a reason."""
 DRAWN = ("model", "GPU", "setting", "all")
 """Groups with points in pictures, by what their constants were fitted without."""
 LINE = 420
@@ -70,11 +70,11 @@ LINE = 420
 
 
 def compute(folder: Path, *, quick: bool = False, only: Sequence[str] | None = None) -> Ledger:
-    """Return {groups, headlines, laws, report, points} as predicted now.
+    """Compute {groups, headlines, laws, report, points} with the current model.
 
     Args:
         folder: The folder of measured figures.
-        quick: Leave out the sections of evidence.LONG and the serving fits.
+        quick: Omit the sections in evidence.LONG and the serving fits.
         only: Sections of evidence to compute, in this process; no serving groups.
     """
     if only is not None:
@@ -131,8 +131,8 @@ def entry(group: Group) -> Entry:
 
 
 def points(group: Group) -> str:
-    """Return `log10 published,log10 predicted` of the group's rows, rounded to what a picture
-    shows.
+    """Return `log10 published,log10 predicted` of the group's rows, rounded to the precision of a
+    picture.
     """
     counted = [row for row in group.rows if math.isfinite(row.predicted)]
     return " ".join(
@@ -188,7 +188,7 @@ def moved(now: Ledger, recorded: Ledger) -> dict[str, dict[str, list[Any]]]:
     """Return {entry: {figure: [recorded, now]}} for the figures that changed by more than their
     band.
 
-    Only groups that `now` computed are compared; `missing` names those that it should have.
+    Only groups in `now` are compared; `missing` returns the groups that should be in it.
     """
     changes: dict[str, dict[str, list[Any]]] = {}
     for name, new, old in _pairs(now["groups"], recorded["groups"]):
@@ -210,8 +210,8 @@ def moved(now: Ledger, recorded: Ledger) -> dict[str, dict[str, list[Any]]]:
 def _pairs(
     now: Mapping[str, Entry], recorded: Mapping[str, Entry]
 ) -> Iterator[tuple[str, Entry, Entry]]:
-    """Yield each group and each of its parts with its record; an empty entry represents a missing
-    one.
+    """Yield each group and each of its parts with the recorded entry; the entry is empty if there
+    is none.
     """
     for title, new in now.items():
         old = recorded.get(title, {"parts": {}})
@@ -257,8 +257,8 @@ def unexplained(ledger: Ledger, known: Mapping[str, str]) -> list[str]:
 
 
 def _exceptions(ledger: Ledger) -> list[tuple[str, str]]:
-    """Return (name, in words) of each headline outside HEADLINE_BAND and of each broken comparison
-    of a law.
+    """Return (name, description) of each headline outside HEADLINE_BAND and of each broken
+    comparison of a law.
     """
     headlines = ((name, one["error"]) for name, one in ledger.get("headlines", {}).items())
     far = [
@@ -273,7 +273,9 @@ def _exceptions(ledger: Ledger) -> list[tuple[str, str]]:
 
 
 def outgrown(ledger: Ledger, known: Mapping[str, str]) -> list[str]:
-    """Return the entries of `known` that are no longer needed, so that the list shrinks."""
+    """Return the entries of `known` that are no longer needed, so that the list can be
+    shortened.
+    """
     needed = [name for name, _ in _exceptions(ledger)]
     return [prefix for prefix in known if not any(name.startswith(prefix) for name in needed)]
 
@@ -285,7 +287,7 @@ def load(path: Path = PATH) -> Ledger:
 
 
 def save(ledger: Ledger, path: Path = PATH) -> None:
-    """Write a ledger with one line per entry, so that a diff shows what a change did."""
+    """Write a ledger with one line per entry, so that diffs are readable."""
     path.write_text(_lines(ledger, "") + "\n", encoding="utf-8")
 
 
@@ -301,8 +303,8 @@ def _lines(value: Any, indent: str) -> str:
 
 
 def recorded_anew(now: Ledger, recorded: Ledger, changes: Mapping[str, Any], reason: str) -> Ledger:
-    """Return the new ledger: the current figures, the known exceptions, and the changes with their
-    reasons, the newest last.
+    """Return the new ledger: the current figures, the known exceptions, and all changes with their
+    reasons, newest last.
     """
     move = {
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
@@ -322,7 +324,7 @@ def recorded_anew(now: Ledger, recorded: Ledger, changes: Mapping[str, Any], rea
 
 
 def _unmoved(now: dict[str, Any], recorded: Mapping[str, Any], moved: Container[str]) -> Any:
-    """Return the current group, with the recorded value of each number that stayed within its
+    """Return the current group with the recorded value of each number that stayed within its
     band.
     """
     kept = {
@@ -405,7 +407,7 @@ def _recorded() -> Ledger:
 
 
 def record(now: Ledger, reason: str) -> None:
-    """Write the ledger with the current figures, and the reason if some changed."""
+    """Write the ledger with the current figures, and with the reason if some changed."""
     recorded = _recorded()
     changes = moved(now, recorded) if recorded["groups"] else {}
     save(recorded_anew(now, recorded, changes, reason))

@@ -1,9 +1,9 @@
-"""Predicted chances of running out of memory, of runs that failed and of runs that did not:
-`python -m benchmarks.accuracy.out_of_memory [--data DIR] [--json]`.
+"""Compare predicted probabilities of running out of memory with published failures: `python -m
+benchmarks.accuracy.out_of_memory [--data DIR] [--json]`.
 
-A failed run counts as out of memory. nanotron's grid does not state causes: some 5% of its small
-layouts failed as well, so its share of detected failures is a lower bound. One constant saw rows of
-this table: `cost.uncertainty.ALLOCATABLE_FRACTION`.
+A failed run counts as out of memory. nanotron's grid states no causes: about 5% of its small
+layouts failed too, so its fraction of detected failures is a lower bound. One constant was fitted
+to rows of this table: `cost.uncertainty.ALLOCATABLE_FRACTION`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ from hp_tool.errors import HpToolError
 
 FAILED = ("failed", "out_of_memory")
 RECOMPUTED = ("none", "full", "per_op")
-"""Recomputation of torchtitan that a query can state."""
+"""torchtitan's recomputation modes that a query supports."""
 BINS = (0.0, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 1.0)
-"""Edges of the predicted probability in the table of calibration."""
+"""Edges of the bins of the predicted probability in the calibration table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A published run: its predicted chance of running out of memory, and whether it did."""
+    """A published run: its predicted probability of running out of memory, and whether it ran out
+    of memory.
+    """
 
     part: str
     what: str
@@ -45,17 +47,17 @@ class Outcome:
 
     @property
     def is_wrong(self) -> bool:
-        """Return True if the more likely of both ends is not the one that was published."""
+        """Return True if the more probable outcome differs from the published one."""
         return (self.probability > EVEN_PROBABILITY) != self.failed
 
 
 def outcomes(folder: Path) -> list[Outcome]:
-    """Return every published run whose settings state its memory."""
+    """Return every published run whose settings determine its memory."""
     return [*_of_trainers(folder), *_of_titan(folder), *_of_megatron(folder), *_of_grid(folder)]
 
 
 def _outcome(case: Case, *, part: str, failed: bool) -> Iterator[Outcome]:
-    """Yield the outcome of a run; nothing if no query can state it."""
+    """Yield the outcome of a run; nothing if no query supports its settings."""
     try:
         stated = Prepared.of(case).stated
     except HpToolError:
@@ -92,7 +94,7 @@ def _of_megatron(folder: Path) -> Iterator[Outcome]:
 
 
 def _of_grid(folder: Path) -> Iterator[Outcome]:
-    """Yield nanotron's legal layouts, by constants of the other model."""
+    """Yield nanotron's legal layouts, predicted by constants fitted to the other model."""
     if not rows_of(folder, "grid_h100_nanotron"):
         return
     for cell in nanotron.cells(folder)["model_left_out"]:
@@ -107,8 +109,8 @@ def _of_grid(folder: Path) -> Iterator[Outcome]:
 
 
 def figures(rows: Sequence[Outcome]) -> dict[str, Any]:
-    """Return how many failed runs have a chance above one half, how many others one below, and the
-    mean squared error of the probability (Brier's score).
+    """Return the fraction of failed runs with a probability above one half, the fraction of other
+    runs with one below, and the mean squared error of the probability (Brier score).
     """
     failed = [row for row in rows if row.failed]
     ran = [row for row in rows if not row.failed]
@@ -126,7 +128,9 @@ def figures(rows: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def calibration(rows: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Return runs, mean predicted chance and share that failed, by bins of the prediction."""
+    """Return the number of runs, the mean predicted probability and the fraction that failed, for
+    each bin of the prediction.
+    """
     table = []
     for low, high in itertools.pairwise(BINS):
         members = [
@@ -145,7 +149,9 @@ def calibration(rows: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 
 def evaluate(folder: Path) -> dict[str, Any]:
-    """Return the figures by framework, the calibration, and the wrong ones of stated causes."""
+    """Return the figures by framework, the calibration table, and the wrong predictions among runs
+    with a stated cause.
+    """
     rows = outcomes(folder)
     parts = sorted({row.part for row in rows})
     stated = [row for row in rows if row.part != "nanotron"]

@@ -1,8 +1,8 @@
-"""Write the tables of docs/accuracy.md, docs/accuracy-details.md and README from the ledger:
+"""Generate the tables of docs/accuracy.md, docs/accuracy-details.md and README from the ledger:
 `python -m benchmarks.accuracy.page`.
 
-Replace the text between `<!-- result: NAME -->` and `<!-- end -->`, and draw the pictures. The text
-around these blocks is written by hand.
+Replaces the text between `<!-- result: NAME -->` and `<!-- end -->`, and draws the pictures. The
+text around these blocks is written by hand.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HELD_OUT = {
     "framework": "its framework",
     "seen": "nothing",
 }
-"""Rows that the fit of the constants held out, in the order of the page."""
+"""What the fits held out, in the order of the page."""
 HEADINGS = {
     "model": "Unseen model",
     "GPU": "Unseen GPU",
@@ -55,8 +55,8 @@ SKETCHES: dict[str, tuple[str, Callable[[str, dict[str, Any]], bool]]] = {
         lambda title, g: title == "Serving: time per output token",
     ),
 }
-"""Pictures: title, and a condition on groups. The ledger has no points of fitted rows or of other
-frameworks' constants.
+"""Pictures: title, and condition on the group. The ledger has no points for fitted rows and for
+constants of other frameworks.
 """
 
 
@@ -92,7 +92,7 @@ OVERVIEW = {
         "serving: time per output token, engine not tuned"
     ),
 }
-"""Groups of docs/accuracy.md's first table, by title, with the label of their row."""
+"""Groups of the first table in docs/accuracy.md: title and row label."""
 HEADLINES = (
     "Dense pre-training on H100 in fp8",
     "Dense pre-training on an unseen GPU die",
@@ -100,7 +100,9 @@ HEADLINES = (
     "Serving: time per output token",
     "Engines, constants of another release: time to first token",
 )
-"""README's rows. They include the group with the largest error of a single configuration."""
+"""Rows of README's table. They include the group with the largest error of a single
+configuration.
+"""
 CLASSES = {
     "familiar": "none",
     "layout": "a feature of the layout or workload",
@@ -116,14 +118,14 @@ CLASSES = {
     "trainer": "the training framework",
     "engine": "the inference engine",
 }
-"""Difference from all measured runs, by the class of an answer's `familiarity`."""
+"""Descriptions of the familiarity classes: in what a query differs from all measured runs."""
 KINDS = {
     "training dense": "dense training",
     "training mixture": "training of mixtures",
     "training adapters": "LoRA",
     "serving dense, tpot": "serving, time per output token",
 }
-"""Kinds of rows of the familiarity table, with the heading of their column."""
+"""Kinds of rows in the familiarity table, with their column headings."""
 
 
 def _table(columns: str, rows: Iterable[str]) -> str:
@@ -133,7 +135,7 @@ def _table(columns: str, rows: Iterable[str]) -> str:
 
 
 def headlines(result: dict[str, Any]) -> str:
-    """Return README's table."""
+    """Return the table in README."""
     return _labelled(result, HEADLINES)
 
 
@@ -161,7 +163,9 @@ def familiarity(result: dict[str, Any]) -> str:
 
 
 def _covered(figures: dict[str, Any] | None) -> str:
-    """Return `3.8%, 91% of 98`: median error, share inside the interval, configurations."""
+    """Return text such as `3.8%, 91% of 98`: median error, fraction inside the interval, number of
+    configurations.
+    """
     if figures is None:
         return ""
     return f"{percent(figures['median'])}, {percent(figures['inside'], 0)} of {figures['n']:,}"
@@ -177,7 +181,9 @@ def _errors(f: dict[str, Any]) -> str:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """Return a row for every group, and a paragraph about nanotron's grid and GPT-3's days."""
+    """Return a table with a row for every group, and a paragraph about nanotron's grid and GPT-3's
+    training days.
+    """
     lines = _table(
         f"group | held out | configurations | {ERRORS}",
         (
@@ -204,7 +210,7 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def _refused(f: dict[str, Any]) -> str:
-    """Return `; 7 of 19 rows infeasible: memory`, or an empty text."""
+    """Return text such as `; 7 of 19 rows infeasible: memory`, or an empty text."""
     if not f["refused"]:
         return ""
     return (
@@ -214,7 +220,7 @@ def _refused(f: dict[str, Any]) -> str:
 
 
 def classes(result: dict[str, Any]) -> str:
-    """Return all figures of held-out rows by kind and familiarity class."""
+    """Return a table of all figures of held-out rows by kind and familiarity class."""
     rows = (
         f"{name.replace(': ', ' | ')} | {f['n']:,} | {percent(f['inside'], 0)} | "
         f"{f['high_low']:.2f} | {f['score']:.2f} | {percent(f['median'])}"
@@ -224,7 +230,7 @@ def classes(result: dict[str, Any]) -> str:
 
 
 def pooled(result: dict[str, Any]) -> str:
-    """Return the figures of all held-out rows by predicted quantity."""
+    """Return a table of the figures of all held-out rows by predicted quantity."""
     rows = (f"{name} | {_cells(f)}" for name, f in result["report"]["pooled"].items())
     return _table(f"rows | {COLUMNS}", rows)
 
@@ -251,7 +257,9 @@ def _cells(f: dict[str, Any]) -> str:
 
 
 def groups(result: dict[str, Any]) -> str:
-    """Return a table for each group, with a row for each GPU or release, by held-out rows."""
+    """Return a table for each group with a row for each GPU or release, ordered by what the fits
+    held out.
+    """
     blocks = []
     for left_out, heading in HEADINGS.items():
         blocks.append(f"### {heading}")
@@ -269,7 +277,7 @@ def groups(result: dict[str, Any]) -> str:
 
 
 def published(result: dict[str, Any]) -> str:
-    """Return a table of published headline figures, and the causes of large errors."""
+    """Return a table of published headline figures and the causes of large errors."""
     rows = []
     for name, one in result["headlines"].items():
         error = "" if one["error"] is None else f"{100 * one['error']:+.1f}%"
@@ -292,7 +300,7 @@ def laws(result: dict[str, Any]) -> str:
 
 
 def moves(result: dict[str, Any]) -> str:
-    """Return the recorded changes of figures with their reasons, the newest first."""
+    """Return a list of the recorded changes of figures with their reasons, newest first."""
     if not result["moves"]:
         return "No recorded figure has changed."
     return "\n".join(
@@ -318,7 +326,7 @@ def pictures(result: dict[str, Any]) -> dict[str, str]:
 
 
 def filled(text: str, result: dict[str, Any]) -> str:
-    """Return the page with its blocks written from the result."""
+    """Return the page with its generated blocks replaced."""
     blocks = {
         "headlines": headlines(result),
         "overview": overview(result),

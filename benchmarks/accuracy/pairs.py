@@ -1,5 +1,5 @@
-"""Ratios of runs of one model on the same devices, in which errors of the model, the kernels and
-the devices cancel.
+"""Ratios of two runs of one model on the same devices. Errors of the model, the kernels and the
+devices cancel in them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Cell = Callable[[Comparison], Hashable]
 
 
 def cells(folder: Path) -> dict[tuple[str, str], tuple[Hashable, ...]]:
-    """Return the cell of each published run: model, GPU, devices and precision; releases are
-    separate.
+    """Return the cell of each published run: model, GPU, devices and precision. Each release has
+    separate cells.
     """
     cases = [
         *(run.case for run in mpt_runs(folder)),
@@ -56,8 +56,8 @@ def pairs(
     framework: str,
     kind: Literal["dense", "experts", "adapters"] = "dense",
 ) -> list[Comparison]:
-    """Return ratios of two runs of a cell, each run in at most one pair, with the interval that a
-    ranking for this framework states.
+    """Return ratios of two runs of a cell, with the interval that a ranking has for this framework.
+    Each run is in at most one pair.
     """
     ratios = []
     for one, other in _paired(rows, cell):
@@ -72,15 +72,15 @@ def pairs(
 
 
 def log_ratios(rows: Iterable[Comparison], cell: Cell) -> Floats:
-    """Return ln(measured / predicted) of the same ratios."""
+    """Return ln(measured / predicted) of the ratios that `pairs` returns."""
     return np.array([other.log_ratio - one.log_ratio for one, other in _paired(rows, cell)])
 
 
 def across_releases(cases: Iterable[Case]) -> list[Comparison]:
-    """Each run beside that of the newest release with its model, devices, batch and precision, by
-    predictions that know of no release: what differs in the layouts and the other knobs cancels,
-    what the releases do stays. Two releases of a model on a card in a precision are one setting, on
-    however many devices they ran.
+    """Return the ratio of each run to the run of the newest release with the same model, devices,
+    batch and precision, predicted without naming a release. Differences of layouts and other
+    settings cancel; the effect of the release remains. Two releases of a model on a card in a
+    precision are one setting for any number of devices.
     """
     grouped: dict[tuple[Hashable, ...], list[Case]] = defaultdict(list)
     for case in cases:
@@ -116,8 +116,9 @@ def _without_release(case: Case) -> Case:
 
 
 def regular_scatter(logs: Floats) -> float:
-    """Standard deviation of ln(measured / predicted) of ratios of runs that did not stall: that of
-    the most likely normal distribution beside exponential tails, as calibrations see stalls.
+    """Return the standard deviation of ln(measured / predicted) of ratios of runs that did not
+    stall: the normal part of the most likely mixture of a normal distribution and exponential
+    tails, which represent stalls as in calibrations.
     """
     log_sd, stalled, mean = 0.3, 0.3, assumed().stalls.mean_log_excess
     for _ in range(200):

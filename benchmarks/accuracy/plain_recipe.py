@@ -1,8 +1,9 @@
-"""`python -m benchmarks.accuracy.plain_recipe [--data DIR]`: published runs asked with everything
-said, by a recipe's name, and plainly, as users ask: model, GPUs, precision, batch and layout.
+"""Accuracy of published runs as full queries, as queries with a recipe name, and as minimal
+queries: `python -m benchmarks.accuracy.plain_recipe [--data DIR]`.
 
-Each by the constants as shipped and by those that saw no row of the model, as the groups of
-docs/accuracy.md are; a plain question by its bare figure and by the one that today's recipe gives.
+A minimal query names model, GPUs, precision, batch and layout. Each query is predicted by the
+shipped constants and by constants fitted without its model, as in the groups of docs/accuracy.md. A
+minimal query is compared alone and with the settings of the current recipe.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from hp_tool.questions.training.usual_settings import usual_settings
 from hp_tool.questions.training.with_recipe import AUDITED, NEWEST_FAMILY, with_recipe_figure
 
 SAID = ("sequence_length", "global_batch_size", "precision", "framework", "task", "lora")
-"""Keys of `training` that a plain question names."""
+"""Keys of `training` that a minimal query has."""
 LAYOUT = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
@@ -46,11 +47,11 @@ LAYOUT = (
     "zero_stage",
     "recompute",
 )
-"""Keys of `parallel` that it names."""
+"""Keys of `parallel` that a minimal query has."""
 
 
 def asked(folder: Path) -> dict[str, list[Case]]:
-    """Return the runs of each kind that the queries are about."""
+    """Return the runs of each kind, which are then written as queries."""
     audited, cloud = mlperf_cases(folder), dgxc_cases(folder)
 
     def of(precision: str) -> list[Case]:
@@ -68,8 +69,8 @@ def asked(folder: Path) -> dict[str, list[Case]]:
 
 
 def without_model(folder: Path, cases: Sequence[Case]) -> list[Comparison]:
-    """Return the cases predicted by constants fitted without their model. Constants of adapters are
-    not fitted, so shipped ones are used.
+    """Return the cases predicted by constants fitted without their model. Adapters have no fitted
+    constants, so LoRA is predicted by the shipped ones.
     """
     adapters = all(case.task == "lora" for case in cases)
     return (
@@ -78,8 +79,8 @@ def without_model(folder: Path, cases: Sequence[Case]) -> list[Comparison]:
 
 
 def plain_answers(folder: Path, cases: Sequence[Case]) -> list[Comparison]:
-    """Return the plain cases as an answer states them: with the settings that runs of this kind
-    usually have, in an interval that reaches to the step without them.
+    """Return the minimal queries as an estimate answers them: with the usual settings of such runs,
+    and an interval that includes the step time without these settings.
     """
     plain = plain_cases(cases)
     rows, without = (
@@ -96,21 +97,21 @@ def plain_answers(folder: Path, cases: Sequence[Case]) -> list[Comparison]:
 
 
 def plain_cases(cases: Iterable[Case]) -> list[Case]:
-    """Return the cases with all other settings omitted."""
+    """Return the cases as minimal queries."""
     return [_plain(case) for case in cases]
 
 
 def named_cases(cases: Iterable[Case]) -> list[Case]:
-    """Return the plain cases with the name of their recipe: MLPerf's, or the newest that is not
-    later than the run's release (of all that are, the first). A release that is not the recipe's is
-    named too.
+    """Return the minimal queries with the name of a recipe: MLPerf's, or the newest that is not
+    later than the run's release (the earliest recipe if all are later). If the run's release
+    differs from the recipe's, the query names it too.
     """
     return [_named(case) for case in cases]
 
 
 def todays_cases(cases: Iterable[Case]) -> list[Case]:
-    """Return the plain cases with what an estimate says that today's recipe sets; those without
-    such a recipe as they are.
+    """Return the minimal queries with the settings of the current recipe; unchanged if there is no
+    such recipe.
     """
     return [_with_todays_recipe(case) for case in plain_cases(cases)]
 
@@ -147,7 +148,7 @@ def _named(case: Case) -> Case:
 
 
 def with_usual(case: Case) -> Case:
-    """Return the case with the settings that answers assume where it leaves them open."""
+    """Return the case with the settings that estimates assume if a query omits them."""
     try:
         resolved = resolve_configuration(case.query)
         estimate = resolved.estimate(with_fixes=False)

@@ -1,4 +1,6 @@
-"""Published runs prepared for predictions with trial constants, and the clocks that fits write."""
+"""Published runs prepared for predictions with trial constants, and the clock files that fits
+write.
+"""
 
 from __future__ import annotations
 
@@ -53,15 +55,15 @@ REFERENCE = {
     "mi300x": None,
     "v100": "v100-sxm-32gb",
 }
-"""Card under whose power limit a die's shares are stated; None: what AMD's matmuls reach is a
-matter of their kernels, and is the same at 750 W and 1,000 W.
+"""Card whose power limit the sustained fractions of a die refer to. None for AMD: its kernels limit
+matmuls, equally at 750 W and 1,000 W.
 """
 Shares = Mapping[tuple[str, str], float]
-"""Fraction of boost clocks that matmuls of a precision sustain, by die."""
+"""Fraction of boost clocks that matmuls of a precision sustain, by (die, precision)."""
 
 
 def clocks(die: str, shares: Shares) -> Clocks:
-    """Return the shipped clocks of a die with these shares."""
+    """Return the shipped clocks of a die, with these fractions replaced."""
     share = {
         **_shipped(die),
         **{name: value for (one, name), value in shares.items() if one == die},
@@ -76,8 +78,8 @@ def _shipped(die: str) -> dict[str, float]:
 
 
 def clock_files(*fits: tuple[Shares, str]) -> Iterator[FittedFile]:
-    """Yield the files of all dies' clocks: of (shares, rows they were fitted on), and of dies that
-    borrow from them.
+    """Yield the clock files of all dies. Each argument is (fractions, description of the rows that
+    they were fitted to). Dies without fitted fractions use those of another die.
     """
     fitted: dict[str, dict[str, tuple[float, str]]] = {}
     for shares, rows in fits:
@@ -107,8 +109,8 @@ def clock_files(*fits: tuple[Shares, str]) -> Iterator[FittedFile]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prepared:
-    """A case whose names are looked up once, however often it is predicted; the only one of its
-    case, by `of`.
+    """A case with its names resolved once for all predictions. `of` returns the same object for the
+    same case.
     """
 
     case: Case
@@ -130,7 +132,9 @@ class Prepared:
         return self.problem.cluster.gpu
 
     def step_s(self, framework: FrameworkEfficiency, shares: Shares | None = None) -> float:
-        """Predicted by these constants, under the run's own switches of overlap and CUDA graphs."""
+        """Return the step time predicted by these constants, with the run's settings for overlap
+        and CUDA graphs.
+        """
         workload = self.problem.workload
         kernel = attention_kernel(workload, self.problem.model)
         if (
@@ -159,7 +163,7 @@ class Prepared:
 
     @functools.cached_property
     def stated(self) -> Estimate:
-        """What the shipped constants answer, with its interval."""
+        """Return the estimate by the shipped constants, with its interval."""
         return resolve_configuration(self.case.query).estimate(with_fixes=False)
 
     def ratio(self, framework: FrameworkEfficiency, shares: Shares | None = None) -> float:
@@ -173,8 +177,8 @@ class Prepared:
         *,
         saw: Sequence[Prepared] | None = None,
     ) -> Comparison:
-        """The step by these constants, in an interval as wide as an answer by them would state it
-        if the runs that they `saw` were all that was measured; None: by the catalog's.
+        """Return the step time predicted by these constants. Its interval is that of an estimate if
+        only the runs in `saw` had been measured; None: all measured runs of the catalog.
         """
         predicted = self.step_s(framework, shares)
         if self.stated.parallel is None or self.stated.intervals is None:
@@ -186,8 +190,8 @@ class Prepared:
 
     @property
     def _with_graphs(self) -> float:
-        """The step with CUDA graphs over that without, where launches bound it and the query leaves
-        them open; else 1.
+        """Return the step time with CUDA graphs relative to that without, if launches limit the
+        step and the query does not set cuda_graphs; else 1.
         """
         graphs, time = self.stated.provenance.get("with_cuda_graphs"), self.stated.time
         return (
@@ -197,8 +201,8 @@ class Prepared:
         )
 
     def _case(self, framework: FrameworkEfficiency, index: Index | None) -> TrainingProblem:
-        """Return the problem with the shipped scatter of these constants' framework, and the
-        measured runs of an index.
+        """Return the problem with the shipped scatter of the framework and the measured runs of
+        `index`.
         """
         shipped = efficiency_profile(gpu=self.gpu, framework=framework.framework)
         profile = with_scatter(
@@ -217,7 +221,7 @@ class Prepared:
         return step_log_sd(case=case, unmeasured=len(unmeasured))
 
     def _familiar(self, row: Comparison, case: TrainingProblem) -> Comparison:
-        """Return the row with what the nearest measured runs lack."""
+        """Return the row with the dimensions in which the nearest measured runs differ."""
         if self.stated.parallel is None:
             return row
         near = nearest_runs(case)
@@ -230,7 +234,7 @@ class Prepared:
         )
 
     def shipped(self) -> Comparison:
-        """The step as an answer gives it."""
+        """Return the step time and interval of the estimate."""
         time, intervals = self.stated.time, self.stated.intervals
         if time is None or intervals is None:
             row = self._beside(self.case.step_s, math.nan if time is None else time.step_s)
@@ -240,15 +244,15 @@ class Prepared:
         return self._familiar(row, self.problem)
 
     def allocated(self) -> Comparison:
-        """GiB of the fullest rank as an answer gives them."""
+        """Return the allocated GiB of the fullest rank, as estimated."""
         published, memory = self.case.allocated_bytes, self.stated.memory
         assert memory is not None and self.stated.intervals is not None and published is not None
         bounds = [bound / memory.total_bytes for bound in self.stated.intervals.memory_total_bytes]
         return self._beside(published / GIB, memory.allocated_bytes / GIB, *bounds)
 
     def reserved(self) -> Comparison:
-        """GiB that the allocator of the fullest rank holds, within the interval that an answer
-        states of them.
+        """Return the GiB that the allocator of the fullest rank reserves, as estimated, with their
+        interval.
         """
         published, memory = self.case.reserved_bytes, self.stated.memory
         assert memory is not None and self.stated.intervals is not None and published is not None
@@ -265,7 +269,9 @@ class Prepared:
         low: float | None = None,
         high: float | None = None,
     ) -> Comparison:
-        """Return the figure with bounds as fractions of the prediction."""
+        """Return the comparison of two figures; `low` and `high` are fractions of the
+        prediction.
+        """
         reasons = self.stated.reasons
         return dataclasses.replace(
             uncompared(self.case),
@@ -280,7 +286,7 @@ class Prepared:
 
 
 def uncompared(case: Case) -> Comparison:
-    """Return the row of a case without a prediction."""
+    """Return the comparison of a case that has no prediction."""
     return Comparison(
         source=case.source,
         model=case.name,
@@ -295,14 +301,14 @@ def uncompared(case: Case) -> Comparison:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Constants:
-    """A framework's constants, and the clocks fitted with them. Two are equal where they are
-    one.
+    """A framework's constants, and the clocks fitted with them. Objects are equal only if they are
+    identical.
     """
 
     framework: FrameworkEfficiency
     shares: Shares
     saw: tuple[Prepared, ...] | None = None
-    """Runs to which the constants were fitted; None: those of the catalog."""
+    """Runs to which the constants were fitted; None: all measured runs of the catalog."""
 
     def ratio(self, run: Prepared) -> float:
         return run.ratio(self.framework, self.shares)
@@ -312,8 +318,8 @@ class Constants:
 
 
 def compare_all(cases: Iterable[Case], by: Callable[[Prepared], Comparison]) -> list[Comparison]:
-    """Return every case with its prediction by these constants; a case that no query can describe
-    is rejected, without a prediction.
+    """Return the comparison of every case, predicted by these constants. Cases that no query can
+    describe get a row without a prediction.
     """
     rows = []
     for case in cases:
@@ -326,7 +332,7 @@ def compare_all(cases: Iterable[Case], by: Callable[[Prepared], Comparison]) -> 
 
 @functools.lru_cache(maxsize=256)
 def index_of(runs: tuple[Prepared, ...]) -> Index:
-    """Return the index in which only these runs are measured."""
+    """Return an index in which only these runs are measured."""
     return group_settings(
         training_setting(
             model=dataclasses.replace(run.problem.model, name=run.case.name),
@@ -339,12 +345,12 @@ def index_of(runs: tuple[Prepared, ...]) -> Index:
 
 
 def seen(framework: FrameworkEfficiency, runs: Iterable[Prepared]) -> FrameworkEfficiency:
-    """Return the constants with the newest release of the runs to which they were fitted."""
+    """Return the constants with the newest release among the runs that they were fitted to."""
     return dataclasses.replace(framework, newest_release=newest_release(runs))
 
 
 def newest_release(runs: Iterable[Prepared]) -> str | None:
-    """Return the newest of the releases that these ran under; None where none is known."""
+    """Return the newest release of these runs; None if no release is known."""
     releases = [run.case.release for run in runs if run.case.release]
     return max(
         releases, default=None, key=lambda release: [int(part) for part in release.split(".")]

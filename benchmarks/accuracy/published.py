@@ -1,5 +1,5 @@
-"""`python -m benchmarks.accuracy.published [--json]`: published training and serving of large
-mixtures of experts, which no constant saw, beside what the cost model says of them.
+"""Compare predictions with published training and serving of large MoE models: `python -m
+benchmarks.accuracy.published [--json]`. No constant was fitted to these runs.
 
 Reads evidence/published_mixtures.yaml; needs no folder of measured figures.
 """
@@ -25,12 +25,12 @@ Query = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A published figure of a run that no constant saw, beside ours."""
+    """A published figure of a run that no constant was fitted to, and its prediction."""
 
     what: str
     source: str
     assumed: str
-    """What the publication does not tell."""
+    """Settings that the publication does not state."""
     unit: str
     published: float
     predicted: float
@@ -38,18 +38,18 @@ class Check:
     within: bool
     feasible: bool = True
     factor: float | None = None
-    """Of the 90 % interval, either way."""
+    """Ratio of an end of the 90% interval to the prediction."""
 
 
 def answer(query: Mapping[str, Any]) -> Estimate:
-    """Return the answer to a training query as users write it; it has a time."""
+    """Return the estimate for a training query; it has a step time."""
     prediction = estimate(query=parse_query({"kind": "training", **query}), with_fixes=False)
     assert prediction.time is not None, prediction.reasons
     return prediction
 
 
 def fastest(query: Mapping[str, Any]) -> Recommendation:
-    """Return the first recommendation of a training query as users write it."""
+    """Return the first recommendation for a training query."""
     found = recommend(query=parse_query({"kind": "training", **query}), top=1).recommendations
     if not found:
         raise RuntimeError(f"nothing fits: {query['model']}")
@@ -57,7 +57,7 @@ def fastest(query: Mapping[str, Any]) -> Recommendation:
 
 
 def laid(query: Query, values: Mapping[str, Any]) -> Query:
-    """Return the query with these values at dotted paths."""
+    """Return the query with these values at their dotted paths."""
     return set_paths(copy.deepcopy(query), values)
 
 

@@ -1,4 +1,4 @@
-"""The accuracy report: every group of evidence that the folder of measured figures allows, as one
+"""The accuracy report: every group of evidence that the folder of measured figures contains, as one
 structure.
 """
 
@@ -19,8 +19,8 @@ from evidence.table import Row
 
 
 def table4_differences(comparisons: list[Comparison]) -> list[dict[str, Any]]:
-    """Return the milliseconds that each technique adds to one layer, forward and backward: small
-    figures whose signs must be right.
+    """Return the milliseconds that each technique adds to one layer, forward and backward. These
+    differences are small, so their signs are compared too.
     """
     differences = []
     base = {c.what.split()[1]: c for c in comparisons if c.what.startswith("baseline_no_recompute")}
@@ -42,7 +42,7 @@ def table4_differences(comparisons: list[Comparison]) -> list[dict[str, Any]]:
 
 
 def not_stated(folder: Path) -> dict[str, int]:
-    """Return the number of published rows that no query can describe, by what is missing."""
+    """Return the number of published rows that no query can describe, by the missing setting."""
     step_times = Counter(f"step time: {why}" for why in titan_cases(folder)[1])
     memory = Counter(
         f"peak memory: {_missing(row)}"
@@ -53,8 +53,8 @@ def not_stated(folder: Path) -> dict[str, int]:
 
 
 def _missing(row: Row) -> str | None:
-    """What a row of peak memory does not say. Those of torchtitan stand in its own file too, and
-    are predicted from there.
+    """Return the settings that a row of peak memory does not state. torchtitan's rows also have a
+    separate table and are predicted from there.
     """
     if row["framework"] == "torch-fsdp":
         return None if row["recompute"] == "full" else f"recomputation of {row['recompute']}"
@@ -62,8 +62,8 @@ def _missing(row: Row) -> str | None:
 
 
 def evaluate(folder: Path, *, only: Container[str] | None = None) -> dict[str, Any]:
-    """Return {days, groups, table4_differences, grid, out_of_memory, not_stated, pooled}, of these
-    sections.
+    """Return {days, groups, table4_differences, grid, out_of_memory, not_stated, pooled} for the
+    given sections.
     """
     groups = evidence.groups(folder, only=only)
     layer = next((group.rows for group in groups if group.title.startswith("Table 4")), [])

@@ -1,4 +1,4 @@
-"""Published training runs as cases: the rows of the evidence that are used, and how their settings
+"""Published training runs as cases: which rows of the evidence are used, and how their settings
 become queries.
 """
 
@@ -28,8 +28,8 @@ RECIPES = "training_megatron_bridge_recipes"
 HYBRIDS = ("nemotron-3-nano-30b-a3b",)
 """Models whose layers differ."""
 NEWEST = "26.02.01"
-"""First release with the current grouped matmuls, dispatcher and CUDA graphs; with earlier ones the
-same rows took up to twice as long.
+"""First release with the current grouped matmuls, dispatcher and CUDA graphs. With earlier releases
+the same configurations took up to twice as long.
 """
 KNOBS = (
     "overlap",
@@ -40,22 +40,22 @@ KNOBS = (
     "offload_fraction",
     "moe_token_dispatcher_type",
 )
-"""Settings that are taken from a preset, for rows that do not state them."""
+"""Settings that come from the release's preset if a row omits them."""
 SCHEDULES = (None, "interleaved", "1f1b", "zbv", "zb-h1")
-"""Schedules that a query can ask for; Primus' zbb (twice ZB-H1's memory), v-half and v-min cannot
-be.
+"""Pipeline schedules that a query supports. Primus' zbb (twice the memory of ZB-H1), v-half and
+v-min are not supported.
 """
 MICRO_BATCHES_A_STAGE = 4
-"""Not told by Primus: a common choice. Ratios of schedules depend on it, and nothing is fitted to
-them.
+"""Assumed number of micro-batches per stage, which Primus does not state. Ratios of schedules
+depend on it; nothing is fitted to them.
 """
 
 
 def _of(
     *tables: str, where: Callable[[Row], bool] = lambda row: True, **left_out: None
 ) -> Callable[[Path], list[Case]]:
-    """Return a function of a folder that returns the cases of these tables; figures in `left_out`
-    are not theirs.
+    """Return a function that returns the cases of these tables in a folder; it clears the figures
+    named in `left_out`.
     """
 
     def cases(folder: Path) -> list[Case]:
@@ -71,46 +71,47 @@ def _rows(folder: Path, table: str) -> list[Row]:
 
 
 megatron_2020_cases = _of("megatron_lm_2020_scaling")
-"""GPT of 1B to 8B on V100 and A100: tensor times data parallelism, one micro-batch a step,
-everything recomputed.
+"""Return GPT of 1B to 8B on V100 and A100: tensor and data parallelism, one micro-batch per step,
+full recomputation.
 
-Nothing ran beside the collectives of tensor parallelism yet. Replicas reduced their gradients
-behind the backward pass (--DDP-impl torch) from TP 4 on; at TP 1 and 2 the README of that commit
-calls it slower than reducing them afterwards.
+The tensor-parallel collectives of this software overlap with nothing. Replicas reduce their
+gradients during the backward pass (--DDP-impl torch) from TP 4 on. At TP 1 and 2 they reduce them
+afterwards; the README of that commit says that overlap is slower there.
 """
 table5_cases = _of("korthikanti2022_table5")
-"""Return Table 5 of arXiv 2205.05198: full recomputation without SP, and SP with selective
-recomputation.
+"""Return Table 5 of arXiv 2205.05198: full recomputation without SP, and selective recomputation
+with SP.
 """
 b200_cases = _of("memory_b200_megatron")
 """Return reduced models on 8 B200 without overlap: step time and allocated memory."""
 dgxc_cases = _of("training_dgxc", where=lambda row: row["task"] == "pretrain")
 """Return NVIDIA's DGX Cloud benchmarks of NeMo on H100: Llama 3 in 16 bits and fp8."""
 mpt_cases = _of("training_llm_foundry_fsdp")
-"""MPT of 125M to 70B on A100 under llm-foundry: sharded over all GPUs, gradients reduced in 16 bits
-(mixed_precision PURE), the loss in flash-attn's fused kernel, whole layers recomputed or nothing.
+"""Return MPT of 125M to 70B on A100 under llm-foundry: sharded over all GPUs, gradients reduced in
+16 bits (mixed_precision PURE), flash-attn's fused loss, full or no recomputation.
 """
 mpt_h100_cases = _of("training_llm_foundry_h100")
-"""Return MPT of 1B to 30B on 8 to 512 H100, in bf16 and fp8; otherwise as mpt_cases."""
+"""Return MPT of 1B to 30B on 8 to 512 H100, in bf16 and fp8; other settings as in mpt_cases."""
 trl_cases = _of("training_trl_long")
-"""TRL at a million tokens: one sequence over all GPUs, every layer recomputed from its input, which
-waits on the host.
+"""Return TRL at a million tokens: one sequence over all GPUs, full recomputation, and layer inputs
+offloaded to the host.
 """
 internevo_cases = _of(
     "training_internevo", where=lambda row: row["step_s"] is not None and not row["run"]
 )
-"""Step times of InternLM-7B; of packed rows that repeat an unpacked figure the latter alone.
+"""Return step times of InternLM-7B. If a packed row repeats an unpacked figure, only the unpacked
+row is returned.
 
-Samples share a row or not: attention sees 2,048 tokens, as the recomputed rows of eight samples
-show, whose step would be a third longer.
+Whether samples share a row or not, attention covers 2,048 tokens: otherwise the recomputed rows of
+eight samples would take a third longer.
 """
 memory_cases = _of("training_internevo", where=lambda row: row["used_bytes"] is not None)
-"""Memory in use of InternEvo on a few GPUs, without step times. It counts what the allocator
-caches: with three stages that is all of the device.
+"""Return memory in use of InternEvo on a few GPUs, without step times. It includes the allocator's
+cache, which fills the device with three stages.
 """
 bloom_cases = _of("grid_a100_bloom", used_bytes=None)
-"""177B to 205B models on A100 under Megatron-DeepSpeed of February 2022, everything recomputed;
-asked as Megatron Core.
+"""Return 177B to 205B models on A100 under Megatron-DeepSpeed of February 2022 with full
+recomputation. Their queries name Megatron Core.
 """
 recipe_cases = _of(RECIPES)
 """Return Megatron Bridge's measured recipes that state the settings of their release."""
@@ -119,36 +120,41 @@ hybrid_cases = _of(f"{RECIPES}_2", where=lambda row: row["model"] in HYBRIDS)
 
 
 def mlperf_cases(folder: Path) -> list[Case]:
-    """A case for each audited result; several submitters of one setting are several cases.
+    """Return a case for each audited result. Several submitters of one setting are several
+    cases.
 
-    A submission's software counts as the month its round was published, which is one to five
-    months after the container it names. The table does not tell of LoRA's dropout: peaks of memory
-    lie between those without it and with it.
+    The release of a submission is the month in which its round was published, one to five months
+    after the container that it names. The table does not state LoRA's dropout: the measured peaks
+    of memory lie between those predicted with and without it.
     """
     return [_dated(training_case(row)) for row in _rows(folder, "training_mlperf")]
 
 
 def cdna4_cases(folder: Path) -> list[Case]:
-    """Return Llama 3.1 8B on 8 MI355X: four submitters of one recipe, which was not used in any
-    fit.
+    """Return Llama 3.1 8B on 8 MI355X: four submitters of one recipe, to which no constant was
+    fitted.
     """
     return [_dated(training_case(row)) for row in _rows(folder, "training_mlperf_2")]
 
 
 def round_6_cases(folder: Path) -> list[Case]:
-    """Return MLPerf's round 6.0 on Blackwell, which no constant saw; its month is not stated."""
+    """Return MLPerf's round 6.0 on Blackwell, to which no constant was fitted; its month is not
+    stated.
+    """
     return [training_case(row) for row in _rows(folder, "mlperf_v6")]
 
 
 def _dated(case: Case) -> Case:
-    """The case under the release of its month; AMD's run other software."""
+    """Return the case with its month as the release. Runs on AMD have no release, because they use
+    other software.
+    """
     version = None if case.card.startswith("mi") else case.date[2:].replace("-", ".")
     return replaced(case, framework_version=version)
 
 
 def schedule_cases(folder: Path) -> list[tuple[Case, Case]]:
-    """(1F1B, another schedule) of a model on a card, each with seconds that a token takes a GPU:
-    the ratio is the figure.
+    """Return (1F1B, another schedule) for each model on a card. step_s is the seconds per token and
+    GPU; only the ratio is meaningful.
     """
     stated = [
         row
@@ -177,11 +183,12 @@ def _schedule(row: Row) -> Case:
 
 
 def titan_cases(folder: Path) -> tuple[list[Case], list[str]]:
-    """Return (Llama 2 and 3 under torchtitan's FSDP2 in eager mode, why other rows are left out).
+    """Return (Llama 2 and 3 under torchtitan's FSDP2 in eager mode, reasons why the remaining rows
+    are excluded).
 
-    Gradients are reduced in fp32, the loss is unfused.
+    Gradients are reduced in fp32, and the loss is unfused.
 
-    Left out by name: torch.compile (it fuses elementwise kernels), float8 and asynchronous tensor
+    Excluded: torch.compile (it fuses elementwise kernels), float8 and asynchronous tensor
     parallelism of a compiler, GPUs with a lowered power limit, and recomputation that is not
     modelled.
     """
@@ -213,8 +220,9 @@ def _missing(row: Row) -> str | None:
 
 
 def reserved_cases(folder: Path) -> list[Case]:
-    """Llama 3.1 of 8B and 70B under torchtitan with every layer recomputed, float8 matmuls
-    (compilation changes none of it). Runs near capacity show the allocator more than the model.
+    """Return Llama 3.1 of 8B and 70B under torchtitan with full recomputation and float8 matmuls;
+    compilation does not affect their memory. Reserved memory near the capacity of the device
+    depends more on the allocator than on the model.
     """
     return [
         training_case({**row, "precision": "fp8", "tokens_per_second_per_gpu": None})
@@ -233,8 +241,8 @@ def pretraining(folder: Path) -> list[Case]:
 
 
 def release_cases(folder: Path) -> list[Case]:
-    """Every release of every configuration, those printed in two tables once: the one that gives
-    the knobs.
+    """Return every release of every configuration. If two tables contain the same run, the row that
+    states more settings is returned.
     """
     known = {(row["num_gpus"], row["tokens_per_second_per_gpu"]) for row in _rows(folder, RECIPES)}
     dense = [
@@ -267,8 +275,8 @@ def _bridge_rows(folder: Path, *, experts: bool) -> list[Row]:
 
 
 def _filled(row: Row) -> Row:
-    """Return the row with one chunk and the distributed optimizer, unless the page states
-    others.
+    """Return the row with one model chunk and the distributed optimizer, unless the page states
+    other values.
     """
     names = ("virtual_pipeline_parallel_size", "zero_stage")
     return {**row, **{name: row[name] or 1 for name in names}}
@@ -279,8 +287,8 @@ def _has_experts(row: Row) -> bool:
 
 
 def bridge_cases(folder: Path) -> list[Case]:
-    """NVIDIA's published recipes of dense models on H100 and B200, fp8: releases of one
-    configuration answer with their median.
+    """Return NVIDIA's published fp8 recipes of dense models on H100 and B200, the median over the
+    releases of each configuration.
     """
     grouped: dict[tuple[str, int | None], list[Row]] = defaultdict(list)
     for row in _bridge_rows(folder, experts=False):
@@ -290,7 +298,7 @@ def bridge_cases(folder: Path) -> list[Case]:
 
 
 def _median(members: list[Row]) -> Case:
-    """Return the first row with the middle release and the median rate."""
+    """Return the first row, with the middle release and the median rate."""
     releases = sorted(row["framework_version"] for row in members)
     rate = median(row["tokens_per_second_per_gpu"] for row in members)
     return training_case(
@@ -303,12 +311,11 @@ def _median(members: list[Row]) -> Case:
 
 
 def moe_cases(folder: Path) -> list[Case]:
-    """Every release of every mixture of experts; rows printed twice count once. Under-specified all
-    of them: recomputation, CUDA graphs and router balancing are not in the published tables.
+    """Return every release of every MoE model; rows that are printed twice count once. Their tables
+    omit recomputation, CUDA graphs and router balancing.
 
-    Rows of 25.09 dropped tokens above the mean load; one of the two tables they are printed in says
-    so. Token dropping keeps shapes fixed: the recipe for B200 records the whole iteration as a CUDA
-    graph then.
+    Runs of 25.09 dropped tokens above the mean load, as one of their two tables states. Token
+    dropping makes shapes fixed, so the recipe for B200 records the whole iteration as a CUDA graph.
     """
     cases = {}
     for row in _bridge_rows(folder, experts=True):
@@ -331,8 +338,8 @@ def newest(cases: Iterable[Case]) -> list[Case]:
 
 
 def gb300_cases(folder: Path) -> list[Case]:
-    """Recipes on GB300 with their knobs, of models that other cards ran too; a row that does not
-    give them has those of its release's preset.
+    """Return recipes on GB300 that state their settings, of models that other cards ran too.
+    Settings that a row omits come from the preset of its release.
     """
     presets = {
         _cell(row, row["precision"]): row for row in rows(folder, "recipe_settings_by_release")
@@ -347,7 +354,7 @@ def gb300_cases(folder: Path) -> list[Case]:
 
 
 def _knobs(row: Row, preset: Row | None) -> dict[str, object]:
-    """Return the settings of a row's preset; fp8 runs keep their parameters in 8 bits."""
+    """Return the settings of a row's preset; fp8 runs store parameters in 8 bits."""
     narrow = "parameter_precision" if row["task"] == "pretrain" else "frozen_precision"
     quantised = {narrow: "fp8"} if row["precision"] in ("fp8", "mxfp8") else {}
     if preset is None:

@@ -28,7 +28,7 @@ BAND = 0.1
 
 
 def scatter(series: Mapping[str, Sequence[tuple[float, float]]], *, title: str) -> str:
-    """Return the picture of points (log10 measured, log10 predicted), with a colour for each
+    """Return an SVG picture of points (log10 measured, log10 predicted), with one colour for each
     series.
     """
     values = [value for points in series.values() for point in points for value in point]
@@ -89,7 +89,7 @@ def scatter(series: Mapping[str, Sequence[tuple[float, float]]], *, title: str) 
 def _diagonal(
     x: Callable[[float], float], y: Callable[[float], float], low: float, high: float, shift: float
 ) -> str:
-    """Return the line on which predicted is 10 to the `shift` times measured."""
+    """Return the line on which predicted = 10^`shift` x measured."""
     first, last = max(low, low - shift), min(high, high - shift)
     dashes = ' stroke-dasharray="4 3"' if shift else ""
     return (

@@ -1,5 +1,5 @@
 """Measured serving runs (one replica, separate prefill and decoding, and all requests queued at
-once), and their predictions, as arrays grouped by common properties.
+once), and their predictions as arrays grouped by common properties.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Floats = NDArray[np.float64]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Served:
-    """Properties of every run: software, model, load and latencies."""
+    """Properties that all runs have: software, model, load and latencies."""
 
     engine: str
     version: str
@@ -67,7 +67,7 @@ class Served:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServingRun(Served):
-    """One measured configuration. Of a closed load, throughput is concurrency x output / (TTFT +
+    """One measured configuration. With a closed load, throughput is concurrency x output / (TTFT +
     (output - 1) TPOT) / GPUs.
     """
 
@@ -75,15 +75,15 @@ class ServingRun(Served):
     kv_cache_precision: str | None = None
     """Precision of the KV cache; None: the engine's default."""
     max_num_seqs: int | None = None
-    """Maximum number of requests that one scheduler runs at once, if it was set for the run."""
+    """Maximum number of concurrent requests of one scheduler, if the run sets it."""
     batch_wait_iterations: float = 0.0
-    """As in EngineEfficiency, if it was set for the run."""
+    """As in EngineEfficiency, if the run sets it."""
     equal_lengths: bool = True
-    """Whether all requests had the same lengths; False: those are means of lengths that differ, by
+    """Whether all requests have the same lengths; False if the lengths are means, as with
     InferenceMAX's client.
     """
     queued_throughput: float | None = None
-    """Output tokens per second and GPU with `concurrency` requests queued at once, offline."""
+    """Output tokens per second and GPU if `concurrency` requests are queued at once (offline)."""
 
     @property
     def num_gpus(self) -> int:
@@ -102,32 +102,32 @@ class ServingRun(Served):
 
     @property
     def group(self) -> tuple[object, ...]:
-        """Everything but the parallelism, which is the user's choice."""
+        """Return all properties except the parallelism, which the user chooses."""
         load = self.input_length, self.output_length, self.concurrency
         return (self.engine, self.version, self.model, self.gpu, self.precision, *load)
 
     @property
     def series(self) -> tuple[object, ...]:
-        """Runs that one person measured together."""
+        """Return the properties that identify the runs that one person measured together."""
         return self.group[:5]
 
     @property
     def fitted(self) -> bool:
-        """Whether constants may see this run: the first byte of the SHA-256 of its group's fields,
-        joined by |, is even.
+        """Return whether constants are fitted to this run: the first byte of the SHA-256 of its
+        group's fields, joined by |, is even.
         """
         return hashlib.sha256("|".join(map(str, self.group)).encode()).digest()[0] % 2 == 0
 
 
 def runs(folder: Path) -> list[ServingRun]:
-    """Return every row that names one model on one aggregated replica."""
+    """Return every row with a known model on one replica without separate pools."""
     return [serving_run(row) for row in rows(folder, "inference_measured")]
 
 
 def told(row: Row) -> dict[str, Any]:
-    """Return a row's software, model, load and latencies: the fields of Served.
+    """Return the fields of Served for a row: software, model, load and latencies.
 
-    InferenceMAX's client draws lengths from 0.8 of those named.
+    InferenceMAX's client draws lengths from 0.8 to 1 times the requested ones.
     """
     drawn = row["client"] == "inferencemax"
     shorter = CLIENTS["inferencemax"].mean_length if drawn else 1.0
@@ -159,7 +159,7 @@ def serving_run(row: Row) -> ServingRun:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Runs that differ only in parallelism and concurrency, as the cost model's input."""
+    """Runs that differ only in parallelism and concurrency, as one input of the cost model."""
 
     runs: Sequence[ServingRun]
     case: ServingCase
@@ -190,9 +190,9 @@ class Batch:
 
 
 def cached_series(runs: Sequence[ServingRun]) -> set[tuple[object, ...]]:
-    """Series with a run that ended sooner than its prompts' FLOPs and its tokens' bytes take at the
-    rates that kernels reach alone: most of its prompts were never computed, but found in a prefix
-    cache the rows do not mention.
+    """Return the series with a run that was faster than its prompts' FLOPs and its tokens' bytes
+    allow at the rates of isolated kernels. Most of its prompts must have been in a prefix cache,
+    which the rows do not mention.
     """
     return {
         run.series
@@ -236,7 +236,7 @@ def by_constants(runs: Sequence[ServingRun]) -> list[tuple[EngineEfficiency, lis
 
 
 def batches(chosen: Sequence[ServingRun], engine: EngineEfficiency) -> list[Batch]:
-    """Return the runs grouped so that one call predicts many."""
+    """Return the runs in batches, each of which is predicted in one call."""
     grouped: dict[tuple[object, ...], list[ServingRun]] = defaultdict(list)
     for run in chosen:
         lengths = run.input_length, run.output_length
@@ -270,14 +270,14 @@ class Predicted:
     kv_limited: bool
     fits: bool
     index: Index | None = None
-    """Runs to which the constants were fitted; None: the catalog's measured ones."""
+    """Runs to which the constants were fitted; None: all measured runs of the catalog."""
     whole_wave_s: float
-    """Seconds to prefill as many prompts as are in flight, if all of them fit."""
+    """Seconds to prefill as many prompts as there are concurrent requests, if all of them fit."""
 
     @property
     def really_limited(self) -> bool:
-        """Whether the measured request waited for room, as nothing else lets its first token take
-        this much longer than the prefill of all prompts in flight.
+        """Return whether the measured request waited for free KV cache. Nothing else delays the
+        first token by so much more than the prefill of all concurrent prompts.
         """
         return self.run.ttft_s > LIMITED_FROM * self.whole_wave_s
 
@@ -295,14 +295,14 @@ def setting_of(run: ServingRun) -> Setting:
 
 
 def index_of(runs: Sequence[ServingRun]) -> Index:
-    """Return the index in which only these runs are measured."""
+    """Return an index in which only these runs are measured."""
     return group_settings(map(setting_of, runs))
 
 
 def predict(
     prepared: Sequence[Batch], engine: EngineEfficiency, *, index: Index | None = None
 ) -> list[Predicted]:
-    """Return predictions for every run of every batch; `index`: the runs to which the constants
+    """Return the predictions for every run of every batch. `index`: runs to which the constants
     were fitted.
     """
     pairs = []
@@ -325,14 +325,14 @@ def predict(
 
 
 FIGURES = {"ttft": "ttft_s", "tpot": "tpot_s", "throughput": "throughput"}
-"""Fields of a run and of what is predicted of it, by the figures' names."""
+"""Attributes of a run and of its prediction, by the name of the figure."""
 
 
 def log_ratios(pairs: Sequence[Any], what: str) -> Floats:
-    """Return ln(predicted / measured) of one of FIGURES; not a number where it was not measured.
+    """Return ln(predicted / measured) of one of FIGURES; NaN if it was not measured.
 
     Args:
-        pairs: Predictions that name their `run`, of one replica or of pools.
+        pairs: Predictions with their `run`, which is of one replica or of pools.
         what: The figure.
     """
     field = FIGURES[what]
@@ -341,7 +341,7 @@ def log_ratios(pairs: Sequence[Any], what: str) -> Floats:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PoolRun(Served):
-    """A measured pair of pools."""
+    """A measured pair of a prefill and a decoding pool."""
 
     prefill: ServingConfig
     decode: ServingConfig
@@ -356,18 +356,18 @@ class PoolRun(Served):
 
 LATER = ("inference_measured_2", "inference_measured_3", "inference_measured_4")
 UNTOLD = {"trtllm": "1.1", "vllm": "0.12.0"}
-"""Versions that stand for one that is not told, of runs of October and November 2025: those nearest
-to that month.
+"""Assumed engine versions of runs of October and November 2025 that state none: the versions
+nearest to that month.
 """
 DYNAMO = {"0.8.1.post1": "1.2.0rc6"}
-"""Versions of TensorRT-LLM by those of the Dynamo that ran it."""
+"""TensorRT-LLM version by the Dynamo version that ran it."""
 NAMED = {"gpt-oss-dev": "1.1"}
-"""Versions that a table names by a branch."""
+"""Version by the branch name that a table gives instead."""
 
 
 def later_runs(folder: Path) -> list[ServingRun]:
-    """Rows of inference_measured_2.csv to _4.csv on one replica, by versions as UNTOLD and NAMED
-    have them.
+    """Return the rows of inference_measured_2.csv to _4.csv on one replica, with versions from
+    UNTOLD and NAMED.
     """
     return [
         _settled(serving_run(row))
@@ -383,12 +383,12 @@ def _settled(run: ServingRun) -> ServingRun:
 
 
 def _launch(run: ServingRun) -> dict[str, Any]:
-    """What public scripts set that started these runs (InferenceMAX).
+    """Return the settings in the public scripts that started these runs (InferenceMAX).
 
     vLLM: max_num_seqs 256 for MiniMax (minimaxm2.5_fp8_h100.sh). TensorRT-LLM:
     batch_wait_timeout_iters 20 with prompts and answers of 1,024 tokens on fewer than 8 B200
-    (October 2025, 70b_fp8_b200_trt); timeout_iters 60 of attention_dp_config with attention in
-    parallel over data.
+    (October 2025, 70b_fp8_b200_trt); timeout_iters 60 of attention_dp_config with data-parallel
+    attention.
     """
     if run.engine == "vllm" and "MiniMax" in run.model:
         return {"max_num_seqs": 256}
@@ -402,16 +402,16 @@ def _launch(run: ServingRun) -> dict[str, Any]:
 
 
 def dense_runs(folder: Path) -> list[ServingRun]:
-    """Return every run of a dense model on one replica: closed loads of both files, and offline
-    loads.
+    """Return every run of a dense model on one replica: the closed loads of both files, and the
+    offline loads.
     """
     everything = [*runs(folder), *later_runs(folder), *queued_runs(folder)]
     return [run for run in everything if catalogue_model(run.model).num_experts is None]
 
 
 def pool_runs(folder: Path) -> list[PoolRun]:
-    """Rows of inference_measured_2.csv and _3 with pools of their own, each run once: where two
-    listings have the same latencies, the one that tells the number of replicas.
+    """Return the rows of inference_measured_2.csv and _3 with separate pools, each run once. If two
+    listings have the same latencies, the one with the number of replicas is returned.
     """
     listed = [row for name in LATER for row in rows(folder, name) if row["disaggregated"]]
     listed.sort(key=lambda row: not row["decode_replicas"])
@@ -429,8 +429,8 @@ def pool_runs(folder: Path) -> list[PoolRun]:
 
 
 def queued_runs(folder: Path) -> list[ServingRun]:
-    """Every row of inference_trtllm_throughput and _2: all requests queued at once on one replica,
-    throughput alone measured.
+    """Return every row of inference_trtllm_throughput and _2: all requests queued at once on one
+    replica, with only the throughput measured.
     """
     names = ("inference_trtllm_throughput", "inference_trtllm_throughput_2")
     return [_queued_run(row) for name in names for row in rows(folder, name)]

@@ -1,4 +1,4 @@
-"""Reports as text: records in tables, other figures by name."""
+"""Reports as text: records as tables, other figures by name."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 Record = Mapping[str, Any]
 LONG = 48
-"""Number of characters from which a column is placed last."""
+"""Minimum number of characters for which a column is placed last."""
 
 
 def as_text(report: object) -> str:
     """Return a report of mappings, lists, dataclasses and figures as text.
 
-    An object with an `as_text` of its own gives its text.
+    If an object has a method `as_text`, its text is used.
     """
     return "\n".join(_lines(report)).strip("\n")
 
@@ -37,7 +37,7 @@ def _lines(value: object, name: str = "") -> Iterator[str]:
 
 
 def _records(value: object) -> list[Record]:
-    """Return the rows of a table: records of figures, or a mapping of them by name."""
+    """Return the rows of a table: a list of records, or a mapping of records by name."""
     if isinstance(value, list):
         rows = [dataclasses.asdict(each) if _is_dataclass(each) else each for each in value]
     elif isinstance(value, Mapping):
@@ -59,8 +59,8 @@ def _is_flat(row: Record) -> bool:
 
 
 def table(records: Sequence[Record]) -> list[str]:
-    """Return the lines of a table whose columns are the records' keys, those of long text last;
-    figures stand right.
+    """Return the lines of a table whose columns are the records' keys. Columns with long text come
+    last; figures are right-aligned.
     """
     columns = []
     for name in dict.fromkeys(name for record in records for name in record):
@@ -74,7 +74,7 @@ def table(records: Sequence[Record]) -> list[str]:
 
 
 def cell(value: object) -> str:
-    """Return a value as text: figures of four digits, nothing for None."""
+    """Return a value as text: figures with four digits, an empty text for None."""
     if value is None:
         return ""
     if isinstance(value, float):

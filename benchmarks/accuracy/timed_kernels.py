@@ -1,8 +1,8 @@
-"""Kernels timed alone (ops/*.csv), by card and shape, and robust fits of their seconds; and the fit
+"""Isolated kernel timings (ops/*.csv) by card and shape, robust fits of their seconds, and the fit
 of routed-expert kernels (ops/moe.csv, moe_2.csv) by engine, release and weight format.
 
-An engine does not run every expert kernel that was timed under its name: formats and left_out of
-fits.yaml and FEW_TOKENS select those it runs. `fit_gpus` writes the constants.
+An engine does not run every expert kernel that was timed under its name. `formats` and `left_out`
+in fits.yaml and FEW_TOKENS select the kernels that it runs. `fit_gpus` writes the constants.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PRECISIONS: dict[str, Precision] = {"bfloat16": "bf16", "fp8": "fp8", "nvfp4": "
 
 
 LATER = ("_b300", "_2")
-"""Suffixes of further files of a kind of operation."""
+"""Suffixes of the further files with the same kind of operation."""
 
 
 def timed(folder: Path, name: str) -> list[Row]:
@@ -44,16 +44,16 @@ def timed(folder: Path, name: str) -> list[Row]:
 
 
 Free = Mapping[str, Sequence[float]]
-"""(start, minimum, maximum) of constants."""
+"""(start, minimum, maximum) of each free constant."""
 
 
 def solve(
     residuals: Callable[[Values], Floats], free: Free, *, in_logarithms: bool = False
 ) -> Values:
-    """Return the free constants that minimise log ratios, robustly.
+    """Return the free constants that minimise the log ratios, with a robust loss.
 
     Args:
-        residuals: Function from constants to log ratios of predicted to measured.
+        residuals: Function from constants to log ratios of predicted to measured values.
         free: Start and bounds of each constant.
         in_logarithms: Search in the logarithms of the constants.
     """
@@ -75,8 +75,8 @@ def fit_times(
     seconds: Floats,
     **free: Sequence[float],
 ) -> Values:
-    """Return the constants of `predicted_s(**constants)` that fit these seconds, and print how far
-    it is off.
+    """Return the constants for which `predicted_s(**constants)` is closest to these seconds, and
+    print the error.
     """
 
     def residuals(values: Values) -> Floats:
@@ -93,8 +93,8 @@ def fit_times(
 
 
 def medians(rows: list[Row], keys: tuple[str, ...]) -> tuple[Floats, Floats, list[GpuSpec]]:
-    """(shapes (keys, n), seconds (n,), cards): the median over kernels and repeats of each shape on
-    each card of a die.
+    """Return (shapes (keys, n), seconds (n,), cards): for each shape on each card of a die, the
+    median over kernels and repeats.
     """
     grouped: dict[tuple[str, tuple[float, ...]], list[float]] = defaultdict(list)
     for row in rows:
@@ -126,13 +126,13 @@ FEW_TOKENS = 128
 `query_moe` follows it).
 """
 ELEMENTWISE = 0.85
-"""Assumed share of the bandwidth for kernels that only move memory."""
+"""Assumed fraction of the memory bandwidth that kernels without arithmetic reach."""
 SHAPES = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_ep_size")
 PROMPTS_FROM = 1024
-"""Number of tokens from which a pass contains prompts."""
+"""Minimum number of tokens of a pass that contains prompts."""
 OWN_COPIES = ("moe_torch_flow_cutlass", "deepgemm")
-"""Kernels that go through their own rank's copies of tokens alone; the others permute all ranks',
-which an exchange does.
+"""Kernels that process only the copies of tokens on their own rank. All other kernels permute the
+copies of all ranks, which in an engine an exchange does.
 """
 Kernels = dict[str, dict[str, dict[str, Any]]]
 """Constants of an ExpertKernel by release and weight format."""
@@ -141,7 +141,7 @@ Kernels = dict[str, dict[str, dict[str, Any]]]
 def fit_experts(rows: list[Row], die: str) -> dict[str, Kernels]:
     """Return the constants of a die's routed experts by engine, release and weight format.
 
-    Releases that run the same kernel share its constants, under the first of them.
+    Releases that run the same kernel share its constants, stored under the earliest release.
     """
     timed: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
@@ -182,11 +182,13 @@ def _of_engine(releases: dict[str, list[Row]], title: str) -> Kernels:
 
 
 def chosen(rows: list[Row], name: str) -> list[Row]:
-    """Return the rows that tell a kernel's constants, one rank's or all of a layer's experts.
+    """Return the rows that determine a kernel's constants, of one rank or of all experts of a
+    layer.
 
-    Of few tokens take those spread evenly, which tells the experts hit; of many, which hit all, on
-    one rank those that a power law spreads: no router is even. Where shapes run unlike kernels,
-    take the one that most shapes run.
+    With few tokens, these are rows with evenly spread tokens, for which the number of experts hit
+    is known. With many tokens, which hit all experts, they are rows of a single rank with a
+    power-law spread, because no router is even. If kernels differ by shape, only rows of the most
+    frequent kernel are returned.
     """
     few = [
         row
@@ -209,12 +211,12 @@ def chosen(rows: list[Row], name: str) -> list[Row]:
 
 
 def _evenly_routed(rows: Iterable[Row], name: str) -> list[Row]:
-    """Return the rows without shapes whose tokens cannot have hit as many experts as an even router
-    does.
+    """Return the rows without the shapes whose tokens cannot have hit as many experts as with an
+    even router.
 
-    Kernels that route tokens themselves keep to some groups of the experts (DeepSeek's limit).
-    Reading the weights of all those experts would then exceed the card's bandwidth. A single token
-    always hits its own experts.
+    Kernels that route tokens themselves use only some groups of the experts (DeepSeek's limit). At
+    the card's bandwidth they could not have read the weights of all those experts in the measured
+    time. A single token always hits its own experts.
     """
     shapes: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in rows:

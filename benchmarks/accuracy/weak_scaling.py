@@ -1,8 +1,9 @@
-"""`python -m benchmarks.accuracy.weak_scaling [--data DIR]`: how much longer a step takes on more
-GPUs with the same work for each, measured and predicted.
+"""Weak scaling: how much longer a step takes on more GPUs with the same work for each, measured and
+predicted: `python -m benchmarks.accuracy.weak_scaling [--data DIR]`.
 
-It also fits what `cost.stragglers` needs: how unequal the devices of a job are, and how unequal one
-device's micro-batches. Each series is predicted by what the others give.
+Also fits the constants of `cost.stragglers`: how much the devices of a job differ in speed, and how
+much one device's micro-batches differ. Each series is predicted by constants fitted to the other
+series.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ CONSTANTS = ("device_log_sd", "micro_batch_log_sd")
 
 
 def num_gpus(case: Case) -> int:
-    """Return the number of GPUs in the run's query."""
     assert case.cluster.num_gpus is not None
     return case.cluster.num_gpus
 
 
 @functools.cache
 def weak_series(folder: Path) -> tuple[Series, ...]:
-    """Return runs that differ in nothing but the number of GPUs and the batch that grows with it,
-    from the fewest GPUs on: DGX Cloud's Llama 3 by release and precision, and MPT on H100.
+    """Return runs that differ only in the number of GPUs and the batch size, which is proportional
+    to it, in ascending order of GPUs: DGX Cloud's Llama 3 by release and precision, and MPT on
+    H100.
     """
     grouped: dict[object, list[Case]] = defaultdict(list)
     for case in (*dgxc_cases(folder), *mpt_h100_cases(folder)):
@@ -58,7 +59,7 @@ def weak_series(folder: Path) -> tuple[Series, ...]:
 
 
 def predicted_s(case: Case, values: Sequence[float]) -> float:
-    """Return the step predicted by the shipped constants with these CONSTANTS."""
+    """Return the step time predicted by the shipped constants with these values of CONSTANTS."""
     run = Prepared.of(case)
     assert case.query.training is not None
     framework = efficiency_profile(gpu=run.gpu, framework=case.query.training.framework).framework
@@ -72,8 +73,8 @@ def predicted_s(case: Case, values: Sequence[float]) -> float:
 
 
 def fit(series: Sequence[Series]) -> tuple[float, ...]:
-    """Return the CONSTANTS that bring the shapes of these series closest to the measured ones;
-    what all runs of a series have in common cancels.
+    """Return the values of CONSTANTS for which the predicted growth of these series is closest to
+    the measured growth. Errors that all runs of a series share cancel.
     """
 
     def residuals(values: Sequence[float]) -> np.ndarray:
@@ -86,7 +87,9 @@ def fit(series: Sequence[Series]) -> tuple[float, ...]:
 
 
 def growth(series: Series, values: Sequence[float]) -> list[Comparison]:
-    """Return each run's step relative to that of the fewest GPUs, published and predicted."""
+    """Return the published and predicted step time of each run relative to the run on the fewest
+    GPUs.
+    """
     first, *others = series
     base = predicted_s(first, values)
     return [
@@ -114,7 +117,7 @@ def ratios_left_out(folder: Path) -> list[Comparison]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Print the constants, then the largest job of each series."""
+    """Print the fitted constants, and the growth of the largest job of each series."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.accuracy.weak_scaling", description=__doc__
     )
