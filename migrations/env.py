@@ -1,7 +1,7 @@
-"""Alembic's entry: runs the scripts on the connection that hp_tool.store.schema hands over.
+"""Run the migration scripts on the connection that hp_tool.store.schema passes to Alembic.
 
-Developers write a new one with `alembic -c migrations/alembic.ini revision --autogenerate -m "what
-changes"`, on the database of HP_DATABASE_URL.
+To write a new script, run `alembic -c migrations/alembic.ini revision --autogenerate -m "what
+changes"` on the database of HP_DATABASE_URL.
 """
 
 import sqlalchemy as sa
@@ -15,7 +15,7 @@ from hp_tool.store.tables import metadata
 
 
 def render_item(kind, item, autogen_context):
-    """Migrations outlive the code, so they name SQLAlchemy's types, not ours."""
+    """Return SQLAlchemy's type for a column, because a migration outlives hp_tool's own types."""
     if kind == "type" and isinstance(item, UtcDateTime):
         return "sa.DateTime(timezone=True)"
     return "sa.JSON()" if kind == "type" and isinstance(item, sa.JSON) else False

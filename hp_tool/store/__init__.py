@@ -35,9 +35,9 @@ def __getattr__(name: str) -> Any:
 
 
 def database_url(url: str | None = None) -> str:
-    """Return `url`, else HP_DATABASE_URL, else a SQLite file in the user's data folder.
+    """Return `url`; without one, HP_DATABASE_URL, or a SQLite file in the user's data folder.
 
-    The URL may contain a password; use `masked` to print it.
+    The URL may contain a password; print it with `masked`.
     """
     if url := url or os.environ.get("HP_DATABASE_URL"):
         return url
@@ -47,11 +47,13 @@ def database_url(url: str | None = None) -> str:
 
 
 CALIBRATIONS = "hp_calibrations"
-"""Table name, repeated here to avoid an import; a test compares it with the schema."""
+"""Name of the table of calibrations, repeated here because importing the schema is slow. A test
+compares the two.
+"""
 
 
 def sqlite_path(url: str) -> Path | None:
-    """Return the file of a SQLite URL, or None for any other URL."""
+    """Return the path in a SQLite URL; None for any other URL."""
     scheme, separator, place = url.partition(":///")
     path = Path(place.partition("?")[0])
     is_file = (
@@ -61,9 +63,9 @@ def sqlite_path(url: str) -> Path | None:
 
 
 def may_hold_calibrations(url: str) -> bool:
-    """Return False if the URL is a SQLite file that is missing or has no calibrations.
+    """Return False if the URL is a SQLite file that is missing or contains no calibrations.
 
-    Returns True for other URLs and unreadable files, and changes nothing.
+    Return True for other URLs and for unreadable files. The file is not changed.
     """
     path = sqlite_path(url)
     if path is None:

@@ -1,4 +1,4 @@
-"""API keys, the audit log, and limits on GPU-seconds per day and open runs per cluster."""
+"""API keys, the audit log, and limits on GPU-seconds per day and on open runs per cluster."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,10 +19,10 @@ from hp_tool.store.base import (
     OPEN,
     OPEN_RUN,
     StoreBase,
-    checked,
-    counts,
+    count_by_state,
     now,
     row_by_id,
+    storable_values,
 )
 from hp_tool.store.columns import new_id, row_dict, storable
 from hp_tool.store.paging import Listing
@@ -31,11 +31,11 @@ from hp_tool.store.webhooks import HOOK, pending_webhooks
 KEY, AUDIT = tables.api_keys, tables.audit
 SEARCH, RUN = tables.searches, tables.runs
 ADMISSION_LOCK = 0x68705F61646D6974
-"""PostgreSQL advisory lock that serializes admission, so that two searches cannot both claim the
-same remaining quota. SQLite has a single writer.
+"""PostgreSQL advisory lock of admissions, so that two searches cannot both reserve the same
+remaining quota. SQLite has a single writer and needs no lock.
 """
 RUNS_LOCK = 0x6870_7275
-"""First half of the PostgreSQL advisory lock of a cluster's runs; the second half is a hash of the
+"""First half of the PostgreSQL advisory lock for a cluster's runs. The second half is a hash of the
 cluster's name.
 """
 BUDGET_FIELD = "search.budget_gpu_seconds"
@@ -64,7 +64,7 @@ class Access(StoreBase):
             at = now(connection)
             expires_at = None if lifetime_s is None else at + timedelta(seconds=lifetime_s)
             values |= {"scope": int(key.scope), "created_at": at, "expires_at": expires_at}
-            connection.execute(sa.insert(KEY).values(checked(KEY, values)))
+            connection.execute(sa.insert(KEY).values(storable_values(KEY, values)))
             return _read_key(connection, key.id)
 
     def get_key(self, *, key_id: str) -> KeyRecord:
@@ -98,7 +98,7 @@ class Access(StoreBase):
                 next_in_line.order_by(SEARCH.c.updated_at).limit(1)
             ).scalar_one_or_none()
             expired = SEARCH.c.state == SearchState.RUNNING, SEARCH.c.lease_expires_at < at
-            webhooks = counts(connection, HOOK.c.state, WebhookState)
+            webhooks = count_by_state(connection, HOOK.c.state, WebhookState)
             webhooks[WebhookState.PENDING] = connection.execute(
                 pending_webhooks(sa.func.count())
             ).scalar_one()
@@ -108,7 +108,7 @@ class Access(StoreBase):
             runs = connection.execute(by_state).all()
             counted = {state: number for state, number, _ in runs}
             return Usage(
-                searches=counts(connection, SEARCH.c.state, SearchState),
+                searches=count_by_state(connection, SEARCH.c.state, SearchState),
                 runs={state: counted.get(state, 0) for state in RunState},
                 gpu_seconds=float(sum(gpu_seconds or 0.0 for _, _, gpu_seconds in runs)),
                 oldest_queued_s=0.0 if oldest is None else max((at - oldest).total_seconds(), 0.0),
@@ -156,20 +156,20 @@ def admit(
 ) -> None:
     """Raise LimitError if the remaining budget of `query` exceeds a limit.
 
-    The lock is held until the transaction ends, so searches are admitted one at a time.
+    The lock is released when the transaction ends, so that searches are admitted one at a time.
 
     Args:
         connection: A connection in a write transaction.
         limits: Limits to check.
         query: The search's stored query.
         at: Current time (UTC).
-        spent: GPU-seconds that the search has used already.
+        spent: GPU-seconds that the search has already used.
     """
     if not limits:
         return
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(ADMISSION_LOCK)))
-    wanted = max(budget_of(query) - spent, 0.0)
+    wanted = max(gpu_seconds_budget(query) - spent, 0.0)
     for limit in limits:
         used = used_today(connection, at=at, api_key_id=limit.api_key_id, cluster=limit.cluster)
         reserved = reserved_by_open_searches(
@@ -192,13 +192,13 @@ def admit(
 def admit_run(connection: sa.Connection, limit: OpenRunsLimit) -> None:
     """Raise LimitError `cluster_full` if the cluster already has its maximum number of open runs.
 
-    The lock is held until the transaction ends, so runs are admitted one at a time.
+    The lock is released when the transaction ends, so that runs are admitted one at a time.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(
             sa.select(sa.func.pg_advisory_xact_lock(RUNS_LOCK, sa.func.hashtext(limit.cluster)))
         )
-    if open_runs_on(connection, limit.cluster) >= limit.runs:
+    if count_open_runs_on(connection, limit.cluster) >= limit.runs:
         raise LimitError(
             f"Cluster {limit.cluster} already has {limit.runs} open runs, its limit.",
             field="cluster",
@@ -207,8 +207,8 @@ def admit_run(connection: sa.Connection, limit: OpenRunsLimit) -> None:
         )
 
 
-def open_runs_on(connection: sa.Connection, cluster: str) -> int:
-    """Count the open runs of unfinished searches on a cluster.
+def count_open_runs_on(connection: sa.Connection, cluster: str) -> int:
+    """Return the number of open runs of unfinished searches on a cluster.
 
     A failed search may leave open runs behind; those do not count.
     """
@@ -218,19 +218,19 @@ def open_runs_on(connection: sa.Connection, cluster: str) -> int:
 def used_today(
     connection: sa.Connection, *, at: datetime, api_key_id: str | None, cluster: str | None = None
 ) -> float:
-    """Return the GPU-seconds of runs that ended since midnight UTC."""
+    """Return the GPU-seconds of the runs that ended since midnight UTC."""
     query = sa.select(GPU_SECONDS).where(RUN.c.finished_at >= _midnight(at))
     if api_key_id is not ANY_KEY or cluster is not None:
         query = query.join_from(RUN, SEARCH, SEARCH.c.id == RUN.c.search_id)
     if api_key_id is not ANY_KEY:
         query = query.where(SEARCH.c.api_key_id == api_key_id)
     if cluster is not None:
-        query = query.where(on_cluster(cluster))
+        query = query.where(names_cluster(cluster))
     return float(connection.execute(query).scalar_one())
 
 
-def on_cluster(name: str | sa.BindParameter[str]) -> sa.ColumnElement[bool]:
-    """Match searches whose query names this cluster, or uses it as a node type."""
+def names_cluster(name: str | sa.BindParameter[str]) -> sa.ColumnElement[bool]:
+    """Return the condition that a search's query names this cluster, also as a node type."""
     cluster = SEARCH.c.query["cluster"]
     return sa.or_(
         cluster.as_string() == name, SEARCH.c.query[("cluster", "node_type")].as_string() == name
@@ -244,7 +244,7 @@ OPEN_RUNS_ON = (
     .where(
         RUN.c.state.in_(OPEN_RUN),
         SEARCH.c.state.in_(OPEN),
-        on_cluster(sa.bindparam("cluster", type_=sa.String)),
+        names_cluster(sa.bindparam("cluster", type_=sa.String)),
     )
 )
 
@@ -254,20 +254,22 @@ def reserved_by_open_searches(
 ) -> float:
     """Return the GPU-seconds that unfinished searches may still use.
 
-    Searches without a budget (started from the command line) reserve nothing.
+    A search without a budget, which the command line starts, reserves nothing.
     """
     of_runs = sa.select(GPU_SECONDS).where(RUN.c.search_id == SEARCH.c.id)
     query = sa.select(SEARCH.c.query, of_runs.scalar_subquery()).where(SEARCH.c.state.in_(OPEN))
     if api_key_id is not ANY_KEY:
         query = query.where(SEARCH.c.api_key_id == api_key_id)
     if cluster is not None:
-        query = query.where(on_cluster(cluster))
-    left = (budget_of(stored) - float(spent) for stored, spent in connection.execute(query))
+        query = query.where(names_cluster(cluster))
+    left = (
+        gpu_seconds_budget(stored) - float(spent) for stored, spent in connection.execute(query)
+    )
     return sum(max(seconds, 0.0) for seconds in left)
 
 
-def budget_of(query: JsonObject) -> float:
-    """Return the GPU-second budget of a stored query, 0 if it has none."""
+def gpu_seconds_budget(query: JsonObject) -> float:
+    """Return the GPU-second budget of a stored query; 0 without one."""
     return float((query.get("search") or {}).get("budget_gpu_seconds") or 0.0)
 
 

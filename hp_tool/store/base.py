@@ -1,4 +1,4 @@
-"""Shared base of the store: transactions, the clock, leases, events and idempotency keys."""
+"""Base of the store: transactions, the database's clock, leases, events and idempotency keys."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -30,12 +30,16 @@ STILL_LEASED = (
     SEARCH.c.lease_token == sa.bindparam("token"),
     SEARCH.c.lease_holder == sa.bindparam("holder"),
 )
-"""The holder is compared too: a database restored from a backup issues the same tokens again."""
+"""Condition that a lease is valid. It compares the holder, too, because a database restored from a
+backup issues the same tokens again.
+"""
 LEASED = CHANGED.where(*STILL_LEASED).returning(SEARCH)
 NEXT_EVENT = CHANGED.values(last_event=SEARCH.c.last_event + 1).returning(SEARCH.c.last_event)
 NEW_EVENT = sa.insert(tables.events)
 CLOCK_SLACK = timedelta(seconds=5)
-"""Clock adjustment (backwards) that is tolerated before a lease counts as being from the future."""
+"""Backward adjustment of a clock that is tolerated before a lease counts as being from the
+future.
+"""
 OPEN, ENDED = (
     tuple(state for state in SearchState if state.ended is ended) for ended in (False, True)
 )
@@ -51,12 +55,12 @@ FIXES = {
     **dict.fromkeys(("disk is full", "No space left"), DISK_FULL_FIX),
     "lock timeout": LOCKED_FIX,
 }
-"""What to do about a driver's error, by a phrase in its message."""
+"""What to do about a driver's error, by a phrase in the error's message."""
 States = TypeVar("States", bound=StrEnum)
 
 
 class StoreBase:
-    """An engine and its transactions."""
+    """A database engine and its transactions."""
 
     def __init__(self, *, engine: sa.Engine) -> None:
         self._engine = engine
@@ -65,29 +69,31 @@ class StoreBase:
         return transaction(self._engine)
 
     def _writing(self, *, durable: bool = True) -> AbstractContextManager[sa.Connection]:
-        return writing(self._engine, durable=durable)
+        return write_transaction(self._engine, durable=durable)
 
 
 @contextmanager
 def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Begin a transaction, read-only by default, and convert driver errors to StoreError."""
+    """Begin a transaction, read-only by default, and convert errors of the driver to StoreError."""
     with translated_errors(engine), engine.begin() as connection:
         yield connection
 
 
-def writing(engine: sa.Engine, *, durable: bool = True) -> AbstractContextManager[sa.Connection]:
+def write_transaction(
+    engine: sa.Engine, *, durable: bool = True
+) -> AbstractContextManager[sa.Connection]:
     """Begin a transaction that may write.
 
     Args:
         engine: Engine of the database.
-        durable: Commits survive a power failure (on PostgreSQL they always do).
+        durable: Commits survive a power failure, as they always do on PostgreSQL.
     """
     return transaction(engine.execution_options(**{WRITES: True, DURABLE: durable}))
 
 
 @contextmanager
 def translated_errors(engine: sa.Engine) -> Iterator[None]:
-    """Convert driver errors to a StoreError that masks the password and omits parameters."""
+    """Convert errors of the driver to a StoreError without the password and parameters."""
     try:
         yield
     except sa.exc.IntegrityError:
@@ -102,15 +108,15 @@ def translated_errors(engine: sa.Engine) -> Iterator[None]:
 
 
 CONNECTION_LOST = "8s2b"
-"""SQLAlchemy's error code of a transaction that lost its connection; transactions broken by other
-errors have a different code.
+"""SQLAlchemy's error code of a transaction that lost its connection. Transactions that other errors
+broke have another code.
 """
 
 
 def is_driver_error(error: BaseException | None) -> bool:
     """Return True if a database driver's error caused an error of other code, such as Optuna.
 
-    Continuing a transaction whose connection was lost counts too.
+    This includes the use of a transaction whose connection was lost.
     """
     while error is not None and not isinstance(error, sa.exc.DBAPIError | sa.exc.TimeoutError):
         if isinstance(error, sa.exc.PendingRollbackError) and error.code == CONNECTION_LOST:
@@ -122,7 +128,7 @@ def is_driver_error(error: BaseException | None) -> bool:
 def now(connection: sa.Connection) -> datetime:
     """Return the database's time, which decides when leases expire.
 
-    SQLite runs on the host of its clients, so that host's clock is used.
+    SQLite runs within its clients, so the clock of this host is used.
     """
     if connection.dialect.name == "sqlite":
         return datetime.now(UTC)
@@ -133,24 +139,24 @@ def now(connection: sa.Connection) -> datetime:
 def row_by_id(
     connection: sa.Connection, query: sa.Select[Any], identifier: str, *, kind: str
 ) -> sa.Row[Any]:
-    """Return the row of a query parameterized by `ID`; raise NotFoundError if there is none."""
+    """Return the row of a query with the parameter `ID`; raise NotFoundError if there is none."""
     row = connection.execute(query, {ID.key: identifier}).one_or_none()
     if row is None:
         raise NotFoundError(f"No {kind} {identifier!r}.", field=f"{kind}_id")
     return row
 
 
-def counts(
+def count_by_state(
     connection: sa.Connection, column: sa.Column[Any], states: type[States]
 ) -> dict[States, int]:
-    """Count the rows of each state, including states without rows."""
+    """Return the number of rows in each state, including states without rows."""
     rows = connection.execute(sa.select(column, sa.func.count()).group_by(column))
     counted: dict[str, int] = dict(map(tuple, rows))
     return {state: counted.get(state, 0) for state in states}
 
 
 def locked_search(connection: sa.Connection, search_id: str) -> sa.Row[Any]:
-    """Return a search's row, locked until the transaction ends (SQLite has a single writer)."""
+    """Return a search's row, locked until the transaction ends. SQLite has a single writer."""
     return row_by_id(connection, LOCKED, search_id, kind="search")
 
 
@@ -158,7 +164,7 @@ def leased_search(connection: sa.Connection, lease: Lease) -> sa.Row[Any]:
     """Return the locked row of a search that `lease` still coordinates.
 
     Raises:
-        ConflictError: The lease is outdated (`lease_lost`).
+        ConflictError: The lease is no longer valid (`lease_lost`).
     """
     row = locked_search(connection, lease.search_id)
     if row.state != SearchState.RUNNING or (row.lease_token, row.lease_holder) != (
@@ -180,7 +186,7 @@ def update_leased(connection: sa.Connection, lease: Lease, **values: Any) -> sa.
         The updated row.
 
     Raises:
-        ConflictError: The lease is outdated (`lease_lost`).
+        ConflictError: The lease is no longer valid (`lease_lost`).
     """
     changes = {ID.key: lease.search_id, "token": lease.token, "holder": lease.holder, **values}
     row = connection.execute(LEASED, changes).one_or_none()
@@ -198,7 +204,8 @@ def add_event(
 ) -> EventRecord:
     """Append an event to a search's log, and update `values` of the search.
 
-    The counter is in the search's locked row, so `seq` has no gaps and follows commit order.
+    The counter of events is in the search's locked row, so that `seq` has no gaps and follows the
+    order of commits.
     """
     changes = {ID.key: search_id, "updated_at": at, **values}
     seq = connection.execute(NEXT_EVENT, changes).scalar_one()
@@ -209,10 +216,10 @@ def add_event(
     return event
 
 
-def checked(table: sa.Table, values: dict[str, Any]) -> dict[str, Any]:
-    """Return `values`, or raise InputError for text that a column cannot hold.
+def storable_values(table: sa.Table, values: dict[str, Any]) -> dict[str, Any]:
+    """Return `values`; raise InputError for text that a column cannot store.
 
-    SQLite would accept such text, PostgreSQL would fail.
+    SQLite would accept such text, but PostgreSQL would fail.
     """
     for name, value in values.items():
         if not isinstance(value, str):
@@ -230,10 +237,10 @@ def checked(table: sa.Table, values: dict[str, Any]) -> dict[str, Any]:
 def insert_if_new(connection: sa.Connection, table: sa.Table, values: dict[str, Any]) -> bool:
     """Insert a row unless its unique key exists; return True if it was inserted.
 
-    Waits for concurrent inserts of the same key.
+    The call waits for concurrent inserts of the same key.
     """
     statement = _insert_if_new(connection.dialect.name, table)
-    return connection.execute(statement, checked(table, values)).first() is not None
+    return connection.execute(statement, storable_values(table, values)).first() is not None
 
 
 @lru_cache(maxsize=64)
@@ -242,7 +249,7 @@ def _insert_if_new(dialect: str, table: sa.Table) -> sa.Executable:
     return insert(table).on_conflict_do_nothing().returning(sa.literal(1))
 
 
-def first_use(
+def first_resource_id(
     connection: sa.Connection,
     *,
     scope: str,
@@ -252,9 +259,9 @@ def first_use(
     resource_id: str,
     at: datetime,
 ) -> str:
-    """Return the id of the resource first created with an idempotency key.
+    """Return the id of the resource that was first created with an idempotency key.
 
-    Without a key, or at the key's first use, this is `resource_id`.
+    Without a key, or at its first use, this is `resource_id`.
 
     Raises:
         ConflictError: The key was used for a different request.
@@ -266,15 +273,17 @@ def first_use(
     new = {**same_key, "fingerprint": fingerprint, "resource_id": resource_id, "created_at": at}
     if insert_if_new(connection, table, new):
         return resource_id
-    first = earlier_use(connection, scope=scope, owner=owner, key=key, fingerprint=fingerprint)
+    first = earlier_resource_id(
+        connection, scope=scope, owner=owner, key=key, fingerprint=fingerprint
+    )
     assert first is not None
     return first
 
 
-def earlier_use(
+def earlier_resource_id(
     connection: sa.Connection, *, scope: str, owner: str | None, key: str, fingerprint: str
 ) -> str | None:
-    """Return the resource id of a used idempotency key, or None for a new key.
+    """Return the id of the resource created with an idempotency key; None for a new key.
 
     Raises:
         ConflictError: The key was used for a different request.
@@ -295,7 +304,7 @@ def earlier_use(
 
 
 def search_record(row: sa.Row[Any]) -> SearchRecord:
-    """Convert a row of hp_searches, with or without its result, to a record."""
+    """Convert a row of hp_searches to a record. The row may lack the result."""
     values = {name: value for name, value in row_dict(row).items() if name in SEARCH_FIELDS}
     lease = None
     if row.state == SearchState.RUNNING:
@@ -335,7 +344,7 @@ def update_search(
         ).scalar_one()
         if (spent := gpu_seconds_of(connection, search_id)) != progress.get("gpu_seconds", 0.0):
             values["progress"] = {**progress, "gpu_seconds": spent}
-    values = checked(SEARCH, values)
+    values = storable_values(SEARCH, values)
     payload = {
         key: values[key]
         for key in ("state", "requested", "stopped_because")
@@ -347,8 +356,8 @@ def update_search(
         connection.execute(CHANGED, {ID.key: search_id, "updated_at": at, **values})
 
 
-def open_runs(connection: sa.Connection, search_id: str) -> int:
-    """Count the runs of a search that may have a job at the engine."""
+def count_open_runs(connection: sa.Connection, search_id: str) -> int:
+    """Return the number of a search's runs that may still have a job on the cluster."""
     table = tables.runs
     unfinished = table.c.search_id == search_id, table.c.state.in_(OPEN_RUN)
     return connection.execute(sa.select(sa.func.count()).where(*unfinished)).scalar_one()

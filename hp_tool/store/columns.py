@@ -1,4 +1,4 @@
-"""Storage formats: column types, ids, and domain values as JSON."""
+"""Column types, ids, and the conversion of domain values to JSON and back."""
 
 import json
 import secrets
@@ -18,7 +18,9 @@ from hp_tool.errors import InputError
 
 
 class UtcDateTime(sa.types.TypeDecorator[datetime]):
-    """A timezone-aware timestamp; stored as naive UTC on SQLite, which has no time zones."""
+    """A timestamp with a time zone. SQLite, which has no time zones, stores it as UTC without
+    one.
+    """
 
     impl = sa.DateTime(timezone=True)
     cache_ok = True
@@ -43,7 +45,9 @@ def json_column() -> sa.JSON:
 
 
 def new_id() -> str:
-    """Return 64 random bits in hex: short to type, safe in job names and URLs."""
+    """Return 64 random bits in hexadecimal, which are short to type and safe in job names and
+    URLs.
+    """
     return secrets.token_hex(8)
 
 
@@ -62,14 +66,16 @@ CONFIGURATIONS: TypeAdapter[RunConfig] = TypeAdapter(
         Discriminator(lambda value: "serving" if "max_num_seqs" in value else "training"),
     ]
 )
-"""A serving configuration is stored with all fields, so `max_num_seqs` distinguishes it."""
+"""Adapters of stored configurations. A serving configuration is stored with all fields, so that
+`max_num_seqs` distinguishes it from other kinds.
+"""
 
 
 def encode(value: Any, *, field: str) -> JsonObject:
     """Convert a dataclass or mapping to a JSON object.
 
     Raises:
-        InputError: The value contains NaN or infinity, or is not JSON; names `field`.
+        InputError: The value contains NaN or infinity, or is not JSON. The error names `field`.
     """
     try:
         encoded = to_jsonable_python(value, inf_nan_mode="constants")
@@ -82,12 +88,16 @@ def encode(value: Any, *, field: str) -> JsonObject:
 
 
 def storable(text: str) -> str:
-    """Replace NUL in external text such as logs; PostgreSQL cannot store it."""
+    """Replace NUL characters in text from outside, such as logs, because PostgreSQL cannot store
+    them.
+    """
     return text.replace("\0", "\ufffd")
 
 
 def _storable_json(value: Any) -> Any:
-    """Replace NUL in all text of a JSON value; PostgreSQL would store it but fail to read it."""
+    """Replace NUL characters in all text of a JSON value, because PostgreSQL would store but not
+    return them.
+    """
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, dict):
@@ -96,7 +106,7 @@ def _storable_json(value: Any) -> Any:
 
 
 def decode(kind: type[T], value: JsonObject | str) -> T:
-    """Decode a stored JSON object or its text to a dataclass; ignore unknown fields."""
+    """Decode a stored JSON object, or its text, to a dataclass. Unknown fields are ignored."""
     adapter: TypeAdapter[T] = ADAPTERS[kind]
     return _decode(adapter, value)
 

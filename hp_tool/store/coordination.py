@@ -1,6 +1,7 @@
-"""Search leases: which search a worker may claim next, and what its coordinator writes.
+"""Leases of searches: which search a worker may claim next, and what its coordinator writes.
 
-Searches are claimed by priority, then by owner in turn, with a limit of searches per cluster.
+Searches are claimed by priority, then by owners in turn, with a limit of running searches per
+cluster.
 """
 
 from collections import Counter
@@ -19,9 +20,9 @@ from hp_tool.store.base import (
     OPEN_RUN,
     StoreBase,
     add_event,
+    count_open_runs,
     leased_search,
     now,
-    open_runs,
     read_search,
     search_record,
     update_leased,
@@ -31,7 +32,9 @@ from hp_tool.store.columns import UtcDateTime, encode
 
 SEARCH, RUN = tables.searches, tables.runs
 MAX_LOST_CLAIMS = 5
-"""Lost workers in a row, without progress of a run, after which a search fails.
+"""Number of workers lost in a row, without progress of a run, at which a search fails. One or two
+workers may die by chance, such as by a restart of the host. A search that kills every worker would
+otherwise stop all of them.
 
 One or two workers may die by chance (host restart, out of memory). A search that kills every worker
 would otherwise take them all down.
@@ -39,7 +42,7 @@ would otherwise take them all down.
 NO_LEASE = {"lease_holder": None, "lease_expires_at": None, "heartbeat_at": None}
 RECENT_RELEASE = timedelta(minutes=5)
 LOCAL_PREFIX = "local:"
-"""Prefix of local clusters: each worker's host is its own."""
+"""Prefix of the names of local clusters, because each worker's host is a separate cluster."""
 NEVER = datetime.min.replace(tzinfo=UTC)
 AT, FUTURE, RECENTLY = (
     sa.bindparam(name, type_=UtcDateTime()) for name in ("at", "too_late", "lately")
@@ -48,7 +51,9 @@ IS_ABANDONED = sa.and_(
     SEARCH.c.state == SearchState.RUNNING,
     sa.or_(SEARCH.c.lease_expires_at < AT, SEARCH.c.heartbeat_at > FUTURE),
 )
-"""A running search whose lease has expired.
+"""Condition that a search runs but its lease has expired. A heartbeat in the future means that the
+clock was set back, which would prolong the lease, so it counts as expired. A live holder then loses
+the search to the next claim.
 
 A heartbeat in the future means that the clock was set back, which would prolong the lease. A live
 holder loses such a search to the next claim, as with any expired lease.
@@ -58,8 +63,8 @@ OCCUPIED = sa.select(SEARCH.c.owner, SEARCH.c.cluster, SEARCH.c.lease_holder).wh
 )
 
 
-def _heads() -> sa.Select[Any]:
-    """Select each owner's first waiting search; `fresh` is 0 if it has an open run."""
+def _first_waiting_searches() -> sa.Select[Any]:
+    """Select the first waiting search of each owner. `fresh` is 0 if the search has an open run."""
     busy = SEARCH.c.cluster.in_(sa.bindparam("busy", expanding=True))
     waiting = (
         sa.or_(SEARCH.c.state == SearchState.QUEUED, IS_ABANDONED),
@@ -81,7 +86,7 @@ def _heads() -> sa.Select[Any]:
     return sa.select(of_owners).where(of_owners.c.place == 1)
 
 
-HEADS = _heads()
+HEADS = _first_waiting_searches()
 CLAIMED = sa.select(
     SEARCH.c.id,
     SEARCH.c.state,
@@ -96,7 +101,7 @@ CLAIMED = sa.select(
 
 
 class Coordination(StoreBase):
-    """Leases, and writes of their holders."""
+    """Leases, and what their holders write."""
 
     def claim_search(
         self,
@@ -185,7 +190,7 @@ class Coordination(StoreBase):
             )
         with self._writing() as connection:
             row = leased_search(connection, lease)
-            unfinished = open_runs(connection, lease.search_id)
+            unfinished = count_open_runs(connection, lease.search_id)
             if row.requested == "cancel":
                 # Cancel even if the engine does not respond: stray-job cleanup ends open runs.
                 state, stopped_because, error = SearchState.CANCELLED, "cancelled", None
@@ -234,7 +239,7 @@ class Coordination(StoreBase):
 
 
 def _check_edition(search_id: str, *, stored_by: int | None, edition: int | None) -> None:
-    """Raise StoreError `older_edition` if a newer hp-tool stored the search."""
+    """Raise StoreError `older_edition` if a newer hp_tool stored the search."""
     if edition is not None and stored_by is not None and stored_by > edition:
         raise StoreError(
             f"Search {search_id} was stored by a newer hp-tool (edition {stored_by}; this one is "
@@ -246,7 +251,9 @@ def _check_edition(search_id: str, *, stored_by: int | None, edition: int | None
 def _fail_lost_search(
     connection: sa.Connection, search_id: str, *, lost: int, at: datetime
 ) -> None:
-    """Fail a search that lost several workers in a row; its open runs stay for resume or cancel."""
+    """Fail a search that lost several workers in a row. Its open runs remain, for a resume or
+    cancel.
+    """
     code = "worker_lost_repeatedly"
     message = (
         f"{lost} workers in a row died during this search without progress. Check why their logs "
@@ -269,7 +276,9 @@ def _lease_duration(lease_s: float) -> timedelta:
 
 
 def cluster_of(query: JsonObject) -> str:
-    """Return the cluster that a search occupies: its launcher, and the cluster's name or GPU."""
+    """Return the cluster that a search occupies: its launcher, and the name or GPU of the
+    cluster.
+    """
     cluster: Any = query.get("cluster")
     while isinstance(cluster, dict):
         cluster = cluster.get("name") or cluster.get("gpu")
@@ -280,12 +289,12 @@ def cluster_of(query: JsonObject) -> str:
 def claim_order(
     connection: sa.Connection, *, at: datetime, holder: str, per_cluster: int | None
 ) -> list[str]:
-    """Return the ids of the searches that `holder` may claim: each owner's first, in order.
+    """Return the ids of the searches that `holder` may claim, the first of each owner, in order.
 
-    Searches with an open run come first, because it occupies devices until a coordinator handles
-    its end; recently released ones get no such preference. Ties are ordered by priority (highest
-    first), then the owner with the fewest running searches, then the owner whose last search
-    started earliest.
+    Searches with an open run precede the others, because the run occupies devices until a
+    coordinator handles its end. A search that was released recently has no such precedence. Ties
+    are ordered by priority (highest first), then by the owner with the fewest running searches,
+    then by the owner whose last search started earliest.
 
     Args:
         connection: A connection in a transaction.
@@ -295,7 +304,7 @@ def claim_order(
     """
     running = connection.execute(OCCUPIED, _time_parameters(at)).all()
     of_owner = Counter(row.owner for row in running)
-    busy = _busy(
+    busy = _full_clusters(
         [(row.cluster, row.lease_holder) for row in running], holder=holder, per_cluster=per_cluster
     )
     heads = connection.execute(HEADS, {**_time_parameters(at), "busy": busy}).all()
@@ -319,14 +328,14 @@ def claim_order(
 
 
 def _time_parameters(at: datetime) -> dict[str, datetime]:
-    """Return the time parameters of lease statements."""
+    """Return the parameters of statements about leases that depend on the time."""
     return {"at": at, "too_late": at + CLOCK_SLACK, "lately": at - RECENT_RELEASE}
 
 
-def _busy(
+def _full_clusters(
     running: list[tuple[str | None, str]], *, holder: str, per_cluster: int | None
 ) -> list[str]:
-    """Return the clusters that run their maximum number of searches."""
+    """Return the clusters that already run their maximum number of searches."""
     if per_cluster is None:
         return []
     host = holder.rpartition(":")[0]

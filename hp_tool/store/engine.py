@@ -1,4 +1,4 @@
-"""SQLAlchemy engines configured for many concurrent writers."""
+"""Create SQLAlchemy engines for many concurrent writers."""
 
 import json
 import sqlite3
@@ -18,24 +18,28 @@ from hp_tool.extras import require
 
 ENVIRONMENT_VARIABLE = "HP_DATABASE_URL"
 BUSY_TIMEOUT_S = 30.0
-"""Seconds that a writer waits for the SQLite write lock; a transaction takes about 1 ms."""
+"""Seconds that a writer waits for SQLite's write lock. A transaction takes about 1 ms."""
 _POLL_INTERVAL_S = 0.002
 IDLE_TRANSACTION_TIMEOUT_S = 30.0
-"""Seconds that a PostgreSQL transaction may idle before it is ended.
+"""Seconds after which PostgreSQL ends an idle transaction. Its process may be stopped, or its host
+asleep, while others wait for its rows.
 
 Its process may be stopped or its host asleep, while others wait for its rows.
 """
 WRITES = "hp_writes"
-"""Execution option: the transaction writes."""
+"""Execution option of transactions that write."""
 DURABLE = "hp_lasting"
-"""Execution option: commits survive a power failure. Frequent, unimportant writes do without."""
+"""Execution option of transactions whose commits must survive a power failure. Frequent,
+unimportant writes omit it.
+"""
 
 
 def parse_url(url: str) -> URL:
     """Parse a database URL and set its driver.
 
     Raises:
-        InputError: The URL is not supported. The message omits it: it may contain a password.
+        InputError: The URL is not supported. The message does not contain the URL, which may
+            include a password.
     """
     expected = "expected sqlite:////absolute/path.sqlite3 or postgresql://user@host/database"
     try:
@@ -63,7 +67,7 @@ def masked(url: str) -> str:
 
 
 POSTGRESQL_OPTIONS = {"connect_timeout": 10, "client_encoding": "utf8"}
-"""Connection options. Without client_encoding an SQL_ASCII database returns bytes."""
+"""Options of connections. Without client_encoding, an SQL_ASCII database returns bytes."""
 
 
 def create_engine(url: str, *, foreign_keys: bool = True) -> sa.Engine:
@@ -71,7 +75,7 @@ def create_engine(url: str, *, foreign_keys: bool = True) -> sa.Engine:
 
     Args:
         url: Database URL.
-        foreign_keys: False for migrations, which rebuild tables on SQLite.
+        foreign_keys: Enforce foreign keys. False for migrations, which rebuild tables on SQLite.
 
     Raises:
         MissingExtraError: PostgreSQL's driver is not installed.
@@ -101,7 +105,7 @@ def create_engine(url: str, *, foreign_keys: bool = True) -> sa.Engine:
 
 
 @contextmanager
-def opened(url: str, *, foreign_keys: bool = True) -> Iterator[sa.Engine]:
+def open_engine(url: str, *, foreign_keys: bool = True) -> Iterator[sa.Engine]:
     """Create an engine, and dispose of it on exit."""
     engine = create_engine(url, foreign_keys=foreign_keys)
     try:
@@ -158,8 +162,8 @@ def _set_up_sqlite(engine: sa.Engine, *, foreign_keys: bool) -> None:
 def _begin_to_write(connection: sa.Connection, turns: threading.Lock) -> None:
     """Take the write lock, one thread of this process at a time.
 
-    SQLite's own busy handler polls ever more rarely, so under load the longest waiter would be
-    overtaken until it times out.
+    SQLite's own busy handler polls ever more rarely. Under load, other writers would overtake the
+    one that has waited longest until it times out.
     """
     raw = connection.connection.driver_connection
     assert isinstance(raw, sqlite3.Connection)
@@ -184,7 +188,7 @@ def _begin_to_write(connection: sa.Connection, turns: threading.Lock) -> None:
 
 
 class _FileGuard:
-    """Detects that a SQLite file was deleted or replaced, after which writes would be lost."""
+    """Detect that a SQLite file was deleted or replaced, after which writes would be lost."""
 
     def __init__(self, url: URL) -> None:
         self._url, self._path = url, Path(url.database or "").absolute()
@@ -198,7 +202,7 @@ class _FileGuard:
         return stat.st_dev, stat.st_ino
 
     def make(self) -> None:
-        """Create the file readable by its owner only; SQLite's side files copy its mode."""
+        """Create the file, readable by its owner only. SQLite's side files copy its mode."""
         with suppress(OSError):  # it exists, or SQLite will report the error
             self._path.touch(mode=0o600, exist_ok=False)
 

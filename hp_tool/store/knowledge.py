@@ -1,4 +1,4 @@
-"""Versioned calibrations, and clusters and models that users registered by name."""
+"""Versioned calibrations, and the clusters and models that users registered by name."""
 
 from collections.abc import Collection
 from datetime import datetime
@@ -23,7 +23,7 @@ from hp_tool.store.paging import Listing
 CALIBRATION, REGISTRATION = tables.calibrations, tables.registrations
 MAX_VERSION_ATTEMPTS = 50
 MAX_REGISTRATIONS = 1000
-"""Limit per kind and owner."""
+"""Maximum number of registrations per kind and owner."""
 
 
 class Knowledge(StoreBase):

@@ -7,19 +7,19 @@ import sqlalchemy as sa
 
 from hp_tool.errors import ConflictError, InputError, NotFoundError, StoreError, UnsupportedError
 from hp_tool.store import schema, tables
-from hp_tool.store.base import transaction, translated_errors, writing
-from hp_tool.store.engine import masked, opened, parse_url
+from hp_tool.store.base import transaction, translated_errors, write_transaction
+from hp_tool.store.engine import masked, open_engine, parse_url
 
 BATCH_ROWS = 500
 
 
 def backup(*, url: str, path: Path) -> None:
-    """Write a consistent copy of a SQLite database, Optuna's tables included, to a new file.
+    """Write a consistent copy of a SQLite database, with Optuna's tables, to a new file.
 
     The database may be in use.
 
     Raises:
-        UnsupportedError: The URL is PostgreSQL's; the message shows the pg_dump command.
+        UnsupportedError: The URL is PostgreSQL's; the message contains the pg_dump command.
         NotFoundError: No database file exists at the URL.
         InputError: `path` exists.
     """
@@ -39,7 +39,7 @@ def backup(*, url: str, path: Path) -> None:
     partial.unlink(missing_ok=True)
     partial.touch(mode=0o600)  # readable by the owner only, like the database
     with (
-        opened(url) as engine,
+        open_engine(url) as engine,
         translated_errors(engine),
         closing(engine.raw_connection()) as connection,
     ):
@@ -48,10 +48,10 @@ def backup(*, url: str, path: Path) -> None:
 
 
 def copy(*, source: str, target: str) -> dict[str, int]:
-    """Copy the hp_ tables from one database into another.
+    """Copy the tables of hp_tool from one database into another.
 
-    Creates or upgrades the target's schema first. Reads the source in one snapshot and writes the
-    target in one transaction.
+    The schema of the target is created or upgraded first. The source is read in one snapshot, and
+    the target is written in one transaction.
 
     Returns:
         Number of rows copied, by table.
@@ -71,10 +71,10 @@ def copy(*, source: str, target: str) -> dict[str, int]:
             code="schema_outdated",
         )
     schema.upgrade(target)
-    with opened(source) as reader, opened(target) as writer:
+    with open_engine(source) as reader, open_engine(target) as writer:
         if reader.dialect.name == "postgresql":
             reader = reader.execution_options(isolation_level="REPEATABLE READ")
-        with transaction(reader) as read, writing(writer) as write:
+        with transaction(reader) as read, write_transaction(writer) as write:
             return {
                 table.name: _copy_table(read, write, table)
                 for table in tables.metadata.sorted_tables

@@ -1,4 +1,4 @@
-"""Measurements: from profile runs, reported by trainings, or imported from files."""
+"""Measurements from profile runs, from reports of trainings, and from imported files."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -21,11 +21,11 @@ from hp_tool.store import tables
 from hp_tool.store.base import (
     ID,
     StoreBase,
-    checked,
-    earlier_use,
-    first_use,
+    earlier_resource_id,
+    first_resource_id,
     now,
     row_by_id,
+    storable_values,
 )
 from hp_tool.store.columns import decode, decode_configuration, encode, new_id, row_dict
 from hp_tool.store.paging import Listing
@@ -35,16 +35,18 @@ NEW_MEASUREMENT = sa.insert(MEASUREMENT)
 # Copied from the JSON to columns, for filters and plots.
 COPIED_COLUMNS = ("status", "step_s", "tokens_per_second_per_gpu", "peak_memory_bytes")
 REPEATS_WINDOW = 1000
-"""Newest measurements that `repeats` considers, so that its time is bounded."""
+"""Number of newest measurements that `repeats` considers, which bounds its time."""
 MAX_DUE_REFITS = 1000
-"""Due refits read per call."""
+"""Maximum number of due refits that one call returns."""
 MIN_SHARED_TRUST = 0.5
-"""Trust from which a measurement calibrates everybody's predictions; below it, its owner's only."""
+"""Minimum trust of a measurement that calibrates all predictions. Below it, a measurement
+calibrates only those of its owner.
+"""
 TRUSTED = MEASUREMENT.c.trust >= MIN_SHARED_TRUST
 
 
 class Measurements(StoreBase):
-    """Measurements and due refits."""
+    """Measurements, and calibrations due for a refit."""
 
     def add_measurement(
         self,
@@ -56,7 +58,7 @@ class Measurements(StoreBase):
         with self._writing() as connection:
             at = now(connection)
             new = new_id()
-            stored_id = first_use(
+            stored_id = first_resource_id(
                 connection,
                 scope="measurements",
                 owner=measurement.owner,
@@ -73,7 +75,7 @@ class Measurements(StoreBase):
         self, *, request: JsonObject, idempotency_key: str, owner: str | None = None
     ) -> MeasurementRecord | None:
         with self._reading() as connection:
-            used_id = earlier_use(
+            used_id = earlier_resource_id(
                 connection,
                 scope="measurements",
                 owner=owner,
@@ -164,9 +166,9 @@ class Measurements(StoreBase):
 
 
 def _newest_repeats(listed: sa.Select[Any], repeats: int) -> sa.Select[Any]:
-    """Select ids of the newest `repeats` measurements per configuration and outcome.
+    """Select the ids of the newest `repeats` measurements of each configuration and outcome.
 
-    Considers the newest REPEATS_WINDOW measurements of `listed`.
+    Only the newest REPEATS_WINDOW measurements of `listed` are considered.
     """
     newest = MEASUREMENT.c.created_at.desc(), MEASUREMENT.c.id.desc()
     group = "problem_digest", "digest", "status"
@@ -189,7 +191,7 @@ def insert_measurement(
     search_id: str | None = None,
     run_id: str | None = None,
 ) -> None:
-    """Store a measurement; a second one for the same run violates the unique run_id."""
+    """Store a measurement. A second measurement of the same run violates the unique run_id."""
     values = encode(measurement, field="measurement")
     values["trust"] = float(values.pop("trusted"))
     numbers = {name: values["measurement"][name] for name in COPIED_COLUMNS}
@@ -203,7 +205,7 @@ def insert_measurement(
         "digest": digest,
         "created_at": at,
     }
-    connection.execute(NEW_MEASUREMENT, checked(MEASUREMENT, ids | values | numbers))
+    connection.execute(NEW_MEASUREMENT, storable_values(MEASUREMENT, ids | values | numbers))
 
 
 def _record(row: sa.Row[Any]) -> MeasurementRecord:

@@ -1,4 +1,4 @@
-"""Keyset pagination by (created_at, id): all pages are equally fast, and none skips a row."""
+"""Keyset pagination by (created_at, id): all pages take the same time, and no row is skipped."""
 
 import base64
 import binascii
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """A filtered and ordered list of table rows."""
+    """A list of table rows with filters and an order."""
 
     table: sa.Table
     filters: Mapping[sa.Column[Any], Any] = field(default_factory=dict)
     """Required values by column; None matches any value."""
     paging: Paging = field(default_factory=Paging)
     words: tuple[str, ...] = ()
-    """Words that the query also filters by; part of the cursor's digest."""
+    """Words by which the query filters, too; they are part of the cursor's digest."""
 
     def page(
         self,
@@ -42,8 +42,8 @@ class Listing:
         Args:
             connection: A connection in a transaction.
             limit: Maximum number of items.
-            record: Converts a row to an item.
-            query: Select with the table's created_at and id; by default all columns.
+            record: Function that converts a row to an item.
+            query: Query with the table's created_at and id; by default of all columns.
         """
         if not 1 <= limit <= MAX_LIMIT:
             raise InputError(f"limit is {limit}. Use 1 to {MAX_LIMIT}.", field="limit")
@@ -99,7 +99,7 @@ class Listing:
         return json_digest([self.table.name, filters, span, self._ascending, *self.words])[:16]
 
     def _decode(self, cursor: str) -> tuple[sa.BindParameter[datetime], sa.BindParameter[str]]:
-        """Return the key in a cursor; raise InputError for another list's cursor."""
+        """Return the key in a cursor; raise InputError if the cursor belongs to another list."""
         try:
             text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
             at, last, digest = text.split("|")

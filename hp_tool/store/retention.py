@@ -1,4 +1,4 @@
-"""Deletion of old data: details of searches, ended searches, measurements."""
+"""Delete old data: details of searches, ended searches, and measurements."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
@@ -14,9 +14,11 @@ from hp_tool.store import tables
 from hp_tool.store.base import ENDED, OPEN_RUN, StoreBase, now
 
 PRUNED_ROWS = 1000
-"""Rows deleted per transaction; small, so that nobody waits long for the write lock."""
+"""Number of rows deleted per transaction, which is small so that others wait only briefly for the
+write lock.
+"""
 PRUNED_SEARCHES = 20
-"""Searches deleted per transaction, with their runs and events."""
+"""Number of searches deleted per transaction, with their runs and events."""
 SEARCH, RUN, EVENT, KEY, MEASUREMENT = (
     tables.searches.c,
     tables.runs.c,
@@ -31,7 +33,7 @@ NOT_NEEDED = sa.and_(
         RUN.state.in_(OPEN_RUN), RUN.predicted[REUSED].as_string() == MEASUREMENT.id
     ),
 )
-"""Measurements that no unfinished search needs, as its own or as a reused result."""
+"""Condition that no unfinished search needs a measurement, as its own or as a reused result."""
 NO_OPEN_RUN = ~sa.exists().where(SEARCH.id == RUN.search_id, RUN.state.in_(OPEN_RUN))
 
 
@@ -131,7 +133,9 @@ class Forgetting(StoreBase):
             return now(connection) - timedelta(days=days)
 
     def _delete(self, table: sa.Table, old: sa.ColumnElement[bool], *, dry_run: bool) -> int:
-        """Delete old rows in batches, or only count them; return the number of rows."""
+        """Delete old rows in batches, or only count them if `dry_run`; return the number of
+        rows.
+        """
         if dry_run:
             with self._reading() as connection:
                 return int(
@@ -151,7 +155,7 @@ class Forgetting(StoreBase):
                 return total
 
     def _cut_logs(self, before: datetime, *, dry_run: bool) -> int:
-        """Remove log tails from old measurements; status and cause stay."""
+        """Remove the ends of logs from old measurements; status and cause remain."""
         table, last, total = tables.measurements, "", 0
         old = (
             table.c.status != "ok",
@@ -181,7 +185,7 @@ class Forgetting(StoreBase):
 
 
 def retention_state(connection: sa.Connection) -> RetainedData:
-    """Count the ended searches and measure the size of a connection's database."""
+    """Return the number of ended searches and the size of the database."""
     ended = sa.select(sa.func.count(), sa.func.min(SEARCH.finished_at)).where(
         SEARCH.state.in_(ENDED)
     )

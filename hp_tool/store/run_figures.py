@@ -1,4 +1,4 @@
-"""Figures of a search's runs: cost, prediction and measurement, without logs and step lists."""
+"""Figures of a search's runs: cost, prediction and measurement, without logs and lists of steps."""
 
 from dataclasses import fields
 from functools import lru_cache
@@ -50,7 +50,7 @@ FIGURES = sa.select(
     ),
     sa.func.coalesce(RUN.c.cause, MEASURED.c.measurement["cause"].as_string()).label("cause"),
 ).outerjoin_from(RUN, MEASURED, MEASURED.c.run_id == RUN.c.id)
-"""Selects figures only: most of a run's JSON is logs and step lists."""
+"""Query for the figures only, because most of a run's JSON is logs and lists of steps."""
 
 
 NAMES = tuple(FIGURES.selected_columns.keys())
@@ -81,5 +81,7 @@ def _run_figures(row: dict[str, Any]) -> RunFigures:
 
 @lru_cache(maxsize=256)
 def _fidelity(text: str) -> Fidelity:
-    """Decode a fidelity. Cached: the runs of a search have few different ones."""
+    """Decode a fidelity. The cache is small, because the runs of a search have few different
+    ones.
+    """
     return decode(Fidelity, text)

@@ -26,16 +26,16 @@ from hp_tool.domain.serving import RunConfig
 from hp_tool.domain.states import RunState
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
-from hp_tool.store.access import admit_run, open_runs_on
+from hp_tool.store.access import admit_run, count_open_runs_on
 from hp_tool.store.base import (
     ID,
     StoreBase,
     add_event,
-    checked,
     leased_search,
     now,
     read_search,
     row_by_id,
+    storable_values,
 )
 from hp_tool.store.columns import decode, decode_configuration, encode, new_id, row_dict, storable
 from hp_tool.store.measurements import insert_measurement
@@ -46,7 +46,7 @@ RUN, MEASURED = tables.runs, tables.measurements
 WITH_MEASUREMENT = sa.select(
     RUN, MEASURED.c.id.label("measurement_id"), MEASURED.c.measurement.label("measurement")
 ).outerjoin_from(RUN, MEASURED, MEASURED.c.run_id == RUN.c.id)
-"""Rows of `run_record`: a run with its measurement."""
+"""Query for the rows of `run_record`: a run with its measurement."""
 ONE_RUN = WITH_MEASUREMENT.where(RUN.c.id == ID)
 
 
@@ -193,7 +193,7 @@ class Runs(StoreBase):
 
     def count_open_runs(self, *, cluster: str) -> int:
         with self._reading() as connection:
-            return open_runs_on(connection, cluster)
+            return count_open_runs_on(connection, cluster)
 
     def run_figures(self, *, search_id: str) -> list[RunFigures]:
         with self._reading() as connection:
@@ -210,7 +210,7 @@ class Runs(StoreBase):
 def _last_attempt(
     connection: sa.Connection, search_id: str, digest: str
 ) -> sa.Row[Any, Any, Any] | None:
-    """Return (id, state, attempt) of the newest run with this digest, or None."""
+    """Return (id, state, attempt) of the newest run with this digest; None without one."""
     attempts = sa.select(RUN.c.id, RUN.c.state, RUN.c.attempt).where(
         RUN.c.search_id == search_id, RUN.c.digest == digest
     )
@@ -238,7 +238,7 @@ def read_run(connection: sa.Connection, run_id: str) -> RunRecord:
 
 
 def _leased_run(connection: sa.Connection, lease: Lease, run_id: str) -> RunRecord:
-    """Return a run of the search that `lease` coordinates; the search's lock covers its runs."""
+    """Return a run of the search that `lease` coordinates. The search's lock covers its runs."""
     leased_search(connection, lease)
     return _run_of(connection, lease.search_id, run_id)
 
@@ -254,7 +254,7 @@ def change_run(
     connection: sa.Connection, run: RunRecord, *, at: datetime, **values: Any
 ) -> RunRecord:
     """Update a run of a locked search, append its event, and return the updated run."""
-    connection.execute(sa.update(RUN).where(RUN.c.id == run.id), checked(RUN, values))
+    connection.execute(sa.update(RUN).where(RUN.c.id == run.id), storable_values(RUN, values))
     return _append_run_event(connection, replace(run, **values), at=at)
 
 

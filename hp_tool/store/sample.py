@@ -1,4 +1,4 @@
-"""A temporary store filled with recorded rows."""
+"""Open a temporary store with recorded rows."""
 
 import atexit
 import tempfile
@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from hp_tool.store import tables
-from hp_tool.store.base import writing
+from hp_tool.store.base import write_transaction
 from hp_tool.store.columns import UtcDateTime
 from hp_tool.store.engine import create_engine
 from hp_tool.store.sql import SqlStore
@@ -25,7 +25,7 @@ def open_sample(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> SqlStore:
     folder = tempfile.TemporaryDirectory(prefix="hp-sample-", ignore_cleanup_errors=True)
     engine = create_engine(f"sqlite:///{Path(folder.name) / 'sample.sqlite3'}")
     atexit.register(folder.cleanup)
-    with writing(engine) as connection:
+    with write_transaction(engine) as connection:
         tables.metadata.create_all(connection)
         for table in tables.metadata.sorted_tables:
             for row in rows.get(table.name, ()):

@@ -1,4 +1,6 @@
-"""Schema version, migrations (Alembic scripts in migrations/) and database state."""
+"""Version of the schema, its migrations (Alembic scripts in migrations/), and the state of a
+database.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from hp_tool.domain.access import DatabaseState
 from hp_tool.domain.webhooks import OVERDUE_S
 from hp_tool.errors import OLDER_EDITION, StoreError
 from hp_tool.store.base import now, transaction, translated_errors
-from hp_tool.store.engine import DURABLE, WRITES, opened, parse_url
+from hp_tool.store.engine import DURABLE, WRITES, open_engine, parse_url
 from hp_tool.store.tables import PREFIX, runs
 from hp_tool.store.webhooks import HOOK, SEARCH, pending_webhooks
 
@@ -27,13 +29,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 HEAD = "0016"
-"""Newest schema revision, repeated here so that opening a store does not import Alembic; a test
-compares the two.
+"""Newest revision of the schema, repeated here so that opening a store does not import Alembic. A
+test compares the two.
 """
 OLDEST = "0016"
-"""Oldest revision that can be upgraded: the one of release 0.1.0."""
+"""Oldest revision that can be upgraded, which is that of release 0.1.0."""
 LAST_PREVIEW = "4fc00346"
-"""Commit of the last preview, which upgrades databases of all earlier previews to OLDEST."""
+"""Commit of the last preview, which upgrades databases of earlier previews to OLDEST."""
 UPGRADE_PREVIEW = (
     f"in a checkout, run `git worktree add --detach ../hp-tool-preview {LAST_PREVIEW} && pip "
     "install '../hp-tool-preview[search,postgresql]' && hp-tool db upgrade`, then install this "
@@ -42,18 +44,18 @@ UPGRADE_PREVIEW = (
 VERSION_TABLE = "hp_alembic_version"
 INSTALL = "install the newer version on this host and restart"
 UPGRADE_LOCK = 0x68705F746F6F6C
-"""PostgreSQL advisory lock that serializes upgrades."""
+"""PostgreSQL advisory lock of upgrades, so that one runs at a time."""
 FOREIGN_TABLES_LOCK = UPGRADE_LOCK + 1
 POLL_INTERVAL_S = 0.1
 LOCK_TIMEOUT_S = 10.0
-"""Seconds that a migration waits for a table lock. Others wait behind it, so it is shorter than a
-lease.
+"""Seconds that a migration waits for a table's lock. Others wait behind it, so the time is shorter
+than a lease.
 """
 NAMES_PER_QUERY = 500
 
 
 def current(url: str) -> str | None:
-    """Return the database's revision; None without an hp-tool schema or SQLite file."""
+    """Return the database's revision; None without hp_tool's tables or without the SQLite file."""
     return read(url, revision)
 
 
@@ -104,13 +106,13 @@ def upgrade(url: str) -> None:
 
 @contextmanager
 def exclusive_access(url: str, *, lock: int = FOREIGN_TABLES_LOCK) -> Iterator[None]:
-    """Wait for exclusive access to part of a database.
+    """Wait for exclusive access to some of a database's tables.
 
     Args:
         url: Database URL.
-        lock: FOREIGN_TABLES_LOCK for tables of other tools, UPGRADE_LOCK for hp-tool's tables.
+        lock: FOREIGN_TABLES_LOCK for the tables of other tools, UPGRADE_LOCK for those of hp_tool.
     """
-    with opened(url) as engine:
+    with open_engine(url) as engine:
         if engine.dialect.name == "postgresql":
             # A session lock: a transaction that idles this long would be ended.
             with transaction(engine.execution_options(isolation_level="AUTOCOMMIT")) as connection:
@@ -131,14 +133,14 @@ def exclusive_access(url: str, *, lock: int = FOREIGN_TABLES_LOCK) -> Iterator[N
 
 
 def migrate(url: str) -> None:
-    """Run all migrations that a database lacks. Call it while holding UPGRADE_LOCK."""
+    """Run all migrations that a database lacks. The caller must have UPGRADE_LOCK."""
     from alembic import command
 
     # Foreign keys off: SQLite rebuilds tables to change them.
     with (
-        opened(url, foreign_keys=False) as engine,
+        open_engine(url, foreign_keys=False) as engine,
         translated_errors(engine),
-        _changing(engine) as connection,
+        _migration_connection(engine) as connection,
     ):
         config = alembic_config()
         config.attributes["connection"] = connection
@@ -146,7 +148,7 @@ def migrate(url: str) -> None:
 
 
 @contextmanager
-def _changing(engine: sa.Engine) -> Iterator[sa.Connection]:
+def _migration_connection(engine: sa.Engine) -> Iterator[sa.Connection]:
     """Connect for migrations, which begin and end their own transactions."""
     with engine.execution_options(**{WRITES: True, DURABLE: True}).connect() as connection:
         if connection.dialect.name == "postgresql":
@@ -156,7 +158,7 @@ def _changing(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 def alembic_config() -> Config:
-    """Build Alembic's configuration; an installed package has no ini file."""
+    """Return Alembic's configuration, because an installed package has no ini file."""
     from alembic.config import Config
 
     config = Config()
@@ -166,25 +168,28 @@ def alembic_config() -> Config:
 
 
 def migrations_folder() -> Path:
-    """Return the migrations folder: in the package if installed, else at the checkout's top."""
+    """Return the folder of migrations: in the package if it is installed, else at the top of the
+    checkout.
+    """
     installed = Path(__file__).parent / "migrations"
     return installed if installed.is_dir() else Path(__file__).parents[2] / "migrations"
 
 
 def is_hp_table(name: str | None, kind: str, _: Any) -> bool:
-    """Return True for hp-tool's tables; Alembic's include_name, so other tables are ignored."""
+    """Return True for tables of hp_tool. As Alembic's include_name, it excludes other tables."""
     return kind != "table" or (
         name is not None and name.startswith(PREFIX) and name != VERSION_TABLE
     )
 
 
 def probe(url: str) -> DatabaseState | None:
-    """Return the state of the database at a URL; None if its SQLite file does not exist."""
+    """Return the state of the database at a URL; None if the SQLite file does not exist."""
     return read(url, state_of)
 
 
 def read(url: str, read: Callable[[sa.Connection], T]) -> T | None:
-    """Call `read` in a transaction; return None if the SQLite file does not exist.
+    """Call `read` with a connection in a transaction; return None if the SQLite file does not
+    exist.
 
     Raises:
         StoreError: The database does not respond.
@@ -193,12 +198,12 @@ def read(url: str, read: Callable[[sa.Connection], T]) -> T | None:
     parsed = parse_url(url)
     if parsed.get_backend_name() == "sqlite" and not Path(parsed.database or "").is_file():
         return None
-    with opened(url) as engine, transaction(engine) as connection:
+    with open_engine(url) as engine, transaction(engine) as connection:
         return read(connection)
 
 
 def unknown_jobs(url: str, job_names: Collection[str]) -> list[str]:
-    """Return the job names, sorted, that no run in the database has; [] without a database."""
+    """Return the job names that no run in the database has, sorted; [] without a database."""
     stored_names = sa.select(runs.c.job_name).where(
         runs.c.job_name.in_(sa.bindparam("names", expanding=True))
     )
@@ -247,7 +252,7 @@ def _free_bytes(connection: sa.Connection) -> int | None:
 
 
 def _read_only(connection: sa.Connection) -> bool:
-    """Return True if writes would fail: a standby server, or a file without write permission."""
+    """Return True if writes would fail, on a standby server or a file without write permission."""
     if connection.dialect.name == "postgresql":
         answer: str = connection.execute(sa.text("SHOW transaction_read_only")).scalar_one()
         return answer == "on"

@@ -20,19 +20,19 @@ from hp_tool.domain.records import (
 from hp_tool.domain.states import SearchState
 from hp_tool.errors import ConflictError
 from hp_tool.store import tables
-from hp_tool.store.access import admit, budget_of
+from hp_tool.store.access import admit, gpu_seconds_budget
 from hp_tool.store.base import (
     StoreBase,
     add_event,
-    checked,
-    earlier_use,
-    first_use,
+    count_open_runs,
+    earlier_resource_id,
+    first_resource_id,
     gpu_seconds_of,
     locked_search,
     now,
-    open_runs,
     read_search,
     search_record,
+    storable_values,
     update_search,
 )
 from hp_tool.store.columns import encode, new_id, row_dict
@@ -44,11 +44,11 @@ SEARCH = tables.searches
 NEW_SEARCH = sa.insert(SEARCH)
 WORD = tables.search_words
 MAX_QUERY_WORDS = 8
-"""Words of a query that are used; more would not narrow the result."""
+"""Maximum number of words of a query that are used. More would not narrow the result."""
 MAX_WORD_LENGTH = 64
-"""Characters of a word that are stored."""
+"""Maximum number of characters of a word that are stored."""
 CLEARED_OUTCOME = {"result": None, "error": None, "stopped_because": None, "finished_at": None}
-"""Outcome columns, cleared when a failed search resumes."""
+"""Columns of the outcome, which are cleared when a failed search resumes."""
 
 
 class Searches(StoreBase):
@@ -72,7 +72,7 @@ class Searches(StoreBase):
         with self._writing() as connection:
             at = now(connection)
             new = new_id()
-            stored_id = first_use(
+            stored_id = first_resource_id(
                 connection,
                 scope="searches",
                 owner=owner,
@@ -102,7 +102,7 @@ class Searches(StoreBase):
                 "created_at": at,
                 "updated_at": at,
             }
-            connection.execute(NEW_SEARCH, checked(SEARCH, values))
+            connection.execute(NEW_SEARCH, storable_values(SEARCH, values))
             if webhook is not None:
                 add_webhook(connection, search_id=new, url=webhook, at=at)
             add_event(connection, search_id=new, kind="state", payload={"state": state}, at=at)
@@ -118,7 +118,7 @@ class Searches(StoreBase):
         webhook: str | None = None,
     ) -> SearchRecord | None:
         with self._reading() as connection:
-            used_id = earlier_use(
+            used_id = earlier_resource_id(
                 connection,
                 scope="searches",
                 owner=owner,
@@ -176,7 +176,7 @@ class Searches(StoreBase):
                 reset_webhook(connection, search_id=search_id, at=at)
             if row.state == SearchState.RUNNING:
                 update_search(connection, search_id, at=at, requested="cancel")
-            elif row.state != SearchState.CANCELLED and open_runs(connection, search_id):
+            elif row.state != SearchState.CANCELLED and count_open_runs(connection, search_id):
                 # Its jobs may still run, so a coordinator has to cancel them.
                 update_search(
                     connection,
@@ -262,8 +262,8 @@ class Searches(StoreBase):
                 )
             at = now(connection)
             query = {**row.query, "search": {**(row.query.get("search") or {}), **changed}}
-            if budget_of(query) > budget_of(row.query):
-                admit(connection, limits, query=query, at=at, spent=budget_of(row.query))
+            if gpu_seconds_budget(query) > gpu_seconds_budget(row.query):
+                admit(connection, limits, query=query, at=at, spent=gpu_seconds_budget(row.query))
             update_search(connection, search_id, at=at, query=encode(query, field="query"))
             add_event(connection, search_id=search_id, kind="budget", payload=changed, at=at)
             return read_search(connection, search_id)
@@ -297,20 +297,20 @@ class Searches(StoreBase):
 
 
 def _fingerprint(query: JsonObject, **options: int | str | None) -> str:
-    """Digest a request: the query and the options that are set, or the query alone."""
+    """Return a digest of a request: the query and the options that are set, or the query alone."""
     set_options = {name: value for name, value in options.items() if value}
     return json_digest([query, set_options] if set_options else query)
 
 
 def model_of(query: JsonObject) -> str | None:
-    """Return the model's name as the query gives it, or None."""
+    """Return the model's name in the query; None if the query describes the model otherwise."""
     model = query.get("model")
     name = model.get("name") if isinstance(model, dict) else model
     return name if isinstance(name, str) else None
 
 
 def _unique_words(text: str) -> tuple[str, ...]:
-    """Return the unique words of a text, normalized for lookup."""
+    """Return the different words of a text, normalized for lookup."""
     return tuple(
         dict.fromkeys(word[:MAX_WORD_LENGTH] for word in re.findall(r"\w+", text.casefold()))
     )

@@ -1,4 +1,4 @@
-"""The SQLAlchemy store, assembled from its parts."""
+"""The store on SQLAlchemy, which combines the classes of this package."""
 
 from hp_tool.domain.access import DatabaseState
 from hp_tool.errors import HpToolError, StoreError
@@ -33,7 +33,7 @@ class SqlStore(
 ):
     """`AccessStore` on SQLite or PostgreSQL.
 
-    Threads may share an instance; open a new one in each process.
+    Threads may share an instance. Each process must open its own.
     """
 
     def state(self) -> DatabaseState:
@@ -45,13 +45,13 @@ class SqlStore(
 
 
 def open_store(url: str | None = None) -> SqlStore:
-    """Open the store at a URL, by default `database_url()`. Call close() when done.
+    """Open the store at a URL, by default `database_url()`. Call its `close()` when done.
 
-    A SQLite file is created or upgraded; an older file is backed up first. PostgreSQL is shared by
-    many hosts, so only `hp-tool db upgrade` changes its schema.
+    A SQLite file is created or upgraded; an older file is backed up first. Many hosts may use a
+    PostgreSQL database, so only `hp-tool db upgrade` changes its schema.
 
     Raises:
-        ConflictError: The SQLite file needs an upgrade, but a worker is using it.
+        ConflictError: The SQLite file needs an upgrade, but a worker uses it.
         StoreError: The PostgreSQL schema is not the current one.
     """
     url = database_url(url)

@@ -1,4 +1,4 @@
-"""Stray jobs (jobs without a live search): find their runs and record their cost."""
+"""Find the runs of stray jobs, which no live search owns, and record their cost."""
 
 from collections.abc import Collection
 from datetime import datetime, timedelta
@@ -23,13 +23,13 @@ from hp_tool.store.runs import WITH_MEASUREMENT, change_run, read_run, run_recor
 
 RUN, SEARCH, MEASURED = tables.runs, tables.searches, tables.measurements
 STRAY_WINDOW = timedelta(days=1)
-"""Age of the oldest ended run that is checked again; a worker may be suspended this long during a
-submit.
+"""Age of the oldest ended run that is checked again. A worker may be suspended for this long while
+it submits a job.
 """
 
 
 class Strays(StoreBase):
-    """Stray jobs."""
+    """Runs of stray jobs."""
 
     def engines_in_use(self) -> dict[str, JsonObject]:
         with self._reading() as connection:
@@ -79,7 +79,7 @@ class Strays(StoreBase):
 
 
 def _engines_in_use_query(*, since: datetime) -> sa.Select[Any]:
-    """Select (cluster, created_at, id) of searches with runs open or ended after `since`."""
+    """Select (cluster, created_at, id) of searches whose runs are open or ended after `since`."""
     recent = sa.or_(RUN.c.state.in_(OPEN_RUN), RUN.c.finished_at >= since)
     searches = sa.select(SEARCH.c.cluster, SEARCH.c.created_at, SEARCH.c.id).join(
         RUN, RUN.c.search_id == SEARCH.c.id
@@ -92,9 +92,9 @@ def _stray_queries(
 ) -> tuple[sa.Select[Any], ...]:
     """Return queries for runs whose jobs may still exist.
 
-    They select runs with these job names that no live search owns, and two kinds of runs on the
-    cluster: those that ended after `since` without a recorded wall time, and open runs of ended
-    searches. Separate queries let each use its own index; an OR would not.
+    The queries select the runs with these job names that no live search owns, and two kinds of runs
+    on the cluster: those that ended after `since` without a recorded wall time, and open runs of
+    ended searches. Each query can use its own index, which an OR could not.
     """
     runs = WITH_MEASUREMENT.join(SEARCH, SEARCH.c.id == RUN.c.search_id)
     here, ended = SEARCH.c.cluster == cluster, SEARCH.c.state.in_(ENDED)

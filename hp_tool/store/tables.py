@@ -1,6 +1,6 @@
-"""Table definitions. A change here needs a migration.
+"""Definitions of the tables. A change here needs a migration.
 
-Names begin with hp_, so that Optuna's tables can live in the same database.
+Names begin with hp_, so that Optuna's tables can be in the same database.
 """
 
 import sqlalchemy as sa

@@ -1,4 +1,4 @@
-"""Safe upgrades: check for users, back up SQLite files."""
+"""Upgrade a database safely: check that nobody uses it, and back up SQLite files."""
 
 import logging
 from datetime import UTC, datetime, timedelta
@@ -11,7 +11,7 @@ from hp_tool.errors import ConflictError
 from hp_tool.store import maintenance, schema
 from hp_tool.store.base import now, transaction
 from hp_tool.store.columns import UtcDateTime
-from hp_tool.store.engine import masked, opened, parse_url
+from hp_tool.store.engine import masked, open_engine, parse_url
 from hp_tool.store.workers import WORKER_TIMEOUT_S
 
 log = logging.getLogger(__name__)
@@ -58,8 +58,10 @@ def check_unused(url: str) -> None:
 
 
 def live_holders(url: str) -> list[str]:
-    """Return live workers and lease holders of a database of any schema version."""
-    with opened(url) as engine, transaction(engine) as connection:
+    """Return the live workers and lease holders of a database, whatever the version of its
+    schema.
+    """
+    with open_engine(url) as engine, transaction(engine) as connection:
         at = now(connection)
         queries = (
             sa.select(WORKER.c.holder).where(

@@ -1,4 +1,6 @@
-"""Watched jobs: detector state, updated under a lock, and webhook deliveries of their events."""
+"""Watched jobs: state of the detectors, updated under a lock, and deliveries of their events by
+webhook.
+"""
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -13,20 +15,20 @@ from hp_tool.domain.watch_records import Change, WatchRecord, WatchSource
 from hp_tool.domain.webhooks import ATTEMPTS, WebhookState, wait_s
 from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
-from hp_tool.store.base import StoreBase, checked, first_use, now
+from hp_tool.store.base import StoreBase, first_resource_id, now, storable_values
 from hp_tool.store.columns import encode, new_id, row_dict, storable
 from hp_tool.store.paging import Listing
 
 WATCH, SOURCE = tables.watches, tables.watch_sources
 MAX_WATCHES_PER_OWNER = 1000
 MAX_PROCESSES_PER_WATCH = 20_000
-"""Limit for one job, restarted processes included."""
+"""Maximum number of processes of one job, including restarted ones."""
 ROWS_PER_FETCH = 200
-"""Process states held in memory at a time."""
+"""Number of states of processes in memory at a time."""
 
 
 class Watches(StoreBase):
-    """`WatchStore` on SQL."""
+    """`WatchStore` on SQLAlchemy."""
 
     def create_watch(
         self,
@@ -42,7 +44,7 @@ class Watches(StoreBase):
         with self._writing() as connection:
             at = now(connection)
             fingerprint = json_digest({"name": name, "query": query, "webhook": webhook})
-            stored_id = first_use(
+            stored_id = first_resource_id(
                 connection,
                 scope="watches",
                 owner=owner,
@@ -76,7 +78,7 @@ class Watches(StoreBase):
                     "created_at": at,
                     "updated_at": at,
                 }
-                connection.execute(sa.insert(WATCH).values(checked(WATCH, values)))
+                connection.execute(sa.insert(WATCH).values(storable_values(WATCH, values)))
             return _read_watch(connection, stored_id)
 
     def get_watch(self, *, watch_id: str) -> WatchRecord:
@@ -109,7 +111,7 @@ class Watches(StoreBase):
             at = now(connection)
             state = {"state": encode(changed.source, field="reports")}
             if previous is None:
-                new = checked(SOURCE, {"watch_id": watch_id, "source": source, **state})
+                new = storable_values(SOURCE, {"watch_id": watch_id, "source": source, **state})
                 connection.execute(sa.insert(SOURCE).values(new))
             else:
                 connection.execute(sa.update(SOURCE).where(*process).values(state))
@@ -129,7 +131,9 @@ class Watches(StoreBase):
                         "last_error": None,
                     }
             connection.execute(
-                sa.update(WATCH).where(WATCH.c.id == watch_id).values(checked(WATCH, values))
+                sa.update(WATCH)
+                .where(WATCH.c.id == watch_id)
+                .values(storable_values(WATCH, values))
             )
             return _read_watch(connection, watch_id)
 
@@ -184,7 +188,7 @@ class Watches(StoreBase):
 
 
 def _due(at: datetime, except_of: Collection[str | None]) -> sa.Select[Any]:
-    """Select the job whose event has waited longest for delivery, except those of some owners."""
+    """Select the job whose event has waited longest for delivery, except those of `except_of`."""
     owners = [owner or "" for owner in except_of]
     due = (
         WATCH.c.webhook_state == WebhookState.PENDING,

@@ -1,7 +1,8 @@
-"""Webhooks of searches, delivered one claimed attempt at a time.
+"""Webhooks of searches, which are delivered one claimed attempt at a time.
 
-An attempt is counted and the next one scheduled before anything is sent. If a worker dies during an
-attempt, another worker makes the next one, so each end is reported at least once.
+Each attempt is counted, and the next one scheduled, before anything is sent. If a worker dies
+during an attempt, another worker makes the next one, so that the end of a search is reported at
+least once.
 """
 
 from collections.abc import Collection
@@ -15,7 +16,7 @@ from hp_tool.domain.records import SearchRecord
 from hp_tool.domain.webhooks import ATTEMPTS, WebhookRecord, WebhookState, wait_s
 from hp_tool.errors import NotFoundError
 from hp_tool.store import tables
-from hp_tool.store.base import CLOCK_SLACK, ENDED, StoreBase, checked, now, read_search
+from hp_tool.store.base import CLOCK_SLACK, ENDED, StoreBase, now, read_search, storable_values
 from hp_tool.store.columns import row_dict, storable
 
 HOOK, SEARCH = tables.webhooks, tables.searches
@@ -24,18 +25,18 @@ HOOK, SEARCH = tables.webhooks, tables.searches
 def add_webhook(connection: sa.Connection, *, search_id: str, url: str, at: datetime) -> None:
     """Store the webhook of a new search."""
     values = {"search_id": search_id, "url": url, **_initial_values(at), "created_at": at}
-    connection.execute(sa.insert(HOOK).values(checked(HOOK, values)))
+    connection.execute(sa.insert(HOOK).values(storable_values(HOOK, values)))
 
 
 def reset_webhook(connection: sa.Connection, *, search_id: str, at: datetime) -> None:
-    """Reset the webhook of a resumed search, so that its next end is reported, too."""
+    """Reset the webhook of a resumed search, so that its next end is reported."""
     connection.execute(
         sa.update(HOOK).where(HOOK.c.search_id == search_id).values(_initial_values(at))
     )
 
 
 def pending_webhooks(*columns: Any) -> sa.Select[Any]:
-    """Select columns of undelivered webhooks of ended searches."""
+    """Select columns of the undelivered webhooks of ended searches."""
     due = HOOK.c.state == WebhookState.PENDING, SEARCH.c.state.in_(ENDED)
     return (
         sa.select(*columns)
@@ -56,7 +57,7 @@ def _initial_values(at: datetime) -> dict[str, Any]:
 
 
 class Deliveries(StoreBase):
-    """Webhook methods of `AccessStore`; `create_search` and `resume_search` write webhooks, too."""
+    """Webhook methods of `AccessStore`. `create_search` and `resume_search` write webhooks, too."""
 
     def get_webhook(self, *, search_id: str) -> WebhookRecord:
         with self._reading() as connection:
@@ -122,7 +123,9 @@ class Deliveries(StoreBase):
 
 
 def _due(at: datetime, except_of: Collection[str | None]) -> sa.Select[Any]:
-    """Select the webhook of an ended search that has waited longest, except for `except_of`."""
+    """Select the webhook that has waited longest among those of ended searches, except owners in
+    `except_of`.
+    """
     clock_went_back = (  # the wait exceeds the longest one that is ever scheduled
         sa.and_(
             HOOK.c.attempts == n,

@@ -1,4 +1,4 @@
-"""Live workers and the devices they offer."""
+"""Live workers and the devices that they offer."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,11 +14,11 @@ from hp_tool.store.columns import row_dict
 
 WORKER = tables.workers
 WORKER_TIMEOUT_S = 30.0
-"""Seconds after its last heartbeat at which a worker counts as dead."""
+"""Number of seconds since its last heartbeat after which a worker counts as dead."""
 
 
 class Workers(StoreBase):
-    """Live workers."""
+    """Live workers and their heartbeats."""
 
     def announce_worker(self, *, holder: str, offers: Sequence[Offer]) -> None:
         with self._writing(durable=False) as connection:

@@ -21,7 +21,7 @@ from hp_tool.domain.records import RunRecord
 from hp_tool.domain.states import SearchState
 from hp_tool.loop.tuning.study import opened_studies
 from hp_tool.store import SqlStore, open_store
-from hp_tool.store.engine import opened
+from hp_tool.store.engine import open_engine
 from tests.cli.conftest import Run
 from tests.command_line import Ended
 from tests.store.acting import NewMeasurementFactory, claimed, intended
@@ -74,7 +74,7 @@ class Kept:
             "sqlite": f"datetime('now', '-{days} days')",
             "postgresql": f"now() - interval '{days} days'",
         }
-        with opened(self.url) as engine, engine.begin() as connection:
+        with open_engine(self.url) as engine, engine.begin() as connection:
             for table, key, value in (
                 ("hp_searches", "id", run.search_id),
                 ("hp_runs", "id", run.id),
@@ -179,7 +179,7 @@ def test_what_lives_or_lies_elsewhere_is_not_followed(kept: Kept, tmp_path: Path
 
 def test_measurements_go_only_on_request(kept: Kept) -> None:
     run = kept.search(days=40)
-    with opened(kept.url) as engine, engine.begin() as connection:
+    with open_engine(kept.url) as engine, engine.begin() as connection:
         connection.execute(
             sa.text("UPDATE hp_measurements SET created_at = (SELECT created_at FROM hp_runs)")
         )
@@ -195,7 +195,7 @@ def test_silent_watched_jobs_go_only_on_request(kept: Kept) -> None:
     old, new = (
         kept.store.create_watch(name=name, query=None, expected=None).id for name in ("old", "new")
     )
-    with opened(kept.url) as engine, engine.begin() as connection:
+    with open_engine(kept.url) as engine, engine.begin() as connection:
         aged = sa.text(
             "UPDATE hp_watches SET updated_at = datetime(updated_at, '-40 days') WHERE id = :id"
         )

@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from hp_tool.store import open_store
-from hp_tool.store.engine import opened
+from hp_tool.store.engine import open_engine
 from tests.service.processes import api, hp_tool, wait_for
 
 
@@ -23,7 +23,7 @@ def url(tmp_path: Path) -> str:
     store = open_store(url)
     store.request_cancel(search_id=store.create_search(query={"kind": "training"}).id)
     store.close()
-    with opened(url) as engine, engine.begin() as connection:
+    with open_engine(url) as engine, engine.begin() as connection:
         connection.execute(
             sa.text("UPDATE hp_searches SET finished_at = datetime('now', '-40 days')")
         )

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 import sqlalchemy as sa
 
-from hp_tool.cluster.diagnostics import database_state
+from hp_tool.cluster.diagnostics import check_database_state
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.errors import InputError, MissingExtraError, StoreError
@@ -206,7 +206,9 @@ def test_a_full_disk_is_seen_before_a_write_fails(
     room = shutil.disk_usage(tmp_path)
     assert store.state().free_bytes == pytest.approx(room.free, rel=0.2)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: room._replace(free=2**20))
-    (check,) = (each for each in database_state(store.state()) if each.name == "database disk")
+    (check,) = (
+        each for each in check_database_state(store.state()) if each.name == "database disk"
+    )
     store.close()
     assert (check.status, check.fix) == ("failed", "free some space")
 

@@ -24,8 +24,8 @@ import sqlalchemy as sa
 
 from hp_tool.cluster.launchers.readback import read_json
 from hp_tool.store import schema
-from hp_tool.store.base import writing
-from hp_tool.store.engine import opened
+from hp_tool.store.base import write_transaction
+from hp_tool.store.engine import open_engine
 from tests.service.editions import extract
 from tests.service.faults import false_clock
 from tests.service.faults.databases import Database, Postgres, until_it_answers
@@ -261,7 +261,7 @@ def schema_of(folder: Path, *, database_url: str) -> Iterator[None]:
 
 
 def _set_revision(database_url: str, revision: str) -> None:
-    with opened(database_url) as engine, writing(engine) as connection:
+    with open_engine(database_url) as engine, write_transaction(engine) as connection:
         connection.execute(
             sa.text(f"UPDATE {schema.VERSION_TABLE} SET version_num = :revision"),
             {"revision": revision},
