@@ -43,6 +43,12 @@ SGLANG_RESERVED_BYTES = 512 * MIB, 1.5 * MIB, 2.0 * MIB, 128 * MIB
 """Bytes that SGLang's default memory fraction leaves free: in total, per token of a chunk, per
 sequence of a graph, and per device of a replica (assumed to be one).
 """
+SGLANG_DRAFTING_REQUESTS = 48
+"""SGLang's default for the requests that a replica runs at once with speculative decoding
+(`ServerArgs._handle_speculative_decoding`). Groups of data-parallel attention divide it.
+"""
+SGLANG_DRAFTING_SINCE = (0, 4, 4)
+"""SGLang release that introduced this default (sgl-project/sglang#3986)."""
 VLLM_SMALL_SILICON = ("a100",)
 """Dies with vLLM's defaults for small devices, regardless of their memory."""
 CHUNKS_SINCE = (0, 8)
@@ -77,7 +83,7 @@ including the CUDA context, and the first that again subtracts only what its own
 CONTEXT_RESERVE_BYTES = 1.79 * GIB
 """That memory, as one H100 logged it (vllm-project/vllm#10511)."""
 
-BY_RELEASE = ("cache_layout", "schedules_ahead")
+BY_RELEASE = ("cache_layout", "schedules_ahead", "replica_max_num_seqs")
 """Fields that `device_defaults` sets by engine and release; files of constants omit them."""
 
 
@@ -90,6 +96,7 @@ def device_defaults(
     release: str | None = None,
     positions: int | None = None,
     item_tokens: int = 0,
+    speculative: bool = False,
 ) -> dict[str, Any]:
     """Return the engine's defaults on this device that differ from its profile, which describes
     devices of 80 GB.
@@ -102,20 +109,23 @@ def device_defaults(
         release: Release that runs; None: the profile's.
         positions: Maximum number of positions of the model.
         item_tokens: Tokens of the largest image or video, if a pass must contain all of them.
+        speculative: Whether the engine drafts tokens.
     """
+    since = release_numbers(release or version)
     if engine == "sglang":
         chunk, graph = next(limits for gib, *limits in SGLANG_DEVICES if memory_bytes < gib * GIB)
         always, by_token, by_sequence, by_device = SGLANG_RESERVED_BYTES
         kept = always + by_token * chunk + by_sequence * graph + by_device
         share = round(max(memory_bytes - kept, 0.0) / memory_bytes, 3)
+        limited = speculative and since >= SGLANG_DRAFTING_SINCE
         return {
             "max_num_batched_tokens": chunk,
             "memory_fraction": share,
             "cache_layout": "pools",
+            "replica_max_num_seqs": SGLANG_DRAFTING_REQUESTS if limited else None,
         }
     if engine != "vllm":
         return {}
-    since = release_numbers(release or version)
     settings: dict[str, Any] = {"cache_layout": "groups" if since >= GROUPS_SINCE else "whole"}
     if since >= AHEAD_SINCE:
         settings["schedules_ahead"] = True
@@ -205,7 +215,11 @@ class EngineEfficiency(Strict):
     (batch_wait_timeout_iters).
     """
     max_num_seqs: int
-    """The engine's default."""
+    """The engine's default, for one scheduler."""
+    replica_max_num_seqs: int | None = None
+    """The default limit that the attention groups of a replica divide, which replaces
+    `max_num_seqs`; None: no such limit.
+    """
     max_num_batched_tokens: int
     """The engine's default."""
     memory_fraction: float

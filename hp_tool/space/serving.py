@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
+from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase, default_max_num_seqs
 from hp_tool.cost.serving.experts import fewest_redundant
 from hp_tool.cost.serving.legality import legality, rejection_counts
 from hp_tool.domain import bounds
@@ -43,7 +43,7 @@ def serving_space(
         or expert_shares,
         "parallel.expert_parallel_size": axis_values(query.expert_parallel_size) or expert_shares,
         "parallel.redundant_experts": axis_values(query.redundant_experts) or (-1,),
-        "parallel.max_num_seqs": axis_values(query.max_num_seqs) or (engine.max_num_seqs,),
+        "parallel.max_num_seqs": axis_values(query.max_num_seqs) or (-1,),
         "parallel.max_num_batched_tokens": axis_values(query.max_num_batched_tokens)
         or (engine.max_num_batched_tokens,),
         "inference.concurrency": concurrency,
@@ -63,7 +63,7 @@ def serving_space(
         redundant_experts=np.where(r < 0, fewest_redundant(model, e), r),
         attention_data_parallel_size=d,
         data_parallel_size=np.maximum(num_gpus // (t * p), 1),
-        max_num_seqs=seqs,
+        max_num_seqs=np.where(seqs < 0, default_max_num_seqs(engine, d), seqs),
         max_num_batched_tokens=budget,
         concurrency=load,
     )

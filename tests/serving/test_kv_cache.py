@@ -107,6 +107,28 @@ def test_default_limits_are_those_of_the_device() -> None:
         assert shares[name] == pytest.approx(1 - mib * 2**20 / gpu(name).memory_bytes, abs=1e-3)
 
 
+def test_sglang_runs_48_requests_by_default_when_it_drafts() -> None:
+    """Groups of data-parallel attention divide them; a query may set another limit."""
+    drafts = {"num_speculative_tokens": 3, "acceptance_rate": 0.7, "draft_cost_fraction": 0.05}
+    groups = {"tensor_parallel_size": 1, "attention_data_parallel_size": 8}
+    for layout, release, sequences in (
+        ({}, "0.5.6", 48),
+        (groups, "0.5.6", 6),
+        ({"max_num_seqs": 200}, "0.5.6", 200),
+        ({}, "0.4.3", 1024),
+    ):
+        found = estimated(
+            "deepseek-v3",
+            "h200",
+            8,
+            engine="sglang",
+            engine_version=release,
+            layout=layout,
+            speculative=drafts,
+        ).parallel
+        assert found is not None and found.max_num_seqs == sequences
+
+
 def test_a_checkpoint_with_wide_attention_keeps_it_wide() -> None:
     """vLLM loads 57.75 GiB of Meta's Llama 3.1 405B in fp8 on each of eight devices."""
     found = estimated("llama-3.1-405b", "h100", 8, engine="vllm", precision="fp8").memory

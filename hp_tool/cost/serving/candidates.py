@@ -10,7 +10,7 @@ from typing import Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from hp_tool.cost.arrays import FloatArray, IntArray
+from hp_tool.cost.arrays import FloatArray, IntArray, Ints
 from hp_tool.cost.case import Machine
 from hp_tool.domain.efficiency import ExpertKernel
 from hp_tool.domain.engines import ISOLATED_EXPERTS, EngineEfficiency, ExpertEfficiency
@@ -79,6 +79,15 @@ class ServingCandidates:
             for name in ServingConfig.__slots__
         }
         return cls(**columns, concurrency=np.array(list(concurrency), dtype=np.int64))
+
+
+def default_max_num_seqs(engine: EngineEfficiency, groups: Ints) -> IntArray:
+    """Return the engine's default `max_num_seqs` for replicas with this number of attention
+    groups.
+    """
+    limit = engine.replica_max_num_seqs
+    each = engine.max_num_seqs if limit is None else np.maximum(limit // groups, 1)
+    return each + 0 * np.asarray(groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ import numpy as np
 from hp_tool.catalog import cluster as catalogue_cluster
 from hp_tool.catalog.efficiency import pool_efficiency
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
-from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
+from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase, default_max_num_seqs
 from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs, pool_quantiles
 from hp_tool.cost.serving.experts import fewest_redundant
 from hp_tool.cost.serving.legality import legality
@@ -225,7 +225,10 @@ def pool_config(
         attention_data_parallel_size=pool.attention_data_parallel_size,
         redundant_experts=pool.redundant_experts,
         data_parallel_size=pool.attention_data_parallel_size * pool.replicas,
-        max_num_seqs=max(axis_values(parallel.max_num_seqs) or (engine.max_num_seqs,)),
+        max_num_seqs=max(
+            axis_values(parallel.max_num_seqs)
+            or (int(default_max_num_seqs(engine, pool.attention_data_parallel_size)),)
+        ),
         max_num_batched_tokens=max(
             axis_values(parallel.max_num_batched_tokens) or (engine.max_num_batched_tokens,)
         ),
@@ -371,7 +374,7 @@ def _pool_candidates(
     """
     t, d, e, r, replicas = side.T
     ones, engine = np.ones_like(t), problem.engine
-
+    limits = axis_values(parallel.max_num_seqs) or None
     return ServingCandidates(
         tensor_parallel_size=t,
         pipeline_parallel_size=ones,
@@ -379,7 +382,7 @@ def _pool_candidates(
         attention_data_parallel_size=d,
         redundant_experts=r,
         data_parallel_size=d * replicas,
-        max_num_seqs=ones * max(axis_values(parallel.max_num_seqs) or (engine.max_num_seqs,)),
+        max_num_seqs=default_max_num_seqs(engine, d) if limits is None else ones * max(limits),
         max_num_batched_tokens=ones
         * max(axis_values(parallel.max_num_batched_tokens) or (engine.max_num_batched_tokens,)),
         concurrency=ones * (problem.concurrency or 1),

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from hp_tool.cost.serving.candidates import ServingCandidates
+from hp_tool.cost.serving.candidates import ServingCandidates, default_max_num_seqs
 from hp_tool.cost.serving.experts import fewest_redundant
 from hp_tool.cost.serving.legality import explain, legality
 from hp_tool.domain.parallel import ParallelQuery
@@ -80,12 +80,10 @@ def resolve_config(parallel: ParallelQuery, *, problem: ServingProblem) -> Servi
     Raises:
         InputError: An axis is a list.
     """
-    engine = problem.engine
-    values = {
-        "max_num_seqs": engine.max_num_seqs,
-        "max_num_batched_tokens": engine.max_num_batched_tokens,
-    }
+    values = {"max_num_batched_tokens": problem.engine.max_num_batched_tokens}
     values |= single_values(parallel, ServingConfig.__slots__)
+    groups = values.get("attention_data_parallel_size", 1)
+    values.setdefault("max_num_seqs", int(default_max_num_seqs(problem.engine, groups)))
     stage = values.get("tensor_parallel_size", 1) * values.get("pipeline_parallel_size", 1)
     fewest = fewest_redundant(problem.model, np.array(values.get("expert_parallel_size", 1)))
     values.setdefault("redundant_experts", int(fewest))

@@ -249,7 +249,11 @@ def resolve_serving(query: Query) -> ServingProblem:
         engine=workload.engine, version=workload.engine_version, silicon=cluster.gpu.silicon
     )
     engine = with_device_defaults(
-        engine, gpu=cluster.gpu, release=workload.engine_version, model=model
+        engine,
+        gpu=cluster.gpu,
+        release=workload.engine_version,
+        model=model,
+        speculative=workload.speculative is not None,
     )
     engine = _with_memory_fraction(engine, workload, query.constraints)
     if workload.engine_settings == "defaults":
@@ -335,7 +339,12 @@ def _with_default_scatter(constants: Scattered, doubt: DefaultsEfficiency) -> Sc
 
 
 def with_device_defaults(
-    engine: EngineEfficiency, *, gpu: GpuSpec, release: str | None, model: ModelSpec
+    engine: EngineEfficiency,
+    *,
+    gpu: GpuSpec,
+    release: str | None,
+    model: ModelSpec,
+    speculative: bool = False,
 ) -> EngineEfficiency:
     """Return the engine with its settings on this device in the named release."""
     limits = device_defaults(
@@ -346,6 +355,7 @@ def with_device_defaults(
         release=release,
         positions=model.max_position_embeddings,
         item_tokens=model.bidirectional_item_tokens,
+        speculative=speculative,
     )
     return dataclasses.replace(engine, **limits)
 
