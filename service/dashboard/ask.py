@@ -35,6 +35,7 @@ from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.problem import resolve_model, resolve_training
 from hp_tool.wording.figures import STEP
 from hp_tool.wording.rankings import SERVING, TRAINING, Table
+from hp_tool.wording.words import serving_arithmetic
 from service.api.bodies import resolve
 from service.api.dependencies import CalibrationsDep, FindDep, StoreDep, turn
 from service.dashboard.ask_controls import Control, controls, modules
@@ -51,9 +52,9 @@ from service.dashboard.ask_question import (
     names,
 )
 from service.dashboard.configuration import ConfigurationView, configuration_view
-from service.dashboard.figures import BarSpec, Figure, Stack, stack
+from service.dashboard.figures import BarSpec, Figure, Stack, line, markers, stack
+from service.dashboard.formats import count, seconds
 from service.dashboard.machines import MachinesAnswer, machines_answer
-from service.dashboard.new_search import latency_figure
 from service.dashboard.new_search_form import EXTRA, FRAMEWORKS, RecipeChoice, recipe_choices
 from service.dashboard.page import (
     ErrorFields,
@@ -93,6 +94,11 @@ RANKED_BY = {
     "min_gpus": "number of GPUs",
 }
 """Objectives of serving other than the default, in words."""
+FRONT = {"color": "--series-3", "width": 2}
+LOG_FROM = 20.0
+"""Ratio of the longest to the shortest latency from which an axis is logarithmic, so that one slow
+configuration does not compress the others.
+"""
 router = APIRouter(tags=["dashboard"])
 
 
@@ -160,6 +166,10 @@ class AskPage(Page):
     """Legal configurations that were not costed, in addition to `legal`, because they cannot be
     among the best.
     """
+    tied: int = 0
+    """Number of layouts that the model cannot distinguish from rank 1, which is one of them."""
+    rejections: tuple[tuple[str, int], ...] = ()
+    """Reasons for rejected candidates, and their numbers, the most frequent first."""
     effect_memory: Stack | None = None
     """Memory with sequence parallelism and selective recomputation switched on and off."""
     effect_time: Stack | None = None
@@ -377,6 +387,8 @@ def _answered(
         legal=answer.space.legal,
         feasible=answer.space.feasible,
         pruned=answer.space.pruned,
+        tied=answer.groups[0] if answer.groups else 0,
+        rejections=tuple(sorted(answer.rejections.items(), key=lambda item: -item[1])),
         error=error,
     )
     if free.kind == "inference":
@@ -405,12 +417,81 @@ def _serving_page(
         page,
         assumed=next((str(queue) for queue in queues if queue), None),
         figures=tuple(
-            latency_figure(name, served, None if targets is None else getattr(targets, name))
+            _latency_figure(name, served, None if targets is None else getattr(targets, name))
             for name in ("ttft_s", "tpot_s")
         )
         if served
         else (),
     )
+
+
+def _latency_figure(
+    name: str, rows: Sequence[ServingRecommendation], limit: float | None
+) -> Figure:
+    """Plot throughput over one latency; `limit` is the target, in seconds."""
+    letters = name.removesuffix("_s").upper()
+    known = (
+        (getattr(row.estimate, name), row.estimate.output_tokens_per_second_per_gpu, row)
+        for row in rows
+    )
+    points = [
+        (latency, rate, row)
+        for latency, rate, row in known
+        if latency is not None and rate is not None
+    ]
+    text = [
+        f"{serving_arithmetic(row.parallel, replicas=row.estimate.replicas)}\n{letters} "
+        f"{seconds(latency)}\n"
+        f"{count(rate)} tokens/s per GPU"
+        for latency, rate, row in points
+    ]
+    latencies = [latency for latency, _, _ in points]
+    unit = (
+        {"title": f"{letters}, ms", "times": 1e3}
+        if min(latencies, default=1.0) < 1.0
+        else {"title": f"{letters}, s"}
+    )
+    far = max(latencies, default=1.0) > LOG_FROM * min(latencies, default=1.0)
+    scale = {"log": True} if far else {"zero": True}
+    best = [
+        not any(each[0] <= latency and each[1] > rate for each in points)
+        for latency, rate, _ in points
+    ]
+    front = sorted(
+        (latency, rate) for (latency, rate, _), there in zip(points, best, strict=True) if there
+    )
+    labels = [
+        each.partition("\n")[0] if there else "" for each, there in zip(text, best, strict=True)
+    ]
+    marker = {"color": "--series-1", "size": 7, "labels": labels}
+    shade = [{"to": limit, "color": "--good", "label": "target"}] if limit is not None else []
+    drawn = (
+        [
+            line(
+                "Pareto front",
+                x=(x for x, _ in front),
+                y=(y for _, y in front),
+                style={"color": "--series-3", "width": 2},
+            )
+        ]
+        if len(front) > 1
+        else []
+    )
+    return {
+        "traces": [
+            markers(
+                "Configurations",
+                x=latencies,
+                y=(each[1] for each in points),
+                text=text,
+                marker=marker,
+            ),
+            *drawn,
+        ],
+        "x": unit | scale,
+        "y": {"title": "Output tokens/s per GPU"},
+        "shapes": shade,
+    }
 
 
 def _chosen(

@@ -296,9 +296,18 @@ def _filled(typed: Mapping[str, str]) -> dict[str, str]:
         if not any(path.startswith(("training.", "inference.")) for path in typed):
             example = example | SEVERAL[kind]
     values = {p: text for p, text in example.items() if p not in left_out} | dict(typed)
+    in_yaml = _paths_in_yaml(typed.get(EXTRA, ""))
     return ({"kind": kind} if kind == "inference" else {}) | {
-        path: text for path, text in values.items() if path != "kind"
+        path: text
+        for path, text in values.items()
+        if path != "kind" and not any(f"{each}.".startswith(f"{path}.") for each in in_yaml)
     }
+
+
+def _paths_in_yaml(text: str) -> tuple[str, ...]:
+    with contextlib.suppress(InputError):  # The answer reports it.
+        return tuple(dotted(schema.read_yaml(text))) if text else ()
+    return ()
 
 
 def _machines(cluster: dict[str, Any]) -> Any:

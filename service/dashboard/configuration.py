@@ -137,7 +137,7 @@ class ConfigurationPage(Page):
     """The bubble's fraction of the whole step; the drawing may show only a part of the step."""
     placement: Placement | None = None
     form_href: str | None = None
-    """The form of a new search with this query."""
+    """Page that starts a search with this query."""
     explorer_href: str | None = None
     compare_href: str | None = None
     """Comparison with the recommended configuration of the same query; None if the query asks for a

@@ -26,7 +26,7 @@ from hp_tool.questions.configuration import Configuration, Row
 from hp_tool.wording.rankings import Table
 from service.api.bodies import read_body
 from service.dashboard import formats
-from service.dashboard.presets import PRESETS
+from service.dashboard.presets import QUICKSTART_HREF
 
 P = TypeVar("P")
 ContextFunction = TypeVar("ContextFunction", bound=Callable[..., Any])
@@ -52,7 +52,6 @@ SECTIONS = (
     ("Plan", "Ask", "/", "recommend"),
     ("Plan", "Compare", "/compare", "recommend"),
     ("Search", "Searches", "/searches", "search"),
-    ("Search", "New search", "/searches/new", "queries"),
     ("Search", "Workers", "/workers", "clusters"),
     ("Running jobs", "Watch", "/watches", "watch"),
     ("Running jobs", "Explain", "/explain", "explain"),
@@ -82,7 +81,7 @@ _environment.globals |= {
     "assets": ASSETS,
     "sections": SECTIONS,
     "guides": {name: guide for _, name, _, guide in SECTIONS},
-    "presets": PRESETS,
+    "quickstart_href": QUICKSTART_HREF,
     "run_states": states.RUN_STATES,
 }
 _environment.filters |= dict(inspect.getmembers(formats, inspect.isfunction))

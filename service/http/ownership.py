@@ -204,7 +204,7 @@ class PrincipalStore:
         if search_id == SAMPLE:
             if method not in READING:
                 raise ConflictError(
-                    "The sample cannot be changed. Start a search of your own at /searches/new."
+                    "The sample cannot be changed. Start your own search at /searches/new."
                 )
             return sample_store()
         if self._principal.scope < Scope.ADMIN:

@@ -23,7 +23,6 @@ COMPUTING = frozenset(
             "/v1/plans",
         ),
         "/v1/lost-nodes",
-        *("/searches/new/preview", "/searches/new/preview.csv", "/searches/new/preview.json"),
         *(AGENTS_PATH, *UPLOADS),
     }
 )

@@ -241,15 +241,7 @@ BODIES: dict[str, Callable[[str, str], Iterator[Json]]] = {
     "/v1/watches": _watch,
     "/mcp": _tool,
     **dict.fromkeys(("/v1/models", "/v1/clusters", "/v1/traces"), _registration),
-    **dict.fromkeys(
-        (
-            "/searches/new",
-            "/searches/new/preview",
-            "/searches/new/preview.csv",
-            "/searches/new/preview.json",
-        ),
-        _form,
-    ),
+    "/searches/new": _form,
 }
 """How each changing route is given a query with a value at a place."""
 

@@ -25,6 +25,7 @@ from hp_tool.loop.tuning import tune
 from service.dashboard.new_search_form import to_values
 from service.dashboard.page import address
 from service.dashboard.pages import MODULES
+from service.dashboard.presets import QUICKSTART_HREF
 from tests.service.coordinator import claim, finish, one_run
 from tests.service.detailed import DETAILED
 from tests.tuning.serving_engine import ServingEngine
@@ -96,6 +97,7 @@ def seeded_pages(store: Store, http: TestClient, query: dict[str, Any]) -> dict[
         "ask": "/",
         "searches": "/searches",
         "new-search": "/searches/new",
+        "new-search-example": QUICKSTART_HREF,
         "new-search-detailed": address("/searches/new", to_values(DETAILED["rack"])),
         "search-running": f"/searches/{running}",
         "search-ended": f"/searches/{ended}",

@@ -113,9 +113,6 @@ def test_a_reading_key_changes_nothing_and_only_administrators_administer(
         "/v1/explanations",
         "/v1/lost-nodes",
         "/explain",
-        "/searches/new/preview",
-        "/searches/new/preview.csv",
-        "/searches/new/preview.json",
     }
     computing |= {"/mcp"}  # tools meet the scopes of what they ask
     for method, path in addresses(app):

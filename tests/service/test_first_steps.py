@@ -8,7 +8,6 @@ import html
 import re
 from pathlib import Path
 
-import pytest
 import yaml
 from fastapi.testclient import TestClient
 from markupsafe import escape
@@ -17,7 +16,7 @@ from hp_tool.domain.access import Scope
 from hp_tool.store import SqlStore
 from service.app import create_app
 from service.dashboard.new_search_form import to_query
-from service.dashboard.presets import PRESETS
+from service.dashboard.presets import QUICKSTART, QUICKSTART_HREF
 from service.settings import Settings
 from tests.service.test_access import OPERATOR, key
 
@@ -29,16 +28,16 @@ def test_an_empty_service_teaches_in_three_steps(http: TestClient) -> None:
     )
     page = http.get("/searches").text
     assert page.count("<li>") == 3 and "/searches/sample" in page and "hp-tool worker" in page
-    assert all(escape(preset.href) in page for preset in PRESETS.values())
+    assert escape(QUICKSTART_HREF) in page
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_answer_as_they_stand(http: TestClient, store: SqlStore, name: str) -> None:
-    form = http.get(PRESETS[name].href.replace("?", ".json?", 1)).json()
-    assert to_query(form["values"]) == PRESETS[name].query
-    preview = http.post("/searches/new/preview.json", data=form["values"]).json()
-    assert preview["error"] is None and preview["rows"] and preview["unsearchable"] is None
-    answer = http.post("/searches/new", data=form["values"], follow_redirects=False)
+def test_the_example_can_be_started_and_asked(http: TestClient) -> None:
+    page = http.get(QUICKSTART_HREF.replace("?", ".json?", 1)).json()
+    assert to_query(page["values"]) == QUICKSTART
+    assert page["error"] is None and page["best"] and page["unsearchable"] is None
+    asked = http.get(page["question_href"].replace("?", ".json?", 1)).json()
+    assert asked["view"]["heading"] == page["best"]["arithmetic"], "its model is in the YAML"
+    answer = http.post("/searches/new", data=page["values"], follow_redirects=False)
     assert answer.status_code == 303
     search = answer.headers["location"]
     assert "hp-tool worker" in http.get(search).text
@@ -48,7 +47,7 @@ def test_this_machine_is_the_quickstart() -> None:
     example = yaml.safe_load(
         (Path(__file__).parents[2] / "examples" / "quickstart.yaml").read_text()
     )
-    assert PRESETS["this-machine"].query == example
+    assert example == QUICKSTART
 
 
 def test_everybody_may_look_at_the_sample_and_nobody_may_change_it(store: SqlStore) -> None:

@@ -120,20 +120,21 @@ def test_a_search_from_the_empty_page_to_its_command(
             page.wait_for_url("**#content")
             page.keyboard.press("Tab")
             assert page.evaluate("document.activeElement.textContent") == "Training"
-        hands.press(page.locator("main").get_by_role("link", name="new search"))
+        page.get_by_role("combobox", name="GPU", exact=True).select_option("cpu")
         for label, value in (
-            ("GPU", "cpu"),
-            ("GPUs", "0"),
-            ("GPUs per node", "2"),
-            ("Sequence length", "64"),
+            ("Number of GPUs", "2"),
+            ("Tokens per sequence", "64"),
             ("Global batch size", "4"),
         ):
             hands.write(page.get_by_label(label, exact=True), value)
+        hands.press(page.locator("summary", has_text="Further settings"))
         hands.press(page.locator("summary", has_text="Other fields"))
         hands.write(page.get_by_label("Further fields of the query, as YAML"), MODEL)
-        page.locator("[data-error='cluster.num_gpus']", has_text="got 0").wait_for()
-        hands.write(page.get_by_label("GPUs", exact=True), "2")
-        page.get_by_role("heading", name="Best configurations").wait_for()
+        page.keyboard.press("Tab")
+        page.get_by_text("gpt-tiny on 2 x cpu").first.wait_for()
+        page.locator(".findings[aria-busy=false]").wait_for()
+        hands.press(page.get_by_role("link", name="Search with real runs"))
+        page.get_by_role("heading", name="Best configuration by prediction").wait_for()
         hands.press(page.locator("summary", has_text="Profile runs"))
         hands.write(page.get_by_label("Maximum profile runs"), "2")
         hands.press(page.get_by_role("button", name="Start the search"))

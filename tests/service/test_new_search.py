@@ -1,5 +1,5 @@
-"""The form of a new search: it says every query, its answer is the API's, and a mistake comes back
-at its field.
+"""The page that starts a search: it accepts every query, shows the API's answer and the cost, and
+reports errors.
 """
 
 import re
@@ -18,6 +18,7 @@ from hp_tool.domain.ports import Store
 from hp_tool.errors import InputError
 from hp_tool.questions import schema
 from hp_tool.questions.form_fields import form_fields
+from service.dashboard.ask_question import OF_ONE, SENTENCE
 from service.dashboard.new_search_form import to_query, to_values
 from service.dashboard.page import read_form
 
@@ -55,6 +56,11 @@ def post(http: TestClient, path: str, values: dict[str, str], **options: Any) ->
     )
 
 
+def started(http: TestClient, values: dict[str, str]) -> Any:
+    """The page of a search that is not yet started, as JSON."""
+    return http.get("/searches/new.json", params=values).json()
+
+
 def test_what_fields_may_hold_is_the_schemas_to_say() -> None:
     known = form_fields("training")
     assert known["training.precision"].options == ("bf16", "fp16", "fp8", "mxfp8", "nvfp4", "fp32")
@@ -81,10 +87,13 @@ def test_inputs_of_numbers_have_the_schemas_bounds(http: TestClient) -> None:
     texts = {"model", "cluster", "cluster.gpu", "inference.engine", "trainer"}
     texts |= {f"training.{name}" for name in ("framework", "framework_version", "recipe")}
     for kind in ("training", "inference"):
-        page = http.get(f"/searches/new?kind={kind}").text
+        page = http.get(f"/explorer?kind={kind}").text
+        page += http.get(f"/searches/new?kind={kind}&model=llama-3-8b").text
         for name, field in form_fields("training" if kind == "training" else "inference").items():
             if name in texts or field.options:
                 assert field.maximum is None
+                continue
+            if name in SENTENCE | OF_ONE:
                 continue
             assert (
                 field.minimum is not None
@@ -95,7 +104,6 @@ def test_inputs_of_numbers_have_the_schemas_bounds(http: TestClient) -> None:
             bounds = f'min="{field.minimum}" max="{field.maximum}"'
             assert (bounds in tag) != field.several
             assert f"({field.minimum} to {field.maximum})" in tag
-    assert 'min="1" max="2147483648" step="1"' in http.get("/searches/new").text
 
 
 SIZES = st.one_of(st.integers(1, 64), st.lists(st.integers(1, 64), min_size=1, max_size=4))
@@ -216,7 +224,7 @@ def test_an_empty_choice_leaves_its_field_out(http: TestClient) -> None:
         "training.gradient_precision",
         "training.dispatch_precision",
     )
-    page = http.get("/searches/new").text
+    page = http.get("/explorer").text
     for name in names:
         (select,) = re.findall(
             rf'<select name="{re.escape(name)}".*?</select>', page, flags=re.DOTALL
@@ -230,7 +238,7 @@ def test_an_empty_choice_leaves_its_field_out(http: TestClient) -> None:
 
 
 def test_recipes_can_be_chosen_and_say_what_they_are(http: TestClient) -> None:
-    page = http.get("/searches/new?training.recipe=trl&model=llama-3-8b").text
+    page = http.get("/explorer?training.recipe=trl&model=llama-3-8b").text
     (select,) = re.findall(r'<select name="training.recipe".*?</select>', page, flags=re.DOTALL)
     for recipe in http.get("/v1/recipes").json()["items"]:
         assert f'data-about="{escape(recipe["description"])}"' in select
@@ -238,10 +246,8 @@ def test_recipes_can_be_chosen_and_say_what_they_are(http: TestClient) -> None:
         assert selected == (recipe["name"] == "trl")
         assert f">{escape(recipe['description'])}</span>" in page or not selected
     # One of another machine's catalogue, and an alias, stay what they are.
-    assert "<option selected>ours</option>" in http.get("/searches/new?training.recipe=ours").text
-    wrong = post(http, "/searches/new/preview.json", FILLED | {"training.recipe": "ours"}).json()[
-        "error"
-    ]
+    assert "<option selected>ours</option>" in http.get("/explorer?training.recipe=ours").text
+    wrong = started(http, FILLED | {"training.recipe": "ours"})["error"]
     assert wrong["field"] == "training.recipe"
 
 
@@ -253,13 +259,11 @@ def test_an_address_may_name_any_path_of_a_query(http: TestClient) -> None:
     # What another kind's tab left over is no mistake; a path that no query has is one.
     assert (
         "extra"
-        not in http.get("/searches/new.json?kind=inference&training.sequence_length=8").json()[
-            "values"
-        ]
+        not in http.get(
+            "/searches/new.json?kind=inference&model=qwen3-32b&training.sequence_length=8"
+        ).json()["values"]
     )
-    wrong = post(
-        http, "/searches/new/preview.json", FILLED | {"training.cross_entropi": "fused"}
-    ).json()["error"]
+    wrong = started(http, FILLED | {"training.cross_entropi": "fused"})["error"]
     assert "did you mean cross_entropy" in wrong["message"]
 
 
@@ -271,39 +275,16 @@ def test_any_body_is_a_form_or_bad_input(body: str) -> None:
         assert error.message
 
 
-def test_the_preview_is_the_recommendation(http: TestClient) -> None:
-    shown = post(http, "/searches/new/preview.json", FILLED).json()
-    query = to_query(FILLED)
-    answer = http.post("/v1/recommendations?top=60", json=query).json()
-    best: dict[tuple[int, ...], dict[str, Any]] = {}  # of each layout
-    for row in answer["recommendations"]:
-        sizes = ("tensor", "pipeline", "context", "expert")
-        best.setdefault(tuple(row["parallel"][f"{name}_parallel_size"] for name in sizes), row)
-    listed = list(best.values())[:8]
-    assert [row["step_s"] for row in shown["rows"]] == [
-        row["estimate"]["time"]["step_s"] for row in listed
-    ]
-    assert [row["rank"] for row in shown["rows"]] == [row["rank"] for row in listed]
-    counts = [answer["space"][name] for name in ("legal", "feasible", "pruned")]
-    assert [shown["legal"], shown["feasible"], shown["pruned"]] == counts and shown[
-        "groups"
-    ] == answer["groups"]
-    risks = [row["out_of_memory_probability"] for row in listed]
-    assert [row["out_of_memory_probability"] for row in shown["rows"]] == risks
-    assert dict(shown["rejections"]) == answer["rejections"]
-    page = post(http, "/searches/new/preview", FILLED).text
-    assert shown["rows"][0]["details"] in page
-    assert re.findall(r"<script(?! type=\"application/json\")", page) == []
-
-
-def test_a_browser_without_scripts_gets_the_answer_in_the_page(http: TestClient) -> None:
-    """The fields stand in the address, with `ranked`."""
-    page = http.get("/searches/new.json", params={**FILLED, "ranked": "true"})
-    assert page.status_code == 200, page.text
-    assert (
-        page.json()["preview"]["rows"]
-        == post(http, "/searches/new/preview.json", FILLED).json()["rows"]
-    )
+def test_the_best_configuration_is_the_recommendation(http: TestClient) -> None:
+    page = started(http, FILLED)
+    answer = http.post("/v1/recommendations?top=40", json=to_query(FILLED)).json()
+    best = answer["recommendations"][0]
+    assert page["best"]["step_s"] == best["estimate"]["time"]["step_s"]
+    text = http.get("/searches/new", params=FILLED).text
+    assert page["best"]["details"] in text
+    asked = http.get("/explorer.json", params=FILLED).json()
+    assert asked["tied"] == answer["groups"][0]
+    assert dict(asked["rejections"]) == answer["rejections"]
 
 
 def test_the_same_as_text_says_the_same(http: TestClient) -> None:
@@ -311,10 +292,7 @@ def test_the_same_as_text_says_the_same(http: TestClient) -> None:
         "parallel.tensor_parallel_size": "2, 4",
         "extra": "training:\n  optimizer: muon\nid: it's 'mine'",
     }
-    commands = {
-        c["title"]: c["text"]
-        for c in post(http, "/searches/new/preview.json", values).json()["commands"]
-    }
+    commands = {c["title"]: c["text"] for c in started(http, values)["commands"]}
     query = schema.parse_query(to_query(values))
     assert schema.parse_query(commands["YAML"]) == query
     told = shlex.split(commands["Command line"].splitlines()[0])
@@ -334,21 +312,21 @@ def test_where_nothing_fits_the_nearest_say_what_they_lack(http: TestClient) -> 
         "cluster.num_gpus": "8",
         "parallel.zero_stage": "1",
     }
-    shown = post(
-        http, "/searches/new/preview.json", FILLED | few | {"extra": "training:\n  offload: none"}
-    ).json()
-    assert shown["rows"] == []
-    assert all("GiB" in row["reasons"][0] for row in shown["misses"])
+    values = FILLED | few | {"extra": "training:\n  offload: none"}
+    assert started(http, values)["best"] is None
+    assert "No configuration fits" in http.get("/searches/new", params=values).text
+    rows = http.get("/explorer.json", params=values).json()["rows"]
+    assert rows and all("GiB" in row["reasons"][0] for row in rows)
 
 
-def test_serving_is_previewed_with_its_targets_and_not_searched(http: TestClient) -> None:
-    shown = post(http, "/searches/new/preview.json", SERVED).json()
-    assert shown["rows"][0]["ttft_s"] <= 1.0
-    assert shown["rows"][0]["tpot_s"] <= 0.03
-    assert [shape["to"] for figure in shown["figures"] for shape in figure["shapes"]] == [1.0, 0.03]
-    assert shown["unsearchable"] and shown["refused"]
-    assert "data-refused" in post(http, "/searches/new/preview", SERVED).text
-    assert not post(http, "/searches/new/preview.json", FILLED).json()["refused"]
+def test_serving_has_predictions_and_cannot_be_searched(http: TestClient) -> None:
+    page = started(http, SERVED)
+    assert page["best"]["ttft_s"] <= 1.0 and page["best"]["tpot_s"] <= 0.03
+    assert page["unsearchable"] and page["refused"]
+    assert '<button class="primary" disabled>' in http.get("/searches/new", params=SERVED).text
+    assert not started(http, FILLED)["refused"]
+    figures = http.get("/explorer.json", params=SERVED).json()["figures"]
+    assert [shape["to"] for figure in figures for shape in figure["shapes"]] == [1.0, 0.03]
 
 
 @pytest.mark.parametrize(
@@ -367,7 +345,7 @@ def test_serving_is_previewed_with_its_targets_and_not_searched(http: TestClient
 def test_a_mistake_comes_back_at_its_field(
     http: TestClient, store: Store, changed: dict[str, str], field: str
 ) -> None:
-    error = post(http, "/searches/new/preview.json", FILLED | changed).json()["error"]
+    error = started(http, FILLED | changed)["error"]
     assert error["field"].startswith(field)
     page = post(http, "/searches/new", FILLED | changed)
     assert page.status_code == 422

@@ -28,19 +28,11 @@ FILLED = {
 }
 
 
-def test_the_form_ranks_what_the_address_fills_in(http: TestClient) -> None:
-    form = http.get("/searches/new", params=FILLED | {"ranked": "true"})
-    rows = http.get("/searches/new.json", params=FILLED | {"ranked": "true"}).json()["preview"][
-        "rows"
-    ]
-    assert rows and all(row["details"] in form.text for row in rows)
-    assert http.get("/searches/new.json", params=FILLED).json()["preview"] is None, (
-        "scripts ask for it"
-    )
-    assert (
-        '<button formmethod="get" formaction="/searches/new" name="ranked" value="true">'
-        in form.text
-    )
+def test_a_search_is_started_from_its_answer(http: TestClient) -> None:
+    href = http.get("/explorer.json", params=FILLED).json()["form_href"]
+    page = http.get(href).text
+    assert http.get(href.replace("?", ".json?", 1)).json()["best"]["details"] in page
+    assert '<form method="post" action="/searches/new"' in page
 
 
 def test_runs_are_a_table(http: TestClient, store: Store, query: dict[str, Any]) -> None:

@@ -99,11 +99,11 @@ def test_the_command_line_asks_a_server(
 
 
 def test_the_form_shows_the_bill(http: TestClient) -> None:
-    plan = http.post("/searches/new/preview.json", data=FORM).json()["plan"]
+    plan = http.get("/searches/new.json", params=FORM).json()["plan"]
     assert plan["runs"] == 2 and plan["cost"] > 0
-    page = http.post("/searches/new/preview", data=FORM).text
+    page = http.get("/searches/new", params=FORM).text
     assert (
-        "What a search would cost" in page
+        "What the search costs" in page
         and " to ".join(map(format_money, plan["cost_interval"])) in page
     )
     serving = {
@@ -117,7 +117,7 @@ def test_the_form_shows_the_bill(http: TestClient) -> None:
         "inference.output_length": "100",
         "inference.concurrency": "8",
     }
-    answer = http.post("/searches/new/preview.json", data=serving).json()
+    answer = http.get("/searches/new.json", params=serving).json()
     assert (answer["error"], answer["plan"]) == (None, None)
 
 
@@ -146,7 +146,7 @@ def test_a_search_names_a_registered_trainer(
         "reducible": [],
         "source": "",
     }
-    assert f"<option>{registered}</option>" in http.get("/searches/new").text
+    assert f"<option>{registered}</option>" in http.get("/searches/new", params=FORM).text
 
 
 def test_the_command_line_lists_registered_trainers_and_shows_their_command(
@@ -183,7 +183,7 @@ def test_a_bill_before_any_start_was_seen_is_an_interval(
         plan["first"]["time_limit_s"] >= plan["first"]["wall_s_interval"][1]
         and plan["first"]["cut_off"] is False
     )
-    page = http.post("/searches/new/preview", data=FORM).text
+    page = http.get("/searches/new", params=FORM).text
     assert "no start-up has been seen here yet" in page
     asked, engine = schema.parse_query(query), DescribedEngine(num_gpus=2)
     assert plan_search(asked, store=store, launcher=engine).plan.gpu_seconds_interval is not None

@@ -5,7 +5,6 @@ follows them.
 from __future__ import annotations
 
 import json
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from service.dashboard.page import read_form
 from tests.service.detailed import DETAILED
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page, Route
+    from playwright.sync_api import Page
 
 OF_EXPERTS = re.compile("expert|dispatch|two_batch|attention_data_parallel")
 SPECS = {
@@ -112,7 +111,7 @@ def test_forms_send_what_they_were_opened_with(
     assert _in_order(schema.parse_query(again)) == _in_order(expected)
 
 
-def test_fields_of_the_form_reach_the_search_and_errors_open_their_group(
+def test_fields_of_the_question_reach_the_search_and_errors_open_their_group(
     page: Page, server: str, store: Store
 ) -> None:
     values = {
@@ -122,7 +121,8 @@ def test_fields_of_the_form_reach_the_search_and_errors_open_their_group(
         "training.sequence_length": "4096",
         "training.global_batch_size": "72",
     }
-    page.goto(f"{server}/searches/new?{urlencode(values)}")
+    page.goto(f"{server}/explorer?{urlencode(values)}")
+    page.get_by_text("Further settings").click()
     segment = page.get_by_label("GPUs per NVLink segment")
     assert not segment.is_visible()
     page.get_by_text("Precision and kernels").click()
@@ -135,16 +135,16 @@ def test_fields_of_the_form_reach_the_search_and_errors_open_their_group(
     page.get_by_text("NVLink", exact=True).click()
     assert not segment.is_visible()
     gradients.select_option("bf16")  # the next answer opens the group again
-    wrong.wait_for()
-    assert segment.is_visible() and segment.get_attribute("aria-invalid") == "true"
+    segment.wait_for()
+    assert segment.get_attribute("aria-invalid") == "true"
     segment.fill("")
-    page.locator("summary", has_text="Fine-tuning").click()
-    page.get_by_label("LoRA rank").fill("16")
-    page.locator("[data-error='training.lora.rank']", has_text="task lora").wait_for()
-    page.get_by_label("LoRA rank").fill("")
+    page.locator("[aria-invalid]").wait_for(state="detached")
     page.locator("summary", has_text="Parallelism").click()
     page.locator("[name='parallel.recompute']").fill("none, selective layernorm+mlp")
-    page.get_by_role("heading", name="Best configurations").wait_for()
+    page.locator("[name='parallel.recompute']").press("Tab")
+    page.wait_for_url("**parallel.recompute**")
+    page.locator(".findings[aria-busy=false]").wait_for()
+    page.get_by_role("link", name="Search with real runs").click()
     page.get_by_role("button", name="Start the search").click()
     page.locator("h1 + .state").wait_for()
     query = store.list_searches().items[0].query
@@ -152,33 +152,9 @@ def test_fields_of_the_form_reach_the_search_and_errors_open_their_group(
     assert query["parallel"]["recompute"][0] == "none"
     assert query["parallel"]["recompute"][1]["modules"] == ["layernorm", "mlp"]
     page.get_by_role("link", name="Clone").click()
-    assert (
-        page.locator("[name='parallel.recompute']").input_value() == "none, selective layernorm+mlp"
-    )
-
-
-def test_an_error_above_does_not_push_the_focused_field_out_of_sight(
-    page: Page, server: str
-) -> None:
-    unanswered: list[Route] = []
-    page.route("**/searches/new/preview", lambda route: unanswered.append(route))
-    values = {
-        "model": "llama-3-8b",
-        "cluster.gpu": "cpu",
-        "cluster.num_gpus": "0",
-        "training.sequence_length": "64",
-    }
-    with page.expect_request("**/searches/new/preview"):
-        page.goto(f"{server}/searches/new?{urlencode(values)}")
-    field = page.get_by_label("Global batch size", exact=True)
-    field.focus()
-    lowest = "each => each.getBoundingClientRect().bottom"
-    page.set_viewport_size({"width": 1440, "height": math.ceil(field.evaluate(lowest))})
-    unanswered[0].continue_()
-    page.locator("[data-error='cluster.num_gpus']", has_text="got 0").wait_for()
-    assert (
-        field.evaluate(lowest) <= page.evaluate("innerHeight") + 1
-    )  # a layout may end within a pixel
+    page.get_by_role("link", name="Change the query").click()
+    recompute = page.locator("#ask [name='parallel.recompute']")
+    assert recompute.input_value() == "none, selective layernorm+mlp"
 
 
 def test_the_explorer_follows_the_fields_of_its_groups(page: Page, server: str) -> None:
@@ -225,12 +201,12 @@ SCRIPT = (
 )
 
 
-def _paste(page: Page, summary: str) -> None:
-    page.get_by_text(summary).click()
+def _paste(page: Page, button: str) -> None:
+    page.get_by_text("Check a launch script").click()
     part = page.locator("#import")
     part.get_by_label("Script or file").fill(SCRIPT)
-    part.get_by_label("The GPU it runs on").fill("h100-sxm-80gb")
-    part.get_by_text("Read it").click()
+    part.get_by_label("GPU model").fill("h100-sxm-80gb")
+    part.get_by_text(button).click()
 
 
 def test_a_launch_script_fills_the_form_or_is_shown_as_it_is(page: Page, server: str) -> None:
@@ -238,14 +214,14 @@ def test_a_launch_script_fills_the_form_or_is_shown_as_it_is(page: Page, server:
     explorer, as it is.
     """
     page.goto(f"{server}/explorer")
-    _paste(page, "Look at a launch script")
+    _paste(page, "Predict it")
     page.wait_for_url("**/configurations?**")
     assert page.locator("h1").inner_text().startswith("TP 2 x PP 1 x DP 4")
-    page.goto(f"{server}/searches/new")
-    _paste(page, "Fill the form from a launch script")
+    page.goto(f"{server}/explorer")
+    _paste(page, "Search for a better layout")
     page.wait_for_url("**global_batch_size=64**")
     query = schema.parse_query(to_query(read_form(page.evaluate(SENT, "/searches/new"))))
     assert query.training is not None and query.training.global_batch_size == 64
     assert query.search.baseline is not None and query.search.baseline.tensor_parallel_size == 2
     assert query.parallel.tensor_parallel_size is None, "free: that is what the search is for"
-    page.get_by_role("heading", name="Best configurations").wait_for()
+    page.get_by_role("heading", name="Best configuration by prediction").wait_for()

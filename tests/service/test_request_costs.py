@@ -134,10 +134,10 @@ def test_long_yaml_in_a_line_or_a_field_is_refused(service: Service) -> None:
     assert (refused["error"]["code"], answered["status"]) == ("payload_too_large", "ok")
     page = service.costs_little(
         "POST",
-        "/searches/new/preview.json",
+        "/searches/new",
         data={"kind": "training", "extra": YAML[:500_000].decode()},
     )
-    assert page.json()["error"]["code"] == "payload_too_large"
+    assert page.status_code == 422 and "exceed the maximum of 65,536" in page.text
 
 
 def test_yaml_up_to_its_limit_is_read(service: Service) -> None:
@@ -271,7 +271,7 @@ def test_forms_and_exports_have_the_same_bounds(service: Service) -> None:
         "training.global_batch_size": "1536",
         "extra": f"parallel:\n  {extra}",
     }
-    page = service.costs_little("POST", "/searches/new/preview.json", content=urlencode(form))
+    page = service.costs_little("GET", f"/searches/new.json?{urlencode(form)}")
     assert page.json()["error"]["code"] == "request_too_costly"
 
 

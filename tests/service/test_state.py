@@ -71,10 +71,3 @@ def test_ticks_and_the_form_survive_a_reload_and_back(
         page.get_by_role("button", name="Clear").click()
         page.goto(f"{server}/searches/{search}")
         assert not page.get_by_label("Select run 2").is_checked()
-        page.goto(f"{server}/searches/new")
-        page.get_by_label("Model", exact=True).fill("gpt3-13b")
-        page.wait_for_url("**gpt3-13b**")
-        page.goto(f"{server}/models")
-        page.go_back()
-        page.locator("#query").wait_for()
-        assert page.get_by_label("Model", exact=True).input_value() == "gpt3-13b"

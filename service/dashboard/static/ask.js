@@ -84,8 +84,11 @@ function settled(trouble = "") {
 // Replace all parts but the one that is in use.
 function show(fresh, used = "") {
   for (const part of document.querySelectorAll("[data-part]")) {
-    if (part.dataset.part === used) continue;
     const next = fresh.querySelector(`[data-part="${part.dataset.part}"]`);
+    if (part.dataset.part === used) {
+      showErrors(part, next);
+      continue;
+    }
     const opened = [...part.querySelectorAll("details")].map((details) => details.open); // keep what the reader opened
     part.replaceChildren(...next.childNodes);
     part.hidden = next.hidden;
@@ -95,6 +98,18 @@ function show(fresh, used = "") {
   drawAll();
   shown();
   for (const selector of ["link[rel=alternate]", ".foot a[href*='.json']"]) document.querySelector(selector).href = fresh.querySelector(selector).href;
+}
+
+// Of the part in use, only the errors at its fields change.
+function showErrors(part, next) {
+  for (const line of part.querySelectorAll(".field [data-error]")) {
+    const { error } = line.dataset;
+    line.textContent = next.querySelector(`.field [data-error="${CSS.escape(error)}"]`)?.textContent ?? "";
+    const input = part.querySelector(`[name="${CSS.escape(error)}"]`);
+    if (line.textContent) input.setAttribute("aria-invalid", "true");
+    else input.removeAttribute("aria-invalid");
+    for (let box = line.textContent && line.closest("details"); box; box = box.parentElement.closest("details")) box.open = true;
+  }
 }
 
 // Buttons have no use here, and choices in an order get a slider; the select remains to show the value and to choose one directly.

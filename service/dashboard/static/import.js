@@ -1,5 +1,5 @@
-// A launch script or a configuration file: what the server reads of it opens as a configuration, or in the form as a search for a
-// better one, compared with it.
+// Sends a launch script or a configuration file to the server and opens its query: as a configuration, or as a search for a better
+// layout that is compared with the script's.
 
 const part = document.querySelector("#import");
 const wrong = part?.querySelector(".wrong");
@@ -15,10 +15,10 @@ part?.querySelector("form").addEventListener("submit", async (event) => {
   wrong.textContent = response?.ok ? "" : answer.detail;
   if (!response?.ok) return;
   const whole = new URLSearchParams({ query: JSON.stringify(answer.query) });
-  location.assign(part.dataset.opens === "form" ? `/searches/new?${new URLSearchParams(leaves(answer.search))}` : `/configurations?${whole}`);
+  location.assign(event.submitter.value === "search" ? `/searches/new?${new URLSearchParams(leaves(answer.search))}` : `/configurations?${whole}`);
 });
 
-// A query's values by dotted path, as the form's fields are named.
+// The query's values by dotted path.
 function leaves(value, path = "") {
   if (value === null) return [];
   const branch = typeof value === "object" && !Array.isArray(value);
