@@ -10,15 +10,41 @@ from hp_tool.domain.releases import release_numbers
 Schedule = Literal["mixed", "prefill_first"]
 CacheLayout = Literal["groups", "whole", "pools", "exact"]
 
-FRACTION_OF_FREE_MEMORY = ("trtllm",)
-"""Engines whose memory setting is a fraction of the memory that the weights leave free
-(KvCacheConfig.free_gpu_memory_fraction), not of the device's memory.
-"""
 
-ROOM_FOR_LONGEST = ("vllm",)
-"""Engines that do not start unless the cache has room for the longest request that they are
-started for (`vllm/v1/core/kv_cache_utils.py`, check_enough_kv_cache_memory).
-"""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFacts:
+    """Facts about a serving engine that its releases share and that nothing fits."""
+
+    memory_fraction_of: Literal["device", "free"] = "device"
+    """Memory of which `inference.memory_fraction` is a fraction: the device's, or what the weights
+    leave free (TensorRT-LLM's KvCacheConfig.free_gpu_memory_fraction).
+    """
+    needs_room_for_longest: bool = False
+    """Whether the engine refuses to start unless its cache has room for the longest request
+    (`vllm/v1/core/kv_cache_utils.py`, check_enough_kv_cache_memory).
+    """
+    splits_experts_over_stage: bool = False
+    """Whether experts are split over all ranks of a pipeline stage or over none of them (vLLM's
+    `--enable-expert-parallel`).
+    """
+    stores_recurrent_states: Literal["blocks", "requests", "snapshots"] = "blocks"
+    """Where recurrent states for cached prompts are stored: at the ends of cache blocks, at the
+    ends of requests and their chunks (SGLang's `--mamba-scheduler-strategy no_buffer`, its
+    default), or in snapshots (TensorRT-LLM's mamba_state_cache_interval).
+    """
+
+
+_FACTS = {
+    "vllm": EngineFacts(needs_room_for_longest=True, splits_experts_over_stage=True),
+    "sglang": EngineFacts(stores_recurrent_states="requests"),
+    "trtllm": EngineFacts(memory_fraction_of="free", stores_recurrent_states="snapshots"),
+}
+
+
+def engine_facts(engine: str) -> EngineFacts:
+    """Return the facts about an engine; defaults for an engine without any."""
+    return _FACTS.get(engine, EngineFacts())
+
 
 ROCM_SILICON = ("mi300x", "mi355x")
 """Dies on which engines run their builds for ROCm, which have other kernels."""

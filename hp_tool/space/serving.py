@@ -8,17 +8,13 @@ from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase, defa
 from hp_tool.cost.serving.experts import fewest_redundant
 from hp_tool.cost.serving.legality import legality, rejection_counts
 from hp_tool.domain import bounds
+from hp_tool.domain.engines import engine_facts
 from hp_tool.domain.parallel import ParallelQuery, axis_values, divisors
 
 MAX_COMBINATIONS = 20_000_000
 """Maximum number of raw combinations of one query."""
 MAX_STAGES = 16
 """Maximum number of pipeline stages tried by default: each stage adds a hop to every token."""
-
-WHOLE_STAGES = ("vllm",)
-"""Engines that divide experts over all ranks of a stage or over none of them (vLLM's
-`--enable-expert-parallel`).
-"""
 
 
 def serving_space(
@@ -67,7 +63,7 @@ def serving_space(
         max_num_batched_tokens=budget,
         concurrency=load,
     )
-    if engine.engine in WHOLE_STAGES and query.expert_parallel_size is None:
+    if engine_facts(engine.engine).splits_experts_over_stage and query.expert_parallel_size is None:
         candidates = candidates.take(np.flatnonzero((e == 1) | (e == t * d)))
     codes = legality(
         model=model, num_gpus=num_gpus, candidates=candidates, longest_request=case.longest_request

@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 from hp_tool.cost.serving.candidates import ServingCase
 from hp_tool.cost.serving.operations import state_block
+from hp_tool.domain.engines import engine_facts
 from hp_tool.domain.releases import release_numbers
 
 SNAPSHOT_TOKENS = 256
@@ -20,14 +21,13 @@ def resume_interval(case: ServingCase, *, release: str) -> int:
     """Return the interval in tokens at which a prompt can resume; ANYWHERE if prompts can also
     resume at the ends of earlier requests.
 
-    vLLM stores states at the ends of its cache blocks. SGLang stores them at the ends of requests
-    and of their chunks (`--mamba-scheduler-strategy no_buffer`, its default), where the prefixes of
-    a conversation end. Other engines are assumed to work like vLLM.
+    `EngineFacts.stores_recurrent_states` tells where an engine stores states. The ends of requests
+    and their chunks are where the prefixes of a conversation end.
     """
-    block = state_block(case)
-    if block == ANYWHERE or case.engine.engine == "sglang":
+    block, stored_at = state_block(case), engine_facts(case.engine.engine).stores_recurrent_states
+    if block == ANYWHERE or stored_at == "requests":
         return ANYWHERE
-    if case.engine.engine == "trtllm":
+    if stored_at == "snapshots":
         return SNAPSHOT_TOKENS if release_numbers(release)[:2] >= SNAPSHOTS_SINCE else NOWHERE
     return block
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,12 +32,11 @@ from hp_tool.cost.serving.operations import state_block
 from hp_tool.cost.serving.weights import formats
 from hp_tool.domain.clients import CLIENTS, DEFAULT_REQUESTS_PER_SLOT
 from hp_tool.domain.engines import (
-    FRACTION_OF_FREE_MEMORY,
-    ROOM_FOR_LONGEST,
     DefaultsEfficiency,
     EngineEfficiency,
     ExpertEfficiency,
     device_defaults,
+    engine_facts,
 )
 from hp_tool.domain.hardware import ClusterSpec, GpuSpec, Precision
 from hp_tool.domain.inference import (
@@ -371,9 +370,10 @@ def _with_memory_fraction(
             engine,
             memory_fraction=min(engine.memory_fraction, 1.0 - constraints.memory_headroom_fraction),
         )
-    of: Literal["device", "free"] = "free" if engine.engine in FRACTION_OF_FREE_MEMORY else "device"
     return dataclasses.replace(
-        engine, memory_fraction=workload.memory_fraction, memory_fraction_of=of
+        engine,
+        memory_fraction=workload.memory_fraction,
+        memory_fraction_of=engine_facts(engine.engine).memory_fraction_of,
     )
 
 
@@ -561,7 +561,9 @@ def serving_case(
         expert_imbalance=workload.expert_imbalance,
         two_batch_overlap=workload.two_batch_overlap,
         longest_request=workload.input_length + workload.output_length,
-        room_at_start=workload.max_model_len or 0 if engine.engine in ROOM_FOR_LONGEST else 0,
+        room_at_start=workload.max_model_len or 0
+        if engine_facts(engine.engine).needs_room_for_longest
+        else 0,
     )
 
 
