@@ -27,6 +27,8 @@ CUDA, ENGINE, APEX, DEEP_EP = "cuda", "transformer-engine", "apex", "deep-ep"
 class Overlap:
     """One kind of communication that can overlap compute."""
 
+    part: str
+    """Part of a step that it hides."""
     constants: tuple[str, ...]
     """Fields of FrameworkEfficiency with the fraction that is hidden."""
     switches: tuple[str, ...] = ()
@@ -35,17 +37,23 @@ class Overlap:
 
 OVERLAPS = {
     "tensor_parallel": Overlap(
+        part="tensor_parallel",
         constants=("tensor_parallel_overlap", "tensor_parallel_forward_overlap"),
         switches=("tp_comm_overlap",),
     ),
-    "context_parallel": Overlap(constants=("context_parallel_overlap",)),
+    "context_parallel": Overlap(part="context_parallel", constants=("context_parallel_overlap",)),
     "expert_parallel": Overlap(
-        constants=("expert_parallel_overlap",), switches=("overlap_moe_expert_parallel_comm",)
+        part="expert_parallel",
+        constants=("expert_parallel_overlap",),
+        switches=("overlap_moe_expert_parallel_comm",),
     ),
     "pipeline_parallel": Overlap(
-        constants=("pipeline_overlap",), switches=("overlap_p2p_comm", "batch_p2p_comm")
+        part="pipeline_p2p",
+        constants=("pipeline_overlap",),
+        switches=("overlap_p2p_comm", "batch_p2p_comm"),
     ),
     "data_parallel": Overlap(
+        part="data_parallel",
         constants=("data_parallel_overlap", "all_reduce_overlap"),
         switches=("overlap_grad_reduce", "overlap_param_gather"),
     ),

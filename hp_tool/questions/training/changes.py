@@ -16,6 +16,7 @@ from hp_tool.domain.fields import ChosenValues
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
+from hp_tool.domain.switches import OVERLAPS
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import HpToolError
 from hp_tool.questions import schema
@@ -23,14 +24,6 @@ from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.fixes import legal_neighbours
 from hp_tool.wording.words import change_in_words
 
-OVERLAPPED = {
-    "tensor_parallel": "tensor_parallel",
-    "context_parallel": "context_parallel",
-    "expert_parallel": "expert_parallel",
-    "pipeline_parallel": "pipeline_p2p",
-    "data_parallel": "data_parallel",
-}
-"""Fields of training.overlap, with the part of a step that each hides."""
 MIN_SAVED_FRACTION = 0.01
 """Minimum saving, as a fraction of the measured step."""
 MAX_RATIO = 4.0
@@ -145,11 +138,11 @@ def _overlap_changes(
     """
     assert estimate.parallel is not None and query.training is not None
     known = query.training.overlap or OverlapSpec()
-    for name, part in OVERLAPPED.items():
+    for name, kind in OVERLAPS.items():
         with_it, without = (
-            _part_s(query, replace(known, **{name: value}), part) for value in (True, False)
+            _part_s(query, replace(known, **{name: value}), kind.part) for value in (True, False)
         )
-        measured = measured_s.get(part, 0.0)
+        measured = measured_s.get(kind.part, 0.0)
         if (
             with_it is None
             or without is None
@@ -165,7 +158,7 @@ def _overlap_changes(
         problem = resolve_configuration(query).problem
         yield Change(
             change=f"overlap.{name} on",
-            part=part,
+            part=kind.part,
             parallel=estimate.parallel,
             set={"training.overlap": schema.to_dict(replace(known, **{name: True}))},
             seconds=seconds,

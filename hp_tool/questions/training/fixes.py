@@ -17,7 +17,7 @@ from hp_tool.cost.optimizer import gradient_precision, stored_precision
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.cost.uncertainty import out_of_memory_probability
 from hp_tool.domain.fit import SAFE_PROBABILITY
-from hp_tool.domain.frameworks import framework_facts
+from hp_tool.domain.frameworks import DEGREES, framework_facts
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, PipelineSchedule
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate, Fix
@@ -42,15 +42,7 @@ MAX_VALUES = 12
 """Maximum number of other values per axis; the nearest are tried."""
 NUM_BISECTIONS = 8
 """Sections per iteration in the search for the fewest recomputed layers."""
-SIZES = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "virtual_pipeline_parallel_size",
-    "context_parallel_size",
-    "expert_parallel_size",
-    "expert_tensor_parallel_size",
-    "micro_batch_size",
-)
+SIZES = (*DEGREES, "micro_batch_size")
 
 Move = dict[str, IntArray]
 """Values of one axis as columns of Candidates; recomputation has three columns."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
+from hp_tool.domain.frameworks import DEGREES
 from hp_tool.domain.parallel import QUERY_STRATEGY_FIELDS, ParallelQuery
 from hp_tool.domain.query import Query
 from hp_tool.domain.result import Estimate
@@ -11,16 +12,7 @@ from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.usual_settings import answer_with_usual_settings
 from hp_tool.space import default_axes
 
-LAYOUT_AXES = (
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "virtual_pipeline_parallel_size",
-    "context_parallel_size",
-    "expert_parallel_size",
-    "expert_tensor_parallel_size",
-    "micro_batch_size",
-    "moe_token_dispatcher_type",
-)
+LAYOUT_AXES = (*DEGREES, "micro_batch_size", "moe_token_dispatcher_type")
 """Axes that a ranking varies if the query omits them, in addition to recomputation and sharding."""
 
 

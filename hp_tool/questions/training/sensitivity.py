@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from hp_tool.domain import bounds
+from hp_tool.domain.frameworks import DEGREES
 from hp_tool.domain.hardware import ClusterSpec
 from hp_tool.domain.parallel import ParallelConfig, recompute_name
 from hp_tool.domain.query import Query, RankBy
@@ -25,13 +26,7 @@ MAX_COST_RATIO = 1.05
 FASTER_FACTOR, LARGER_FACTOR = 2.0, 1.5
 """Factors of bandwidth and of memory for the better hardware."""
 UNUSED_VALUES: dict[str, int | str] = {
-    "tensor_parallel_size": 1,
-    "pipeline_parallel_size": 1,
-    "virtual_pipeline_parallel_size": 1,
-    "context_parallel_size": 1,
-    "expert_parallel_size": 1,
-    "expert_tensor_parallel_size": 1,
-    "micro_batch_size": 1,
+    **dict.fromkeys((*DEGREES, "micro_batch_size"), 1),
     "recompute": "none",
     "zero_stage": 0,
     "data_parallel_shard_size": 0,
