@@ -111,3 +111,81 @@ def test_axolotls_file_is_not_taken_for_deepspeeds(tmp_path: Path) -> None:
     code, query, shown = read(tmp_path, "config.yaml", text, *GPUS)
     assert code in (0, 3), shown
     assert query["training"]["task"] == "lora" and query["training"]["sequence_length"] == 2048
+
+
+CHAT = """deepspeed --num_gpus 8 main.py --data_path Dahoas/rm-static Dahoas/full-hh-rlhf \\
+  --data_split 2,4,4 --model_name_or_path facebook/opt-1.3b --zero_stage 2 --deepspeed \\
+  --num_warmup_steps 0 --output_dir out {}
+"""
+
+
+def test_deepspeed_chat_has_the_defaults_of_its_own_program(tmp_path: Path) -> None:
+    code, query, shown = read(tmp_path, "run.sh", CHAT.format(""), *GPUS[:2], "--num-gpus", "8")
+    assert code in (0, 3), shown
+    assert query["training"]["precision"] == "fp16"
+    assert query["training"]["sequence_length"] == 512
+    assert query["parallel"]["micro_batch_size"] == 16
+
+
+@pytest.mark.parametrize("flag", ["--lora_dim 128", "--num_padding_at_beginning 1", "--offload"])
+def test_deepspeed_chat_is_refused_beyond_full_fine_tuning(tmp_path: Path, flag: str) -> None:
+    code, _, shown = read(tmp_path, "run.sh", CHAT.format(flag), *GPUS)
+    assert code == 2 and "DeepSpeed-Chat" in shown
+
+
+AUTOMODEL = """recipe: TrainFinetuneRecipeForNextTokenPrediction
+step_scheduler: {{global_batch_size: 256, local_batch_size: 4}}
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_config
+  config: {{pretrained_model_name_or_path: {model}}}
+distributed:
+  pp_size: 4
+  pipeline: {{pp_schedule: interleaved1f1b{more}}}
+loss_fn: {{_target_: nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy}}
+optimizer: {{_target_: torch.optim.Adam}}
+dataset: {{seq_len: 4096}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "chunks"),
+    [
+        ("meta-llama/Llama-3.1-8B", "", 2),
+        ("meta-llama/Llama-3.1-8B", ", layers_per_stage: 2", 4),
+        (
+            "deepseek-ai/DeepSeek-V3",
+            ", layers_per_stage: 2, round_virtual_stages_to_pp_multiple: down",
+            7,
+        ),
+        (
+            "deepseek-ai/DeepSeek-V3",
+            ", layers_per_stage: 2, round_virtual_stages_to_pp_multiple: up",
+            8,
+        ),
+    ],
+)
+def test_automodels_chunks_are_those_of_its_pipeline(
+    tmp_path: Path, model: str, more: str, chunks: int
+) -> None:
+    text = AUTOMODEL.format(model=model, more=more)
+    _, query, shown = read(tmp_path, "run.yaml", text, "--gpu", "h100-sxm-80gb", "--num-gpus", "64")
+    assert query.get("parallel", {}).get("virtual_pipeline_parallel_size") == chunks, shown
+
+
+def test_automodels_chunks_that_do_not_divide_are_refused(tmp_path: Path) -> None:
+    text = AUTOMODEL.format(model="deepseek-ai/DeepSeek-V3", more=", layers_per_stage: 2")
+    code, _, shown = read(tmp_path, "run.yaml", text, *GPUS)
+    assert code == 2 and "31 chunks of 61 layers" in shown
+
+
+def test_a_batch_schedule_ends_at_its_last_size(tmp_path: Path) -> None:
+    flags = (
+        "--num-layers 16 --hidden-size 1024 --num-attention-heads 16 --seq-length 2048 "
+        "--max-position-embeddings 2048 --micro-batch-size 1 --bf16 --vocab-size 32000 "
+        '--step-batch-size-schedule "0:16 2.4B:320 12B:1536"'
+    )
+    code, query, shown = read(tmp_path, "run.sh", f"torchrun pretrain_gpt.py {flags}", *GPUS)
+    assert code in (0, 3), shown
+    assert query["training"]["global_batch_size"] == 1536
+    script = f"torchrun pretrain_gpt.py {flags} --global-batch-size 1536"
+    assert read(tmp_path, "run.sh", script, *GPUS)[0] == 2

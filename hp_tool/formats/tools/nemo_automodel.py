@@ -34,6 +34,11 @@ _RECIPES = (
     "TrainFinetuneRecipeForNextTokenPrediction",
     "BenchmarkingRecipeForNextTokenPrediction",
 )
+_MODEL_KEYS = (
+    "pretrained-model-name-or-path",
+    "config.pretrained-model-name-or-path",
+    "config.name-or-path",
+)
 _SCHEDULES = {"1f1b": False, "interleaved1f1b": True}
 
 
@@ -52,6 +57,8 @@ def read(source: Source, reading: Reading) -> None:
         reading.refuse(f"recipe {recipe} is not supported; supported: {', '.join(_RECIPES)}")
     if (strategy := keys.text("distributed.strategy", "fsdp2")) not in ("fsdp2", "ddp"):
         reading.refuse(f"distributed.strategy {strategy} is not supported; supported: fsdp2, ddp")
+    named = (keys.text(f"model.{name}") for name in _MODEL_KEYS)
+    model = next(filter(None, named), "")
     stages, batch = keys.size("distributed.pp-size"), keys.size("step-scheduler.local-batch-size")
     resharded = keys.on("distributed.reshard-after-forward", default=stages == 1)
     parallel: dict[str, Any] = {
@@ -70,7 +77,7 @@ def read(source: Source, reading: Reading) -> None:
         parallel["micro_batch_size"] = keys.size(
             f"distributed.pipeline.{size or 'pp-microbatch-size'}"
         )
-        parallel |= _read_chunks(keys, source, stages, reading)
+        parallel |= _read_chunks(keys, source, model=model, stages=stages, reading=reading)
     training = _read_training(keys, reading)
     copies = keys.size("distributed.dp-replicate-size")
     complete_layout(
@@ -81,9 +88,7 @@ def read(source: Source, reading: Reading) -> None:
         copies=copies,
     )
     reading.query = {"kind": "training", "training": training, "parallel": parallel}
-    names = ("pretrained-model-name-or-path", "config.pretrained-model-name-or-path")
-    named = (keys.text(f"model.{name}") for name in (*names, "config.name-or-path"))
-    if model := next(filter(None, named), ""):
+    if model:
         reading.query["model"] = model
 
 
@@ -97,24 +102,36 @@ def _read_recompute(keys: Settings, reading: Reading) -> str:
     return "none" if kind == "false" else "full"
 
 
-def _read_chunks(keys: Settings, source: Source, stages: int, reading: Reading) -> dict[str, int]:
-    """Return the model chunks of a stage of an interleaved schedule."""
+def _read_chunks(
+    keys: Settings, source: Source, *, model: str, stages: int, reading: Reading
+) -> dict[str, int]:
+    """Return the model chunks of a rank of an interleaved schedule.
+
+    Source: calculate_virtual_stages of nemo_automodel/components/distributed/pipelining.
+    """
     schedule = keys.text("distributed.pipeline.pp-schedule", "1f1b").lower()
     if schedule not in _SCHEDULES:
         reading.refuse(
             f"pp_schedule {schedule} is not supported; supported: {', '.join(_SCHEDULES)}"
         )
-    model = keys.text("model.pretrained-model-name-or-path")
-    layers, each = source.layers_of(model), keys.size("distributed.pipeline.layers-per-stage", 0)
-    if not _SCHEDULES.get(schedule) or layers is None:
+    if not _SCHEDULES.get(schedule):
         return {}
-    if not each or layers % (each * stages):
+    per_chunk = keys.size("distributed.pipeline.layers-per-stage", 0)
+    if not per_chunk:
+        return {"virtual_pipeline_parallel_size": 2}
+    if (layers := source.layers_of(model)) is None:
+        why = "the number of layers, which layers_per_stage divides, is unknown; add"
+        reading.lack("parallel.virtual_pipeline_parallel_size", why, example=2)
+        return {}
+    chunks = -(-layers // per_chunk)
+    rounding = keys.text("distributed.pipeline.round-virtual-stages-to-pp-multiple")
+    if chunks % stages and rounding not in ("up", "down"):
         reading.refuse(
-            f"layers_per_stage {each or '(none)'}: does not divide {layers} layers over {stages} "
-            "stages"
+            f"layers_per_stage {per_chunk}: {chunks} chunks of {layers} layers do not divide over "
+            f"{stages} stages"
         )
-        return {}
-    return {"virtual_pipeline_parallel_size": layers // (each * stages)}
+    per_rank = -(-chunks // stages) if rounding == "up" else chunks // stages
+    return {"virtual_pipeline_parallel_size": max(per_rank, 1)}
 
 
 def _read_training(keys: Settings, reading: Reading) -> dict[str, Any]:

@@ -26,6 +26,15 @@ _LOSSES = {
     "torchtune.modules.loss.CEWithChunkedOutputLoss": "chunked",
     "torch.nn.CrossEntropyLoss": "unfused",
 }
+_MODELS = {
+    "phi3_mini": "phi-3-mini-4k",
+    "phi4_14b": "phi-4",
+    # Qwen2 and Qwen2.5 have the same shapes.
+    "qwen2_0_5b": "qwen2.5-0.5b",
+    "qwen2_1_5b": "qwen2.5-1.5b",
+    "qwen2_7b": "qwen2.5-7b",
+}
+"""Catalogue models of builders whose names differ from the model's."""
 _TARGETS = {"output_proj": "o_proj"}
 _MLP_MATRICES = ("gate_proj", "up_proj", "down_proj")
 
@@ -66,7 +75,7 @@ def read(source: Source, reading: Reading) -> None:
     reading.query = {"kind": "training", "training": training, "parallel": parallel}
     if component := keys.text("model._component_"):
         name = re.sub(r"^q?lora_|_(instruct|base)$", "", component.rpartition(".")[2])
-        reading.query["model"] = source.named(name) or name
+        reading.query["model"] = _MODELS.get(name) or source.named(name) or name
 
 
 def _read_training(keys: Settings, reading: Reading) -> dict[str, Any]:

@@ -322,10 +322,12 @@ def _parse_count(value: str | None, name: str) -> int | None:
 
 def _note_missing(reading: Reading, path: str, *, auto: bool) -> None:
     argument, key, example = _AUTO_OPTIONS[path]
+    argument = argument.replace("-", "_")
+    named = f"{argument} (of the script)" if reading.tool == "accelerate" else key
     why = (
-        f'{key} is "auto", which the trainer fills from --{argument.replace("-", "_")}'
+        f'{key} is "auto", which the trainer fills from --{argument}'
         if auto
-        else f"{key} is not set"
+        else (f"{named} is not set")
     )
     reading.lack(path, f"{why}; add", example=example)
 

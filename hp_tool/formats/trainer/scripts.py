@@ -47,6 +47,8 @@ def read_script(source: Source, reading: Reading) -> None:
         word.text.endswith("trl/scripts/sft.py") for word in _launcher_words(script)
     ):
         words += _trl_defaults({word.name for word in words})
+    elif any(word.name == "data-split" for word in words):
+        words = _chat_arguments(words, reading)
     read_trainer_command(words, script, source, reading)
 
 
@@ -130,6 +132,32 @@ def _read_launched_arguments(
     accelerate.read_accelerate(
         laid, text=config or "", reading=reading, words=words, spare=source.ignore
     )
+
+
+_CHAT_DEFAULTS = {"per-device-train-batch-size": "16", "max-seq-len": "512"}
+
+
+def _chat_arguments(words: list[Setting], reading: Reading) -> list[Setting]:
+    """Return the arguments of DeepSpeed-Chat's step1_supervised_finetuning/main.py in the Trainer's
+    names, with that program's defaults; reject its training on preferences.
+    """
+    values = {word.name: word.text for word in words}
+    if "num-padding-at-beginning" in values or "actor-zero-stage" in values:
+        reading.refuse("DeepSpeed-Chat's training on preferences or rewards is not supported")
+    if values.get("lora-dim", "0") != "0":
+        reading.refuse(
+            "--lora_dim: DeepSpeed-Chat's adapters with trained other weights are not supported"
+        )
+    dtype = values.get("dtype", "fp16")
+    changed = [word for word in words if word.name not in ("dtype", "offload")]
+    changed.append(Setting(name=dtype, written=f"dtype {dtype}", values=("true",)))
+    if "offload" in values:
+        reading.refuse("--offload: the offload of DeepSpeed-Chat's weights is not modelled")
+    for name, value in _CHAT_DEFAULTS.items():
+        if name not in values:
+            written = f"{name.replace('-', '_')} (DeepSpeed-Chat's default)"
+            changed.append(Setting(name=name, written=written, values=(value,)))
+    return changed
 
 
 def _trl_defaults(names: Collection[str]) -> Iterator[Setting]:

@@ -9,7 +9,13 @@ from hp_tool.domain.parallel import TokenDispatcher
 from hp_tool.domain.pipeline_layout import chunk_layers, parse_layout
 from hp_tool.domain.workload import GraphModule
 from hp_tool.errors import InputError
-from hp_tool.formats.reading import Reading, Setting, sort_settings, table
+from hp_tool.formats.reading import (
+    Reading,
+    Setting,
+    parse_whole_number,
+    sort_settings,
+    table,
+)
 from hp_tool.formats.tools.megatron_lm import words
 from hp_tool.formats.tools.megatron_lm.arguments import TABLE, Arguments
 from hp_tool.formats.tools.megatron_lm.hybrid import PATTERN_FLAGS, with_pattern_counts
@@ -267,9 +273,7 @@ class _Run(Arguments):
         offload, fraction = self.offload()
         return {
             "sequence_length": self.number("seq-length"),
-            "global_batch_size": self.number(
-                "global-batch-size", self.replicas() * self.number("micro-batch-size")
-            ),
+            "global_batch_size": self.global_batch_size(),
             "precision": self.precision(),
             "fp8_recipe": self.fp8_recipe(),
             "parameter_precision": self.parameter_precision(),
@@ -298,6 +302,19 @@ class _Run(Arguments):
             if capacity
             else None,
         }
+
+    def global_batch_size(self) -> int:
+        """Return the global batch size; the last one of a schedule, since estimates are of steps
+        after a ramp-up.
+        """
+        name = "step-batch-size-schedule"
+        if not self.on(name):
+            usual = self.replicas() * self.number("micro-batch-size")
+            return self.number("global-batch-size", usual)
+        if self.on("global-batch-size"):
+            self.refuse(name, "Megatron does not start with --global-batch-size too; remove one")
+        size = self.settings[name].text.rpartition(":")[2]
+        return parse_whole_number(size, f"--{name}")
 
     def optimizer(self) -> str:
         name = self.text("optimizer", "adam").removeprefix("dist_")
