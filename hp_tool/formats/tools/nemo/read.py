@@ -48,6 +48,8 @@ _PROVIDER_KEYS = (
 """Defaults of model provider classes."""
 _PLAIN_PROVIDERS = ("GPTModelProvider", "GPTConfig")
 """Classes with Megatron Core's defaults."""
+_SHAPE_KEYS = {"num_layers", "hidden_size", "_target_", "encoder", "num_attention_heads"}
+"""Keys of `model` in a whole configuration; a file of overrides leaves them to its recipe."""
 _FIELDS_OF_PROVIDERS = (
     "training.dropout",
     "training.cross_entropy",
@@ -82,7 +84,11 @@ def read(source: Source, reading: Reading) -> None:
         InputError: The file is invalid.
     """
     if source.mapping is not None:
-        read_content(source.keys(reading), source=source, reading=reading)
+        content = source.keys(reading)
+        if _SHAPE_KEYS.isdisjoint(_section(content, "model")):
+            _read_overrides(content, source=source, reading=reading)
+        else:
+            read_content(content, source=source, reading=reading)
     elif words := parse_override_list(source.text):
         _read_overrides(with_overrides({}, words, reading=reading), source=source, reading=reading)
     else:
