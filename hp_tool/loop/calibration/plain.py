@@ -26,28 +26,20 @@ def plain_factor(
     """Return a single factor if n runs contradict the fit, or None if they support it.
 
     The runs contradict the fit if more than half of them lie outside the 90% interval stated by the
-    cost model, placed around the fit to the other runs, and a single factor or no correction
-    predicts them about as well. The factor is the mean of ln(measured / predicted) over the runs
-    without the fastest and the slowest, and one additional run that agrees with the prediction.
+    cost model, placed around the prediction by the fit to the other runs. The factor is the mean
+    of ln(measured / predicted) over the runs without the fastest and the slowest, and one
+    additional run that agrees with the prediction.
 
     Args:
         excess: ln(measured / predicted) of the runs, shape (n,).
         left_out_correction: Prediction of each run by the fit to the other runs, shape (n,).
         stated_log_sd: Standard deviation of `excess` that the cost model states.
     """
-    runs, figures = len(excess), assumed().step_time
-    if runs < figures.plain_least_runs:
+    runs, error = len(excess), np.median(np.abs(excess - left_out_correction))
+    if runs < assumed().step_time.plain_least_runs or error < NORMAL_QUANTILE * stated_log_sd:
         return None
-    left_out_factor = np.array([_mean_excess(np.delete(excess, run)) for run in range(runs)])
-    fit_error, plain_error, unchanged_error = (
-        float(np.median(np.abs(excess - correction)))
-        for correction in (left_out_correction, left_out_factor, np.zeros(runs))
-    )
-    if fit_error < NORMAL_QUANTILE * stated_log_sd or (
-        fit_error < figures.plain_error_share * min(plain_error, unchanged_error)
-    ):
-        return None
-    log_sd = float(np.sqrt(np.mean((excess - left_out_factor) ** 2)))
+    others = np.array([_mean_excess(np.delete(excess, run)) for run in range(runs)])
+    log_sd = float(np.sqrt(np.mean((excess - others) ** 2)))
     return PlainFactor(log_factor=_mean_excess(excess), log_sd=log_sd)
 
 
