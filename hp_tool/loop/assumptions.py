@@ -75,7 +75,6 @@ class StepTime:
     carried_log_sd_limit: float
     model_share_least: float
     plain_least_runs: int
-    plain_error_share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +94,6 @@ class Traces:
     """How part times measured by traces carry over to other configurations."""
 
     link_log_sd: float
-    part_log_sd: float
     part_scatter_log_sd: float
     least_part_share: float
 

@@ -8,16 +8,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hp_tool.domain.parts import PARTS, STEP, STEP_KEYS
+from hp_tool.domain.parts import PARTS, STEP_KEYS
 from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration.evidence import Evidence, FloatArray
-from hp_tool.loop.calibration.fitting import Prior
 
 GROUPS = ("compute", "attention", "communication", "memory_bound")
 
 
 def part_factors(logs: FloatArray) -> dict[str, float]:
-    """Return measured / predicted seconds by part, from `part_logs`; empty without traces."""
+    """Return measured / predicted seconds by part, from `part_logs`; empty without any."""
     return dict(zip(STEP_KEYS, np.exp(logs).tolist(), strict=True)) if len(logs) else {}
 
 
@@ -31,47 +30,27 @@ def as_traced(parts_s: Mapping[str, FloatArray], logs: FloatArray) -> Mapping[st
     )
 
 
-def part_logs(evidence: Evidence, *, prior: Prior) -> FloatArray:
-    """Return the posterior means of ln f_p, where f_p is the factor on each of STEP_KEYS, shape
-    (parts,); empty without traces.
+def part_logs(evidence: Evidence) -> FloatArray:
+    """Return ln f_p, where f_p is the factor on each of STEP_KEYS, shape (parts,); empty without
+    traces.
 
-    ln f_p = a + d_g + e_p with the device's a and the group's d_g as in `StepTimeFit`, and e_p for
-    each part, because links and kernels differ within a group: N(0, K), K_pq = sd(a)^2 + [same
-    group] sd(d)^2 + [p = q] sd(e)^2. A run observes ln measured - ln predicted of each part that is
-    at least 1% of its step, with the deviation `Traces.part_scatter_log_sd`: E(ln f) = K_.o (K_oo +
-    S)^-1 mean, with S the deviation's square over the number of runs.
+    With r_p the mean over n runs of ln(measured / predicted) of a part that is at least 1% of the
+    step, and s its scatter between configurations (`Traces.part_scatter_log_sd`),
+
+        ln f_p = r_p max(0, 1 - s^2 / (n r_p^2)),
+
+    the positive-part estimator of James and Stein (1961). A part within the scatter keeps its
+    prediction; a part that is several times slower gets nearly its measured ratio. The step times
+    of the same runs correct what all parts have in common. The bubble has the factor of compute.
     """
-    figures = assumed().traces
-    whole_s = np.sum(list(evidence.parts_s.values()), axis=0) if evidence.parts_s else np.empty(0)
-    known: dict[int, FloatArray] = {}
-    for place, part in enumerate(STEP_KEYS):
-        if (
-            not PARTS[part].measured
-            or part not in evidence.measured_parts_s
-            or part not in evidence.parts_s
-        ):
-            continue
+    figures, step_s = assumed().traces, sum(evidence.parts_s.values())
+    logs = np.full(len(STEP_KEYS), np.nan)
+    for part in evidence.measured_parts_s.keys() & evidence.parts_s.keys():
         measured_s, predicted_s = evidence.measured_parts_s[part], evidence.parts_s[part]
-        rows = (measured_s > 0.0) & (predicted_s > figures.least_part_share * whole_s)
-        if rows.any():
-            known[place] = np.sort(np.log(measured_s[rows] / predicted_s[rows]))
-    if not known:
-        return np.empty(0)
-    groups = np.array([part.factor for part in STEP])
-    same = groups[:, None] == groups
-    covariance = (
-        prior.common_log_sd**2
-        + same * prior.group_log_sd**2
-        + np.eye(len(same)) * figures.part_log_sd**2
-    )
-    places = np.array(list(known))
-    noise = figures.part_scatter_log_sd**2 / np.array([len(each) for each in known.values()])
-    means = np.array([each.mean() for each in known.values()])
-    logs = covariance[:, places] @ np.linalg.solve(
-        covariance[np.ix_(places, places)] + np.diag(noise), means
-    )
-    compute, bubble, overhead = (
-        STEP_KEYS.index(part) for part in ("compute", "pipeline_bubble", "overhead")
-    )
-    logs[bubble], logs[overhead] = logs[compute], 0.0
-    return np.asarray(logs)
+        rows = (measured_s > 0.0) & (predicted_s > figures.least_part_share * step_s)
+        if PARTS[part].measured and rows.any():
+            ratio = np.sort(np.log(measured_s[rows] / predicted_s[rows])).mean()
+            noise = figures.part_scatter_log_sd**2 / rows.sum()
+            logs[STEP_KEYS.index(part)] = ratio * max(0.0, 1.0 - noise / max(ratio**2, noise))
+    logs[STEP_KEYS.index("pipeline_bubble")] = logs[STEP_KEYS.index("compute")]
+    return np.nan_to_num(logs) if np.isfinite(logs).any() else np.empty(0)

@@ -358,7 +358,7 @@ def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
     runs = evidence.take(
         np.flatnonzero(np.isfinite(evidence.measured_step_s) & (evidence.measured_step_s > 0))
     )
-    traced = StepTimeFit(prior=prior, part_logs=part_logs(evidence, prior=prior))
+    traced = StepTimeFit(prior=prior, part_logs=part_logs(evidence))
     design = _design(
         parts_s=as_traced(runs.parts_s, traced.part_logs), layer_passes=runs.layer_passes
     )
@@ -511,10 +511,13 @@ def _turned(fit: StepTimeFit, each: _Attempts, *, often: float) -> _Attempts:
 def _mixture(
     fit: StepTimeFit, each: _Attempts, features: Mapping[str, FloatArray], *, often: float
 ) -> StepTimeFit:
-    """Return the fit with the likely explanations, and what they say of left-out runs."""
+    """Return the fit with the likely explanations, checked on left-out runs."""
+    assert fit.rows is not None
     weight = np.exp(each.score - each.score.max())
     kept = np.flatnonzero(weight >= LEAST_WEIGHT)
     each, weight = each.take(kept), weight[kept] / weight[kept].sum()
+    stated_log_sd = float(np.sqrt(np.median(fit.rows.variances().sum(axis=0))))
+    layout = fit.rows.layout
     fit = replace(
         fit,
         explanations=Explanations(
@@ -539,16 +542,14 @@ def _mixture(
         else 1.0,
         stalls=stalls(
             slow,
-            fit.rows.layout if fit.rows else np.empty((0, 0)),
+            layout,
             expected_s=before_s * np.exp(correction),
             measured_s=np.exp(fit.log_measured),
             micro_batches=_micro_batches(features) if features else np.ones(len(excess)),
             usual_share=often,
         ),
         plain=plain_factor(
-            excess=excess,
-            left_out_correction=correction,
-            stated_log_sd=float(np.sqrt(np.median(fit.rows.variances().sum(axis=0)))),
+            excess=excess, left_out_correction=correction, stated_log_sd=stated_log_sd
         )
         if often <= assumed().stalls.unseen_share
         else None,
