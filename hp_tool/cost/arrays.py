@@ -1,9 +1,9 @@
-"""Array types, and `where`, `maximum` and similar functions for arrays of candidates or plain
-numbers.
+"""Array types, and versions of `where`, `maximum` and similar NumPy functions that also accept
+plain numbers.
 
-NumPy converts every argument to an array, which takes fifty times as long as the arithmetic, and
-one estimate calls these functions a hundred times. They return arrays for arrays, and plain numbers
-for plain numbers.
+NumPy converts every argument to an array, which takes fifty times as long as the arithmetic on a
+number, and one estimate calls these functions about a hundred times. They return arrays for arrays
+and plain numbers for plain numbers.
 """
 
 import math
@@ -16,7 +16,7 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 ComplexArray = NDArray[np.complex128]
 BoolArray = NDArray[np.bool_]
-"""Shape (n,) for n candidates, or any shape that broadcasts to a grid."""
+"""Booleans of shape (n,) for n candidates, or of any shape that broadcasts to a grid."""
 
 Ints = NDArray[np.signedinteger[Any]] | int
 Floats = NDArray[np.floating[Any]] | float
@@ -55,8 +55,8 @@ def minimum(x: Any, y: Any) -> Any:
 
 
 def column(value: Numbers, *, like: Numbers) -> Any:
-    """Return the value as one entry per candidate of `like`; if `like` is a plain number, return a
-    plain number.
+    """Return the value with one entry for each candidate in `like`. If `like` is a plain number,
+    return a plain number.
     """
     if not isinstance(like, np.ndarray):
         return value

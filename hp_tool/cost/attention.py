@@ -33,16 +33,18 @@ from hp_tool.domain.workload import TrainingWorkload
 
 KERNELS = Kernels(forward=3.0, backward=5.0)
 RING = Kernels(forward=3.0, backward=3.0)
-"""Elementwise kernels of ring attention outside its steps: filling the buffer for keys and values,
-the first output, statistics.
+"""Elementwise kernels of ring attention that run once per pass: filling the buffer for keys and
+values, the first output, statistics.
 """
 RING_STEP = Kernels(forward=3.0, backward=4.0)
-"""Kernels of each step after the first: a copy, and sums of statistics and outputs or of
-gradients.
+"""Elementwise kernels of each ring step after the first: a copy, and the addition of statistics and
+outputs or of gradients.
 """
 
 EXPOSED_COPIES = 4.0
-"""Copies by pass that do not overlap with an all-to-all between sequence and head shards."""
+"""Number of copies per pass that do not overlap with an all-to-all between sequence and head
+shards.
+"""
 
 
 def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
@@ -130,10 +132,10 @@ def core_bytes(
 def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
     """Return the seconds of the attention block, forward and backward.
 
-    Forward elementwise kernels: the norm reads and writes; the residual addition reads two tensors,
-    writes one and uses a mask; rotary embeddings and query/key norms read and write queries and
-    keys. Backward: norms read gradient and input and write the input gradient, to which the
-    residual's gradient is added.
+    Elementwise kernels of the forward pass: the norm reads and writes one tensor; the residual
+    addition reads two tensors and a mask and writes one; rotary embeddings and query/key norms read
+    and write queries and keys. In the backward pass, norms read the gradient and the input and
+    write the input gradient, and the residual's gradient is added to it.
     """
     model, workload = case.model, case.workload
     matrices = shapes(attention_matrices(model, tensor=s.t))
@@ -183,11 +185,11 @@ def projected_elements(model: ModelSpec, s: Shapes) -> Floats:
 def core_seconds(
     *, case: TrainingCase, s: Shapes, keys_per_query: float = 1.0, causal: bool | None = None
 ) -> tuple[Floats, Floats]:
-    """Return (forward, backward) seconds of scores, softmax, dropout and the product with the
-    values.
+    """Return the (forward, backward) seconds of the attention core: scores, softmax, dropout and
+    the product with the values.
 
-    In cross-attention `keys_per_query` is the number of keys per query; `causal` defaults to the
-    model's attention.
+    `keys_per_query` is the ratio of keys to queries in cross-attention. `causal` defaults to the
+    model's kind of attention.
     """
     model, workload, profile = case.model, case.workload, case.profile
     if model.index_topk is not None:
@@ -341,14 +343,15 @@ def _query_bytes(case: TrainingCase, s: Shapes) -> Floats:
 def ring_merge_seconds(
     *, case: TrainingCase, s: Shapes, steps: Ints, keys_values: Floats
 ) -> tuple[Floats, Floats]:
-    """Return (forward, backward) seconds of ring attention outside its `steps` attention kernels.
+    """Return the (forward, backward) seconds of ring attention outside its `steps` attention
+    kernels.
 
     Keys and values are copied to one buffer. Each step except the first copies half of the queries,
-    or half of the keys and values. Its output is rescaled and added to the previous ones: three
+    or half of the keys and values. Its output is rescaled and added to the previous outputs: three
     passes over three quarters of the queries on average. The backward pass does the same with the
-    queries' gradients, after copies of half of output, gradient and queries. Gradients of keys and
-    values are sent along and summed. `keys_values` are bytes. Source: Transformer Engine,
-    AttnFuncWithCPAndKVP2P.
+    gradients of the queries, after it copies half of the output, the gradient and the queries.
+    Gradients of keys and values are sent around the ring and added up. `keys_values` are bytes.
+    Source: Transformer Engine, AttnFuncWithCPAndKVP2P.
     """
     later = steps - 1.0
     several = steps > 1
@@ -372,7 +375,7 @@ def ring_merge_seconds(
 def head_exchange_ranks(
     ranks: Group, *, model: ModelSpec, strategy: Strategy, heads_split: Ints
 ) -> Ints:
-    """Return the number u of ranks in the inner level of a2a+p2p, which exchange heads."""
+    """Return u, the number of ranks in the inner level of a2a+p2p, which exchange heads."""
     size = ranks.size
     if strategy.hierarchical_context_parallel_sizes is not None:
         return minimum(strategy.hierarchical_context_parallel_sizes[0], size)

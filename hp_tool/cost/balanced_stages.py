@@ -1,5 +1,5 @@
-"""Balanced pipeline stages for layers of different cost, with whole layers and within the
-framework's limits.
+"""Balanced pipeline stages for layers of different cost. Stages have complete layers and respect
+the framework's limits.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from hp_tool.cost.training import training_costs
 from hp_tool.domain.parts import PER_MICRO_BATCH
 
 MAX_LAYERS = 512
-"""Maximum number of layers. Splits are compared for each pair of first and last layer, so the time
-grows quickly.
+"""Maximum number of layers. The search compares every pair of first and last layer, so its time
+grows with the square of this number.
 """
 
 
@@ -60,11 +60,12 @@ def pipeline_seconds(
 
 
 def layer_seconds(case: TrainingCase, candidates: Candidates) -> FloatArray:
-    """Return (n, layers) seconds of each layer for one micro-batch, forward and backward.
+    """Return the seconds of each layer for one micro-batch, forward and backward; shape (n,
+    layers).
 
-    The first layer includes the embedding, the last one multi-token prediction, output layer and
-    loss. `candidates` has n rows. Waits for the host are excluded: the device is still running
-    earlier, longer layers when the host launches short ones.
+    The first layer includes the embedding. The last layer includes multi-token prediction, output
+    layer and loss. `candidates` has n rows. Waits for the host are excluded: when the host launches
+    the kernels of short layers, the device is still running earlier, longer layers.
     """
     model, depths = case.model, case.model.num_nextn_predict_layers
     kinds = len(model.kinds)
@@ -100,10 +101,10 @@ def layer_seconds(case: TrainingCase, candidates: Candidates) -> FloatArray:
 
 
 def split_evenly(seconds: FloatArray, parts: int) -> list[int]:
-    """Return the number of consecutive items in each part that minimises the largest sum. Each part
-    has at least one item.
+    """Return the number of consecutive items in each part, chosen so that the largest sum of a part
+    is minimal. Each part has at least one item.
 
-    Ties are broken by the smallest sum of squares.
+    Among equal results, the one with the smallest sum of squares is returned.
     """
     before = np.concatenate([[0.0], np.cumsum(seconds)])
     spans = before[None, :] - before[:, None]  # (from, to): seconds of the layers in between.
@@ -129,7 +130,7 @@ def split_evenly(seconds: FloatArray, parts: int) -> list[int]:
 
 
 def _split_with_equal_middle(seconds: FloatArray, stages: int) -> list[int] | None:
-    """Return the best split in which all stages between the first and the last have equally many
+    """Return the best split in which all stages except the first and the last have equally many
     layers.
     """
     layers, between, before = len(seconds), stages - 2, np.concatenate([[0.0], np.cumsum(seconds)])

@@ -1,4 +1,5 @@
-"""Results of the two blocks of a layer (attention, MLP), and the sizes that both use.
+"""Time and memory of the blocks of a layer (attention, MLP), and the sizes that they are computed
+from.
 
 Symbols are defined in docs/cost-model.md.
 """
@@ -31,12 +32,10 @@ class BlockTime:
     """Seconds of a block per layer and micro-batch on one rank; shape (k,) or a scalar."""
 
     matmul: Floats
-    """Weight matmuls of the forward pass. Computing the input gradients takes the same time
-    again.
-    """
+    """Weight matmuls of the forward pass. The input gradients take the same time."""
     weight_gradient: Floats
     core: Floats = 0.0
-    """Forward attention core, which selective recomputation repeats."""
+    """Attention core of the forward pass; selective recomputation runs it again."""
     core_backward: Floats = 0.0
     elementwise: Floats
     elementwise_backward: Floats
@@ -60,12 +59,12 @@ class BlockBytes:
     saved: Floats
     """Bytes saved for the backward pass, excluding the attention core."""
     core: Floats = 0.0
-    """Bytes saved by the attention core, excluding those that are saved even if the core is
-    recomputed.
+    """Bytes saved by the attention core. Bytes that stay saved when the core is recomputed are in
+    `saved`.
     """
     norm_output: Floats = 0.0
-    """Part of `saved` that recomputing layernorm frees. The following fields are the same for other
-    modules.
+    """Part of `saved` that recomputation of the layernorm frees. Each of the following fields is
+    the same for another module.
     """
     mlp: Floats = 0.0
     moe: Floats = 0.0
@@ -89,23 +88,23 @@ NO_TIME, NO_BYTES = (
     BlockTime(matmul=0.0, weight_gradient=0.0, elementwise=0.0, elementwise_backward=0.0),
     BlockBytes(saved=0.0, working=0.0),
 )
-"""Results of a block that is missing in a layer."""
+"""Results of a missing block: some layers have only one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTime:
-    """Seconds of a layer per micro-batch; shape (n,). Communication counts only its exposed
-    part.
+    """Seconds of a layer per micro-batch; shape (n,). Communication fields contain only exposed
+    seconds.
     """
 
     forward: Floats
     """Compute of the forward pass, including the attention core."""
     backward: Floats
     attention: Floats
-    """Part of `forward`: the attention core's scores, softmax and product with the values."""
+    """Part of `forward` in the attention core: scores, softmax and the product with the values."""
     attention_backward: Floats
     weight_gradient: Floats
-    """Part of `backward` that can be delayed."""
+    """Part of `backward` that computes weight gradients and can be delayed."""
     repeated: Floats
     """Seconds that selective recomputation repeats: the attention core, or the named modules."""
     tensor: Floats
@@ -126,11 +125,13 @@ class LayerBytes:
     saved_selective: Floats
     """Bytes saved if the attention core or the named modules are recomputed."""
     waiting: Floats
-    """Bytes saved for weight gradients that are delayed beyond the rest of the backward pass."""
+    """Bytes that stay saved for weight gradients which are computed after the rest of the backward
+    pass.
+    """
     saved_full: Floats
     """Bytes saved if the whole layer is recomputed: the layer's input."""
     repeated: Floats
-    """Bytes that selective recomputation restores at once: one block of one layer."""
+    """Bytes that selective recomputation restores at a time: those of one block of one layer."""
     backward_working: Floats
     """Gradients and gathered inputs at the peak of one layer's backward pass."""
 
@@ -151,12 +152,16 @@ def unfused_bytes(*, s: Shapes, split: Floats, bias: bool) -> Floats:
 # and MistralMLP of huggingface/transformers (src/transformers/models/mistral/modeling_mistral.py)
 # and in their derivatives (pytorch/pytorch, tools/autograd/derivatives.yaml), for 16 bits.
 EAGER_NORM = (32.0, 78.0)
-"""RMSNorm, forward and backward: cast to fp32, square, mean, product, cast to 16 bits, weight."""
+"""Additional bytes per element of an eager RMSNorm, forward and backward. Its operations: cast to
+fp32, square, mean, product, cast to 16 bits, weight.
+"""
 EAGER_ROTARY = (16.0, 22.0)
-"""Rotary positions of queries and keys: negate half, concatenate, two products, sum."""
+"""Additional bytes per element of eager rotary positions of queries and keys, forward and backward.
+Their operations: negate half, concatenate, two products, sum.
+"""
 EAGER_GATE = (4.0, 8.0)
-"""Per element of a gated MLP's width: the activation, then the product with the other half of the
-input.
+"""Additional bytes per element of a gated MLP's width, forward and backward: the activation and its
+product with the other half of the input are separate kernels.
 """
 EAGER_LAUNCHES = {"norm": (5.0, 9.0), "rotary": (9.0, 13.0), "gate": (1.0, 2.0)}
 """(forward, backward) kernels in addition to the fused ones. The rotary embeddings of queries and
@@ -200,13 +205,13 @@ def eager_launches(model: ModelSpec) -> tuple[float, float]:
 
 def windowed_length(model: ModelSpec, length: float) -> float:
     """Return the number of keys per token that fused attention processes in a sequence of `length`,
-    before the causal half.
+    before the causal mask halves it.
 
     A query at position i of a causal layer attends to min(i, w) keys, so a sequence has s w - w^2 /
     2 scores: w (2 - w / s) per token instead of s. A bidirectional layer attends to w keys. The
-    result is the mean over L layers, of which `sliding_window_layers` are windowed. Windows do not
-    reduce the ring exchange of context parallelism, nor unfused attention, which computes masked
-    scores.
+    result is the mean over L layers, of which `sliding_window_layers` have a window. Windows reduce
+    neither the ring exchange of context parallelism nor unfused attention, which also computes
+    masked scores.
     """
     window = model.sliding_window
     if window is None or window >= length:
@@ -218,10 +223,10 @@ def windowed_length(model: ModelSpec, length: float) -> float:
 
 
 def seen_keys(most: float, length: float) -> float:
-    """Return W (2 - W / s): the mean number of keys, before the causal half, for a token that
-    attends to at most `most` = W keys.
+    """Return W (2 - W / s): the mean number of keys, before the causal mask halves it, for tokens
+    that attend to at most `most` = W keys.
 
-    The keys are the last W, or W selected ones.
+    The keys are the last W, or W selected keys.
     """
     return most * (2.0 - most / length) if most < length else length
 
@@ -238,18 +243,18 @@ LAYER_AXES = (
     "sequence_parallel",
     "moe_token_dispatcher_type",
 )
-"""Candidate fields that determine a layer's costs if tensor-parallel ranks are adjacent."""
+"""Candidate fields that determine the costs of a layer if tensor-parallel ranks are adjacent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """Sizes of a layer for each kind of candidate; shape (k,), or plain numbers."""
+    """Sizes of a layer for each combination of its axes; shape (k,), or plain numbers."""
 
     t: Ints
     tokens: Floats
     attended: Floats
-    """Number of scores per token that fused attention computes, before the causal half: s, or less
-    for packed rows or sliding windows.
+    """Number of scores per token that fused attention computes, before the causal mask halves it:
+    s, or less for packed rows or sliding windows.
     """
     sharded: Bools
     """Whether sequence parallelism is on."""
@@ -262,13 +267,13 @@ class Shapes:
     mask: float
     """Bytes of a dropout mask element; 0 without dropout."""
     saved_input: float
-    """Bytes per element of a saved matmul input: below 16 bits the quantised element with its
-    scales, else e.
+    """Bytes per element of a saved matmul input: e, or below 16 bits those of a quantised element
+    with its scales.
     """
     activation_input: float
     """Bytes per element of the activation function's input."""
     product: float
-    """Bytes per element that a dense MLP saves of its last matmul's input."""
+    """Bytes per element that a dense MLP saves of the input of its last matmul."""
     tensor: Ring
     """Ring collectives of the tensor-parallel group."""
     gather_s: Floats

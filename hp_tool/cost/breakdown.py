@@ -1,4 +1,4 @@
-"""The costs of one candidate as a typed estimate, with MFU, HFU, days and cost."""
+"""Conversion of a candidate's costs to an estimate with MFU, HFU, days and price."""
 
 from dataclasses import replace
 
@@ -35,15 +35,17 @@ from hp_tool.domain.units import JOULES_PER_MWH, SECONDS_PER_DAY, SECONDS_PER_HO
 from hp_tool.domain.workload import VariableLengthWorkload
 
 MIN_RETRY_PROBABILITY = 0.01
-"""Minimum probability of allocator retries that an answer reports."""
+"""Minimum probability of allocator retries that an estimate reports."""
 MIN_WAIT_FRACTION = 0.01
-"""Fraction of a dense model's step spent waiting for the host from which CUDA graphs are
+"""Minimum fraction of a dense model's step spent waiting for the host for which CUDA graphs are
 suggested.
 """
 LAUNCH_BOUND_RATIO = 1.02
-"""Minimum ratio of a step to that with CUDA graphs for launches to count as its limit."""
+"""Ratio of the step time to the step time with CUDA graphs above which launches are reported as the
+limit.
+"""
 ROUNDING_FACTOR = 1.0 - 1e-9
-"""Bounds are sums of floating-point numbers, so they are multiplied by this."""
+"""Factor on bounds that covers the rounding errors of their floating-point sums."""
 NEEDLESS_RECOMPUTE = (
     "recompute selective frees nothing here and runs the attention core again: flash attention "
     "stores no scores, and a core "
@@ -61,7 +63,9 @@ def estimate_row(
     case: TrainingCase,
     config: ParallelConfig | None = None,
 ) -> Estimate:
-    """Return the full estimate of row `index`; `config` is its `parallel` if already known."""
+    """Return the complete estimate of row `index`. `config` is the row's configuration, if already
+    known.
+    """
     candidate = candidates.row(index)
     return estimate_alone(
         case=case,
@@ -74,7 +78,7 @@ def estimate_row(
 def estimate_alone(
     *, costs: TrainingCosts, candidate: Candidates, case: TrainingCase, config: ParallelConfig
 ) -> Estimate:
-    """Return the full estimate of one candidate, given as `config`.
+    """Return the complete estimate of the candidate `config`.
 
     MFU and HFU count all devices of the cluster. `familiarity` lists features without measurements,
     which widen the intervals.
@@ -141,14 +145,16 @@ def estimate_alone(
 
 
 def host_waits_s(costs: TrainingCosts, *, case: TrainingCase) -> Floats:
-    """Return seconds of each step in which devices wait for their hosts, retries included."""
+    """Return the seconds per step in which devices wait for their hosts, including allocator
+    retries.
+    """
     framework = case.profile.framework
     return costs.parts["overhead"] - framework.step_overhead_s * case.profile.release_factor
 
 
 def may_be_launch_bound(waits_s: Floats, *, step_s: Floats) -> Bools:
-    """Return whether waits for hosts are long enough for LAUNCH_BOUND_RATIO: CUDA graphs save at
-    most these.
+    """Return whether waits for hosts are long enough for the step to exceed LAUNCH_BOUND_RATIO.
+    CUDA graphs save at most these waits.
     """
     least = max(MIN_WAIT_FRACTION, ROUNDING_FACTOR * (1.0 - 1.0 / LAUNCH_BOUND_RATIO))
     long: Bools = waits_s > least * step_s
@@ -156,9 +162,9 @@ def may_be_launch_bound(waits_s: Floats, *, step_s: Floats) -> Bools:
 
 
 def launch_bound(candidates: Candidates, *, case: TrainingCase) -> BoolArray:
-    """Return (n,) whether launches limit the steps of n rows of a model without experts.
+    """Return whether launches limit the steps of n rows of a dense model; shape (n,).
 
-    The query leaves CUDA graphs open, and the rows `may_be_launch_bound`.
+    The query must not set cuda_graphs, and the rows must satisfy `may_be_launch_bound`.
     """
     graphs_s = training_costs(case=case, candidates=candidates, compares_graphs=True).graphs_s
     assert graphs_s  # compared
@@ -169,7 +175,9 @@ def launch_bound(candidates: Candidates, *, case: TrainingCase) -> BoolArray:
 def _step_with_graphs_s(
     case: TrainingCase, candidate: Candidates, costs: TrainingCosts
 ) -> float | None:
-    """Return the step with CUDA graphs if the query leaves these open and launches limit it."""
+    """Return the step time with CUDA graphs if the query does not set cuda_graphs and launches
+    limit the step; else None.
+    """
     step_s = float(costs.step_s)
     if case.recorded is None or (
         host_waits_s(costs, case=case) <= MIN_WAIT_FRACTION * step_s and not case.model.num_experts
@@ -271,10 +279,11 @@ def _memory_reasons(memory: MemoryEstimate, *, host_capacity_bytes: float) -> tu
 def _recomputed_flops(
     candidate: Candidates, model: ModelSpec, flops: TokenFlops
 ) -> tuple[float, float]:
-    """Return (recomputed forward FLOPs per token, the same by the count of arXiv 2205.05198).
+    """Return (recomputed forward FLOPs per token, recomputed forward FLOPs per token as counted by
+    arXiv 2205.05198).
 
-    The paper counts s/3h, three attention cores more than the model's s/6h. Selective recomputation
-    repeats one core, s/18h.
+    The paper counts s/3h, which is three attention cores more than the model's s/6h. Selective
+    recomputation repeats one core, s/18h.
     """
     if candidate.recompute_method == NONE:
         return 0.0, 0.0
@@ -294,17 +303,17 @@ def _recomputed_flops(
 def _power_w(cluster: ClusterSpec, *, busy: float) -> float:
     """Return the mean power of one device and its share of the host, in watts.
 
-    This is idle power, plus the rest of the board power for the fraction of the step spent in
-    kernels of layers, ends and recomputation. A device that waits, communicates or updates counts
-    at idle power. Cooling, switches and storage are excluded.
+    The device draws full board power for the fraction of the step spent in kernels of layers,
+    embedding, output layer and recomputation. While it waits, communicates or updates, it counts at
+    idle power. Cooling, switches and storage are excluded.
     """
     gpu = cluster.gpu
     return gpu.idle_w + (gpu.power_w - gpu.idle_w) * busy + gpu.host_power_w
 
 
 def _recompute_provenance(case: TrainingCase, candidate: Candidates) -> dict[str, object]:
-    """Return provenance's `recompute`, a sentence, if recomputing the attention core frees no
-    memory.
+    """Return the provenance entry `recompute`, a sentence, if recomputing the attention core frees
+    no memory.
     """
     core_alone = (
         candidate.recompute_method == SELECTIVE and candidate.recompute_modules == CORE_ATTN
@@ -317,8 +326,8 @@ def _recompute_provenance(case: TrainingCase, candidate: Candidates) -> dict[str
 
 
 def _assumed_settings(case: TrainingCase, config: ParallelConfig) -> dict[str, object]:
-    """Return the assumed values of settings that the query left open. If a ranking varies the
-    dispatcher, it is part of the configuration instead.
+    """Return the values assumed for settings that the query omits. If a ranking varies the
+    dispatcher, the dispatcher is part of the configuration instead.
     """
     key, own = "parallel.moe_token_dispatcher_type", config.moe_token_dispatcher_type
     return dict(case.assumed) | ({key: own} if own is not None and key in case.assumed else {})

@@ -1,8 +1,9 @@
-"""Candidates: many configurations as a struct of arrays, or one configuration as plain numbers.
+"""Candidates: many configurations as a struct of arrays, or one configuration as plain
+numbers.
 
-Formulas are elementwise, so each has one implementation for all forms. Arrays of shape (n,) suit a
-million rows. A grid, whose arrays broadcast to one shape, is faster still, because results that do
-not depend on an axis are computed once for all its values. Plain numbers suit a single candidate.
+Formulas are elementwise, so one implementation serves all forms. Arrays of shape (n,) suit a
+million rows. A grid, whose arrays broadcast to one shape, is faster, because a result that does not
+depend on an axis is computed once for all its values. Plain numbers suit a single candidate.
 """
 
 from __future__ import annotations
@@ -58,9 +59,9 @@ SCHEDULE_NAMES: tuple[PipelineSchedule | None, ...] = (
     "dualpipe",
     "dualpipe-v",
 )
-"""ParallelConfig's name of each code."""
+"""Schedule name of each code, as in ParallelConfig."""
 DISPATCHERS: tuple[TokenDispatcher | None, ...] = (None, "alltoall", "flex", "allgather")
-"""ParallelConfig's name of each code of Candidates.moe_token_dispatcher_type."""
+"""Dispatcher name of each code in Candidates.moe_token_dispatcher_type, as in ParallelConfig."""
 ALLTOALL, FLEX, ALLGATHER = 1, 2, 3
 
 
@@ -95,7 +96,7 @@ class Candidates:
     data_parallel_shard_size: IntArray
     """Ranks that ZeRO shards over; 0: the whole data-parallel group."""
     pipeline_schedule: IntArray
-    """ONE_F_ONE_B (interleaved where v > 1), GPIPE, ZB_H1, ZBV, DUALPIPE, DUALPIPE_V."""
+    """ONE_F_ONE_B (interleaved if v > 1), GPIPE, ZB_H1, ZBV, DUALPIPE, DUALPIPE_V."""
     moe_token_dispatcher_type: IntArray
     """Index in DISPATCHERS; 0: the strategy's dispatcher."""
 
@@ -104,7 +105,9 @@ class Candidates:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the candidates: (n,), the grid's shape, or () for a single candidate."""
+        """Return the shape of the candidates: (n,), the grid's shape, or () for a single
+        candidate.
+        """
         if self.is_alone:
             return ()
         first = self.tensor_parallel_size.shape
@@ -268,7 +271,7 @@ def recompute_codes(recompute: RecomputeName | Recompute) -> tuple[int, int, int
 
 
 def recompute_from_codes(method: int, num_layers: int, modules: int) -> RecomputeName | Recompute:
-    """Return the shortest `recompute` with these codes."""
+    """Return the shortest `recompute` value that these codes represent."""
     if method == NONE:
         return "none"
     if method == SELECTIVE:
@@ -313,11 +316,11 @@ def unique_rows(
     candidates: Candidates, names: Sequence[str]
 ) -> tuple[Candidates, NDArray[np.intp] | None]:
     """Return (unique, inverse): one candidate for each distinct combination of the named axes, and
-    the combination of each row.
+    the index of each row's combination.
 
-    `inverse` is None for at most one row. For a grid, it has only the axes along which the named
-    axes vary. Axis values are small integers, so a table numbers the combinations by mixed radix:
-    linear in n, without sorting.
+    `inverse` is None if there is at most one row. For a grid, it has only the axes along which the
+    named axes vary. Axis values are small integers, so a table numbers the combinations by mixed
+    radix in O(n), without sorting.
     """
     if len(candidates) <= 1:
         return candidates, None

@@ -1,4 +1,4 @@
-"""Inputs of a prediction other than the candidates: model, machine and training."""
+"""Inputs of a prediction apart from the candidates: model, machine and training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hp_tool.domain.workload import TrainingWorkload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Devices and links, with the fraction of the datasheet rates that programs reach."""
+    """Devices and links, and the fractions of their datasheet rates that programs reach."""
 
     cluster: ClusterSpec
     profile: EfficiencyProfile
@@ -22,17 +22,17 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingCase(Machine):
-    """A training of a model on a machine: the inputs common to all candidates."""
+    """The training of a model on a machine: all inputs that the candidates share."""
 
     model: ModelSpec
     workload: TrainingWorkload
     strategy: Strategy = DEFAULT_STRATEGY
     assumed: Mapping[str, object] = field(default_factory=dict)
-    """Assumed values of settings that the query left open, by key; shown in the answer's
+    """Values assumed for settings that the query omits, by key; listed in the estimate's
     provenance.
     """
     recorded: EfficiencyProfile | None = None
-    """The efficiency profile with CUDA graphs, if the query leaves them open; else None."""
+    """The efficiency profile with CUDA graphs, if the query does not set cuda_graphs; else None."""
 
     def of(self, model: ModelSpec) -> TrainingCase:
         """Return the case with only the layers of one kind (`ModelSpec.kinds`)."""
@@ -47,7 +47,7 @@ class TrainingCase(Machine):
 
     @property
     def with_graphs(self) -> TrainingCase:
-        """Return the case with CUDA graphs if the query leaves them open, else None."""
+        """Return the case with CUDA graphs if the query does not set cuda_graphs, else None."""
         return TrainingCase(
             model=self.model,
             cluster=self.cluster,

@@ -35,7 +35,7 @@ class StageTime:
     context: Floats
     expert: Floats
     forward: Floats
-    """The forward pass's part of these six fields."""
+    """Forward part of the sum of these six fields."""
     total: Floats
     """Sum of the six fields."""
     weight_gradient: Floats
@@ -50,7 +50,7 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticalStage:
-    """Seconds of one micro-batch on the slowest stage and on the others; shape (n,)."""
+    """Seconds of one micro-batch on the slowest stage and on all other stages; shape (n,)."""
 
     stage: StageTime
     """Layers of the slowest stage."""
@@ -59,7 +59,9 @@ class CriticalStage:
     ends_communication: Floats
     """Part of `ends`: the output layer's tensor-parallel collectives."""
     bubble: Floats
-    """Seconds of the other stages divided by v; for a part of a pipeline, of all its stages."""
+    """Seconds of one micro-batch on the other stages, divided by v; for a part of a pipeline, on
+    all its stages.
+    """
 
 
 def critical_stage(
@@ -70,11 +72,11 @@ def critical_stage(
     pipeline: Pipeline,
     head: HeadTime,
 ) -> CriticalStage:
-    """Return the slowest stage's seconds.
+    """Return the times of the slowest stage.
 
-    `layers` are a layer of each kind. The bubble is the time of the other stages for one
-    micro-batch, divided by v: with equal stages (p-1)/v (t_f + t_b), arXiv 2104.04473 section 2.2.
-    `schedules.bubble` has the fraction that remains with a split backward pass.
+    `layers` has one layer of each kind. The bubble is the time of the other stages for one
+    micro-batch, divided by v; with equal stages (p-1)/v (t_f + t_b), arXiv 2104.04473 section 2.2.
+    With a split backward pass, `schedules.bubble` returns the fraction of it that remains.
     """
     c = candidates
     if pipeline.work:
@@ -109,16 +111,16 @@ def critical_stage(
 def stage_time(
     *, case: TrainingCase, candidates: Candidates, layer: LayerTime, stage: StageLayers
 ) -> StageTime:
-    """Return the seconds of one micro-batch in the layers of a full stage, each equal to the mean
-    `layer`.
+    """Return the seconds of one micro-batch on a stage with the maximum number of layers, each
+    equal to the mean `layer`.
     """
     return _with_waits(*_device_time(case=case, candidates=candidates, layer=layer, stage=stage))
 
 
 def _with_waits(stage: StageTime, load: HostLoad) -> StageTime:
-    """Return the stage with the waits for its host.
+    """Return the stage with waits for its host.
 
-    A pass takes at least as long as its host's launches; communication continues during the wait.
+    A pass takes at least as long as its launches; communication continues during the wait.
     """
     in_forward, in_backward = load.waits()
     waits = in_forward + in_backward
@@ -133,9 +135,9 @@ def _with_waits(stage: StageTime, load: HostLoad) -> StageTime:
 def _device_time(
     *, case: TrainingCase, candidates: Candidates, layer: LayerTime, stage: StageLayers
 ) -> tuple[StageTime, HostLoad]:
-    """Return seconds of a stage without waits for the host, and its host's load.
+    """Return (seconds of a stage without waits for the host, load of its host).
 
-    Both are proportional to the numbers of layers.
+    Both are proportional to the number of layers of each kind.
     """
     layers = stage.count
     forward_layer = layer.forward + layer.tensor + layer.context + layer.expert
@@ -180,19 +182,19 @@ def _device_time(
 
 
 NO_LOAD = HostLoad(excess=(0.0, 0.0), idle=(0.0, 0.0))
-"""The load of a host whose launches take no time."""
+"""Load of a host whose launches take no time."""
 
 
 class _Slowest(NamedTuple):
-    """The slowest stage, and the seconds of one micro-batch on the others."""
+    """The slowest stage, and the seconds of one micro-batch on all other stages."""
 
     stage: StageTime
     ends: Floats
     ends_communication: Floats
     others: Floats
     folded_others: Floats
-    """The same for a folded pipeline, where each rank has one stage of each half and all ranks are
-    equal, including the ends.
+    """Seconds on the other stages of a folded pipeline, in which each rank has one stage of each
+    half and all ranks are equal, including those with the ends.
     """
 
 
@@ -207,11 +209,11 @@ def _with_ends(
     stage: StageTime,
     pipeline: Pipeline,
 ) -> _Slowest:
-    """Return a full stage, and the seconds that embedding and output layer add to the first and
-    last stage.
+    """Return a stage with the maximum number of layers, and the seconds that the embedding and the
+    output layer add to the first and last stage.
 
-    The longer end is critical if its extra time exceeds that of the layers which an uneven end
-    lacks. In a folded pipeline, this applies to the rank with both ends. Each depth of multi-token
+    The longer end is critical if its extra time exceeds that of the layers by which its stage has
+    fewer. In a folded pipeline, this applies to the rank with both ends. Each depth of multi-token
     prediction adds one layer and one pass through the output layer.
     """
     c, p, depths = candidates, candidates.pipeline_parallel_size, model.num_nextn_predict_layers
@@ -253,10 +255,10 @@ def _slowest_stage(
     head: HeadTime,
     pipeline: Pipeline,
 ) -> _Slowest:
-    """Return the slowest of the stages that `pipeline.work` lists.
+    """Return the slowest of the stages in `pipeline.work`.
 
-    A stage takes the time of its layers, each that of its kind on a full stage, plus its ends of
-    the model, and waits for its host as a whole.
+    The time of a stage is the sum over its layers and its end of the model, plus the waits for the
+    host of the complete stage.
     """
     c, p, depths = (
         candidates,
@@ -330,5 +332,5 @@ def _slowest_stage(
 
 
 def _stages_of_kinds(kinds: int, count: Floats) -> list[list[Floats]]:
-    """Return the layers of each kind on stages with `count` layers of one of them."""
+    """Return the layers of stages that have `count` layers of a single kind, for each kind."""
     return [[count if other == place else 0.0 for other in range(kinds)] for place in range(kinds)]

@@ -1,4 +1,6 @@
-"""Embedding and output layer with its loss: seconds, and bytes saved for the backward pass."""
+"""Seconds of the embedding and of the output layer with its loss, and the bytes that they save for
+the backward pass.
+"""
 
 from dataclasses import dataclass
 
@@ -11,7 +13,7 @@ from hp_tool.domain.frameworks import framework_facts
 from hp_tool.domain.workload import TrainingWorkload
 
 LOSS_CHUNK_TOKENS = 256
-"""Tokens whose logits exist at once with cross_entropy chunked (TRL, chunked_nll)."""
+"""Number of tokens whose logits exist at a time with cross_entropy chunked (TRL, chunked_nll)."""
 LOSS_TRAFFIC_BYTES = {"unfused": 44.0, "chunked": 44.0, "fused": 14.0, "in_place": 6.0}
 """Bytes that the vocabulary-parallel loss moves per logit, forward and backward. Unfused: cast to
 fp32 (2+4), maximum (4), subtraction (8), exponential (8), sum (4), division (8), gradient in place
@@ -29,13 +31,13 @@ class HeadTime:
     embedding: Floats
     output: Floats
     output_communication: Floats
-    """Tensor-parallel collectives around the output layer and inside the loss."""
+    """Tensor-parallel collectives of the output layer and of the loss."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadBytes:
-    """Bytes of embedding, output layer and loss for all micro-batches in flight on their rank,
-    excluding the layers; shape (n,).
+    """Bytes of the embedding, the output layer and the loss for all micro-batches in flight on a
+    rank; shape (n,). Excludes the layers.
     """
 
     dropout_mask: Floats
@@ -77,7 +79,7 @@ def head_bytes(*, case: TrainingCase, candidates: Candidates, micro_batches: Flo
 
 
 def _live_logits_fraction(workload: TrainingWorkload, hidden: Floats, width: int) -> Floats:
-    """Return the fraction of the T h hidden states whose logits exist at the same time."""
+    """Return the fraction of the tokens whose logits exist at a time."""
     return (
         minimum(hidden, float(LOSS_CHUNK_TOKENS * width)) if workload.loss == "chunked" else hidden
     )
@@ -86,8 +88,8 @@ def _live_logits_fraction(workload: TrainingWorkload, hidden: Floats, width: int
 def waiting_logit_bytes(
     case: TrainingCase, candidates: Candidates, *, micro_batches: Floats
 ) -> Floats:
-    """Return the bytes of the logits' gradients: e T V / t for each micro-batch with delayed weight
-    gradients.
+    """Return e T V / t, the bytes of the logits' gradients, for each micro-batch whose weight
+    gradients are delayed.
     """
     model = case.model
     outputs = (
@@ -103,7 +105,9 @@ def waiting_logit_bytes(
 
 
 def _hidden_elements(case: TrainingCase, candidates: Candidates) -> Floats:
-    """Return T h: elements of the hidden states of one micro-batch on one context-parallel rank."""
+    """Return T h, the elements of the hidden states of one micro-batch on one context-parallel
+    rank.
+    """
     return (
         case.workload.sequence_length
         * candidates.micro_batch_size
@@ -113,10 +117,10 @@ def _hidden_elements(case: TrainingCase, candidates: Candidates) -> Floats:
 
 
 def head_time(*, case: TrainingCase, candidates: Candidates, s: Shapes | None = None) -> HeadTime:
-    """Return the seconds of the embedding, the output matmul (three times) and the loss over V/t
-    logits.
+    """Return the seconds of the embedding, the output layer and the loss over V/t logits.
 
-    A frozen embedding has no gradient, a frozen output layer no weight gradient. A chunked loss
+    The output layer runs three matmuls: forward, input gradient and weight gradient. A frozen
+    embedding has no gradient, and a frozen output layer has no weight gradient. A chunked loss
     computes its logits twice.
     """
     model, workload = case.model, case.workload

@@ -1,9 +1,9 @@
 """Encoder-decoder models (T5) as one stack: the mean layer of encoder and decoder, and
 cross-attention.
 
-They have no pipeline parallelism: Megatron Core removed encoder pipelines, and its schedules
-support only decoders or encoders. The encoder has training.sequence_length tokens per row, the
-decoder decoder_sequence_length.
+These models have no pipeline parallelism: Megatron Core removed encoder pipelines, and its
+schedules support only decoders or encoders. The encoder has training.sequence_length tokens per
+row, the decoder decoder_sequence_length.
 """
 
 from dataclasses import fields, replace
@@ -41,7 +41,9 @@ def decoder_length(workload: TrainingWorkload) -> int:
 
 
 def decoder_case(case: TrainingCase) -> TrainingCase:
-    """Return the case for decoder, output layer and loss, with the decoder's row length."""
+    """Return the case for the decoder, output layer and loss, whose rows have the decoder's
+    length.
+    """
     return replace(
         case, workload=replace(case.workload, sequence_length=decoder_length(case.workload))
     )

@@ -1,4 +1,4 @@
-"""Pipeline stages balanced by weight instead of by number of layers, as in nanotron."""
+"""Pipeline stages with equal weight instead of equal numbers of layers, as in nanotron."""
 
 import functools
 from typing import Any, NamedTuple
@@ -9,27 +9,29 @@ from hp_tool.cost.arrays import Ints
 from hp_tool.domain.model import ModelSpec
 
 TAIL_BLOCKS = 2
-"""Blocks without weight after the output layer: the cast to fp32 and the loss."""
+"""Number of blocks with weight 0 after the output layer: the cast to fp32 and the loss."""
 
 
 class Split(NamedTuple):
-    """Division of a model's blocks into a number of stages."""
+    """How a model's blocks are divided over the stages."""
 
     first: int
-    """Layers on the first stage."""
+    """Number of layers on the first stage."""
     most: int
     """Largest number of layers on a stage."""
     output: int
     """Number of layers on the stage with the output layer."""
     output_from_end: int
-    """Number of stages after the one with the output layer, which have only the loss or nothing."""
+    """Number of stages after the one with the output layer. They have only the loss, or no
+    block.
+    """
     empty: int
-    """Number of stages without a block. The framework cannot start if there are any."""
+    """Number of stages without a block; the framework does not start if it is above 0."""
 
 
 @functools.lru_cache(maxsize=4096)
 def split_summary(*, layers: int, layer_weight: float, output_weight: float, stages: int) -> Split:
-    """Return a summary of the split that `fill_stages` computes."""
+    """Return a Split of the stages that `fill_stages` returns."""
     counts, blocks, output_at = fill_stages(
         layers=layers, layer_weight=layer_weight, output_weight=output_weight, stages=stages
     )
@@ -80,8 +82,8 @@ def stage_contents(model: ModelSpec, stages: int) -> tuple[list[int], int]:
 
 
 def split_candidates(model: ModelSpec, stages: Ints) -> Split:
-    """Return the split for each candidate's number of stages; fields are arrays if `stages`
-    is one.
+    """Return the split for the number of stages of each candidate. If `stages` is an array, so are
+    the fields.
     """
     layer_weight, output_weight = _block_weights(model)
     of = functools.partial(
@@ -101,7 +103,7 @@ def split_candidates(model: ModelSpec, stages: Ints) -> Split:
 
 
 def _block_weights(model: ModelSpec) -> tuple[float, float]:
-    """Return the (layer's, output layer's) weight as the framework counts it.
+    """Return the weights of (a layer, the output layer) as the framework counts them.
 
     The framework counts four square projections, even with grouped heads, and three MLP matrices.
     """

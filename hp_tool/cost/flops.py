@@ -20,13 +20,13 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload
 
 FLOPS_TOLERANCE = 1.25
-"""Factor by which a rank's measured FLOPs may differ from the query's.
+"""Factor by which a rank's measured FLOPs may differ from those of the query's model.
 
-The shapes must match exactly. The factor allows for padding of the vocabulary or sequences and for
-matmuls outside the model's formula.
+Shapes must match exactly. The factor allows for padding of the vocabulary or the sequences and for
+matmuls that the formula omits.
 """
 UNEVEN_TOLERANCE = 2.0
-"""Additional factor with pipeline or expert parallelism, which give ranks unequal work."""
+"""Additional factor under pipeline or expert parallelism, where ranks have unequal work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class TokenFlops:
     """Forward FLOPs of one token through the whole model, by part. A multiply-add counts as two."""
 
     layers: float
-    """Projections and MLP."""
+    """Projections, and MLPs or experts."""
     attention: float
     """Scores and their product with the values, by the workload's convention (full, or the causal
     half).
@@ -123,9 +123,10 @@ def _active_entries(model: ModelSpec, *, layers: float) -> float:
 
 
 def _state_flops(model: ModelSpec) -> float:
-    """Return the forward FLOPs per token of one layer's recurrent state: decay, write and read.
+    """Return the forward FLOPs per token of the recurrent state of one layer: decay, write and
+    read.
 
-    A state space uses 7 FLOPs per number of the state (Megatron-LM, training.py), a delta rule 6
+    A state space uses 7 FLOPs per element of the state (Megatron-LM, training.py), a delta rule 6
     (arXiv 2412.06464, section 3.1).
     """
     if not model.is_recurrent:
@@ -141,9 +142,10 @@ def _state_flops(model: ModelSpec) -> float:
 def _score_flops(
     model: ModelSpec, workload: TrainingWorkload, *, layers: float, visible: float
 ) -> float:
-    """Return the forward FLOPs per token of the attention core in layers of one kind.
+    """Return the forward FLOPs per token of the attention core in all layers of one kind.
 
-    Selected keys are in the latent space. Includes the indexer's scores of all keys.
+    With sparse attention, the selected keys are in the latent space, and the indexer's scores of
+    all keys are included.
     """
     length = workload.attended_length
     if model.mixer != "attention":
@@ -170,7 +172,7 @@ def _score_flops(
 
 
 def _two_sided_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
-    """Return the FLOPs of a row divided by its tokens in encoder and decoder; only the decoder has
+    """Return the FLOPs of a row divided by its tokens in encoder and decoder. Only the decoder has
     logits.
     """
     _, kept = row_flops(model, workload, causal=0.5)
@@ -190,6 +192,8 @@ def step_tokens(workload: TrainingWorkload) -> float:
 
 
 def flops_tolerance(config: ParallelConfig) -> float:
-    """Return the factor by which a rank's measured FLOPs may differ from the query's."""
+    """Return the factor by which a rank's measured FLOPs may differ from those of the query's
+    model.
+    """
     uneven = config.pipeline_parallel_size > 1 or config.expert_parallel_size > 1
     return FLOPS_TOLERANCE * (UNEVEN_TOLERANCE if uneven else 1.0)

@@ -20,26 +20,24 @@ unexpected interruptions in 54 days on 16,384 H100.
 """
 WRITE_BYTES_PER_NODE_SECOND = 273e9 / 384
 READ_BYTES_PER_NODE_SECOND = 1e12 / 384
-"""Write and read rates of a parallel file system with 384 nodes of 8 A100 (arXiv 2104.04473,
-section 5.10).
+"""Read and write rates of a parallel file system, per node, with 384 nodes of 8 A100 (arXiv
+2104.04473, section 5.10).
 """
 DIAGNOSIS_S = 600.0
 """Seconds to detect a failure and run diagnostics; the published average is below this (MegaScale,
 arXiv 2402.15627).
 """
 _MAX_MTBFS = 300.0
-"""Longest time without failure, in mean times between failures; the exponential overflows
-beyond.
-"""
+"""Longest interval without failure, in mean times between failures; e^x overflows above it."""
 _LONG_CHECKPOINT = 30.0
-"""Checkpoint time, in mean times between failures, beyond which the best interval equals M to
+"""Checkpoint time, in mean times between failures, above which the best interval equals M to
 thirteen digits.
 """
 _NEWTON_STEPS = 12
 BINS = 1 << 13
-"""Bins of the distribution of lost time."""
+"""Number of bins of the distribution of lost time."""
 SPREADS = 10.0
-"""Standard deviations above the mean that the bins cover."""
+"""Number of standard deviations above the mean that the bins cover."""
 
 
 def goodput(*, case: TrainingCase) -> Goodput | None:
@@ -47,12 +45,11 @@ def goodput(*, case: TrainingCase) -> Goodput | None:
 
     Returns None if the workload has no `reliability` and no spot interruptions. Device failures are
     independent, so the job's MTBF is a device's MTBF divided by the number of devices. A spare
-    replaces a failed node; reclaimed spot nodes are replaced likewise, at their own rate. A
-    checkpoint contains weights, master copy and optimizer states: 14 bytes per parameter with Adam,
-    like Megatron-LM's
-    13.8 TB at 1.008e12 parameters (arXiv 2104.04473); Muon's saving is not subtracted. Excludes
-    planned maintenance and evaluation. If checkpoints are written in the background, training stops
-    only for the copy: set checkpoint_s to the seconds of the copy.
+    replaces a failed node. Interrupted spot nodes are replaced too, at their own rate. A checkpoint
+    contains weights, master copy and optimizer states: 14 bytes per parameter with Adam, like
+    Megatron-LM's 13.8 TB at 1.008e12 parameters (arXiv 2104.04473); Muon's saving is not
+    subtracted. Planned maintenance and evaluation are excluded. If checkpoints are written in the
+    background, training stops only for the copy: set checkpoint_s to the seconds of the copy.
     """
     cluster, workload = case.cluster, case.workload
     taken_per_day = cluster.interruptions_per_node_day

@@ -21,10 +21,11 @@ from hp_tool.domain.model import ModelSpec
 
 
 def _launches(mixer: Kernels, second: Kernels, *, blocks: int = 2, cores: int = 1) -> Kernels:
-    """Return the number of all kernels in a layer with this number of blocks.
+    """Return the number of kernels of a layer: those of its mixer and its second block, and its
+    matmuls.
 
-    Each block has two matmuls, and two more per matmul in the backward pass, plus the attention
-    core.
+    Each block has two matmuls in the forward pass and four in the backward pass. Attention adds its
+    core to both passes.
     """
     return Kernels(
         forward=mixer.forward + second.forward + 2 * blocks + cores,
@@ -46,8 +47,8 @@ def without_host(
     """Return the constants with CUDA graphs, under which devices never wait for their host.
 
     Graphs of single `modules` exclude the experts' kernels, whose shapes depend on the tokens.
-    Without attention's graph, they also exclude most other launches, but not the preparation of the
-    dispatch.
+    Graphs without attention also exclude most other launches, but may include the preparation of
+    the dispatch.
     """
     if modules is not None and "attn" not in modules:
         prepared = "moe_preprocess" in modules
@@ -83,11 +84,12 @@ def launches(
     recomputed_fraction: Floats = 0.0,
     added: tuple[Floats, Floats] = (0.0, 0.0),
 ) -> tuple[Floats, Floats]:
-    """Return (forward, backward) kernels and collectives that one micro-batch launches on a stage.
+    """Return the (forward, backward) kernels and collectives that one micro-batch launches on a
+    stage.
 
-    Whole recomputation of the fraction `recomputed_fraction` of its layers launches their forward
-    pass again. `added` are each layer's further kernels by pass. Recurrent layers whose kernels are
-    `recorded` in CUDA graphs launch none.
+    Full recomputation of the fraction `recomputed_fraction` of the layers launches their forward
+    pass again. `added` is the number of further kernels of each layer, by pass. Recurrent layers
+    that are `recorded` in CUDA graphs launch none.
     """
     spread = tensor_parallel_size > 1
     forward, backward = (layers.count * more for more in added)
@@ -105,12 +107,12 @@ def launches(
 
 
 class HostLoad(NamedTuple):
-    """How far a host falls behind its device in one micro-batch of a stage, in proportion to the
-    layers.
+    """How far a host falls behind its device in one micro-batch of a stage; proportional to the
+    number of layers.
     """
 
     excess: tuple[Floats, Floats]
-    """Launches x seconds each - pass, of (forward, backward); negative if the host is ahead."""
+    """Launch seconds minus device seconds of (forward, backward); negative if the host is ahead."""
     idle: tuple[Floats, Floats]
     """Seconds of launches that a loop over experts queues on an idle device."""
 
@@ -131,10 +133,11 @@ def host_load(
 ) -> HostLoad:
     """Return the load of the host of a stage.
 
-    A launch takes `host_launch_s` for any kernel, so large kernels hide it. If hosts also serve a
-    network (the tensor-parallel group or the pipeline spans nodes), stalls of a layer, spread over
-    its launches, are added for each of the t ranks of a tensor-parallel group, whose collectives
-    wait for the slowest rank. Excludes launches of the embedding, the output layer and the loss.
+    A launch takes `host_launch_s` for a kernel of any size, so large kernels hide it. If the
+    tensor-parallel group or the pipeline spans nodes, the host also serves the network. The stalls
+    this causes are spread over the launches of a layer. They are added for each of the t ranks of
+    the tensor-parallel group, whose collectives wait for the slowest rank. Launches of the
+    embedding, the output layer and the loss are excluded.
     """
     cluster = case.cluster
     framework = case.profile.framework
@@ -160,11 +163,11 @@ def host_load(
 
 
 def _launches_after_waits(case: TrainingCase, c: Candidates) -> Floats:
-    """Return launches of a forward pass through a layer's experts in a loop, during which the
-    device is idle.
+    """Return the launches in the forward pass of a loop over experts during which the device is
+    idle.
 
-    The host waits for the number of each expert's tokens. The device has nothing queued then, until
-    the expert's first matmul.
+    For each expert, the host waits for the number of its tokens. Until the expert's first matmul,
+    the device has no queued kernels.
     """
     model, workload = case.model, case.workload
     if not model.num_experts or not loops_experts(workload):
@@ -176,38 +179,38 @@ def _launches_after_waits(case: TrainingCase, c: Candidates) -> Floats:
 
 
 WAITING_LAUNCHES = 6.0
-"""Launches between an expert's wait for its tokens and its first matmul: the copy of their number,
-two indices, the selection of the tokens and its view, the matmul.
+"""Launches between the wait for an expert's number of tokens and the expert's first matmul: the
+copy of the number, two indices, the selection of the tokens and its view, the matmul.
 
 Source: huggingface/transformers 4, MixtralSparseMoeBlock.forward (torch.where).
 """
 UNIT_LAUNCHES = 40.0
-"""Equivalent number of launches for the hooks of one FSDP unit in one pass: 1.2 ms.
+"""Number of launches that takes as long as the hooks of one FSDP unit in one pass: 1.2 ms.
 
 Chosen to match QLoRA of Mistral-7B with FSDP on 2 A100, where a step of 2 x 290 tokens takes as
 long as one of 4 x 440.
 """
 NARROW_LAUNCHES = 12.0
-"""Equivalent number of launches for widening a 4-bit matrix, with quantised scales, before its
-matmul.
+"""Number of launches that takes as long as widening a 4-bit matrix, with quantised scales, before
+its matmul.
 
 Chosen to match Qwen-7B with and without GPTQ at 256 tokens.
 """
 
 
 MODULE_LAUNCHES, MODULES = 6.5, 13.0
-"""Equivalent number of launches for the hooks of one module under DeepSpeed's ZeRO 3, and number of
-modules in a layer without experts.
+"""Number of launches that takes as long as the hooks of one module under DeepSpeed's ZeRO 3, and
+number of modules in a dense layer.
 
 The modules are seven matrices, two norms, the activation, both blocks, and the layer. Chosen to
 match full fine-tuning of Qwen-1.8B and 7B at 256 tokens.
 """
 FETCHED_EXPERT = 150.0
-"""Equivalent number of launches for gathering one expert's three matrices in one pass under
+"""Number of launches that takes as long as gathering one expert's three matrices in one pass under
 DeepSpeed's ZeRO 3.
 
 The tokens determine which experts run, so none is prefetched and each waits for its gather. Chosen
-to match the only published step of Qwen3-30B-A3B (91 s on 16 A800); answers report that this is not
+to match the only published step of Qwen3-30B-A3B (91 s on 16 A800). Estimates report that it is not
 validated.
 """
 LOOPED_EXPERT = Kernels(forward=14.0, backward=20.0)
@@ -234,10 +237,10 @@ def _gathers_parameters(c: Candidates) -> Bools:
 
 
 def _sharded_launches(case: TrainingCase, c: Candidates) -> tuple[Floats, Floats]:
-    """Return the (forward, backward) launches for a layer's FSDP units.
+    """Return the (forward, backward) launches for the FSDP units of a layer.
 
-    The units are the layer and, if PEFT's policy wraps modules with trained weights
-    (fsdp_auto_wrap_policy), the A and B of each adapter.
+    The layer is a unit. If PEFT's policy wraps modules with trained weights
+    (fsdp_auto_wrap_policy), the A and B of each adapter are units too.
     """
     workload = case.workload
     if framework_facts(workload.framework).hooks_modules:
@@ -253,7 +256,9 @@ def _sharded_launches(case: TrainingCase, c: Candidates) -> tuple[Floats, Floats
 
 
 def _added_launches(case: TrainingCase, candidates: Candidates) -> tuple[Floats, Floats]:
-    """Return the (forward, backward) kernels of a layer that only some workloads launch."""
+    """Return the (forward, backward) kernels of a layer that depend on the workload: adapters,
+    sharding, loops over experts, 4-bit weights and eager kernels.
+    """
     workload = case.workload
     forward: Floats = 0.0
     backward: Floats = 0.0

@@ -1,8 +1,9 @@
-"""One transformer layer on one rank for one micro-batch: seconds of both passes, and saved bytes.
+"""One transformer layer on one rank for one micro-batch: seconds of both passes, and saved
+bytes.
 
 Bytes follow arXiv 2205.05198 section 4 and tensor-parallel collectives its section 4.2, generalised
-to GQA, latent attention, gated MLPs, fused attention, mixtures of experts, context parallelism and
-narrow matmuls.
+to GQA, latent attention, gated MLPs, fused attention, MoE layers, context parallelism and matmuls
+below 16 bits.
 """
 
 from dataclasses import replace
@@ -35,8 +36,7 @@ from hp_tool.cost.recurrent_block import recurrent_bytes, recurrent_time
 from hp_tool.domain.efficiency import FrameworkEfficiency
 
 GATHER_COST = 0.5
-"""Slowdown of a concurrent matmul by a gather, relative to the slowdown by a reduction, which also
-adds data.
+"""How much a gather slows a concurrent matmul, relative to a reduction, which also adds data.
 
 Chosen: Tables 4 and 5 of arXiv 2205.05198 fit equally well from 0.3 to 1. Up to 0.5, SP speeds up
 the backward pass, as in Table 4.
@@ -142,12 +142,13 @@ def layer_time(
     attention: BlockTime | None = None,
     second: BlockTime | None = None,
 ) -> LayerTime:
-    """Return seconds of one layer of the case's kind.
+    """Return the seconds of one layer of the case's kind.
 
-    Weight matmuls run three times: forward, input gradient and weight gradient. `split_backward`
-    reports the last separately. With `merged`, forward and backward passes of different
-    micro-batches run together. `s` replaces the workload's sizes for micro-batches that differ.
-    `attention` and `second` are the layer's blocks if already timed.
+    Weight matmuls run three times: forward, input gradient and weight gradient. With
+    `split_backward`, the weight gradient is in a separate field. With `merged`, forward and
+    backward passes of different micro-batches run together. `s` replaces the sizes of the
+    workload's micro-batches. `attention` and `second` are the times of the layer's blocks if
+    already computed.
     """
     model, workload = case.model, case.workload
     s = s or shapes(case=case, candidates=candidates)
@@ -200,10 +201,10 @@ def as_layer_time(
     trained: bool = True,
     wide: int = 0,
 ) -> LayerTime:
-    """Return the seconds of a layer from those of its blocks and of the collectives of their
-    tensor-parallel regions.
+    """Return the seconds of a layer from the seconds of its blocks and of its tensor-parallel
+    collectives.
 
-    A region is a column-parallel matmul followed by a row-parallel one.
+    A tensor-parallel region is a column-parallel matmul followed by a row-parallel matmul.
     """
     tensor, tensor_backward = _tensor_seconds(
         case.profile.framework, s=s, block=block, regions=regions, trained=trained, wide=wide
@@ -239,15 +240,15 @@ def _tensor_seconds(
     """Return the exposed (forward, backward) seconds of the collectives of `regions`
     tensor-parallel regions.
 
-    Forward: an all-reduce per region, or with SP an all-gather and a reduce-scatter. Inputs and
+    Forward: one all-reduce per region, or with SP an all-gather and a reduce-scatter. Inputs and
     gradients below 16 bits are quantised before they are gathered (Transformer Engine,
-    gather_along_first_dim), except `wide` inputs that adapters read too; reductions stay in 16
-    bits. Backward without SP: the all-reduces, overlapped with the weight-gradient matmuls.
-    Backward with SP: gradients are gathered first, exposed; if the weights are trained, the sharded
-    inputs are gathered again, overlapped with the input-gradient matmuls (arXiv 2205.05198 section
-    4.2.2); input gradients are reduce-scattered, overlapped with the weight-gradient matmuls.
-    Overlapped collectives use cores and bandwidth of the matmuls: the framework's overlap is the
-    fraction of a reduction that costs nothing. Gathers cost half as much (GATHER_COST).
+    gather_along_first_dim), except `wide` inputs, which adapters need in 16 bits. Reductions stay
+    in 16 bits. Backward without SP: the all-reduces, overlapped with the weight-gradient matmuls.
+    Backward with SP: gradients are gathered first, without overlap. If the weights are trained, the
+    sharded inputs are gathered again, overlapped with the input-gradient matmuls (arXiv 2205.05198
+    section 4.2.2). Input gradients are reduce-scattered, overlapped with the weight-gradient
+    matmuls. Overlapped collectives use cores and bandwidth of the matmuls: the framework's overlap
+    is the fraction of a reduction that costs nothing. Gathers cost half as much (GATHER_COST).
     """
     gather, scatter, all_reduce = (
         regions * s.input_gather_s,

@@ -48,10 +48,10 @@ REASONS = (
     *STRATEGY_REASONS,
     "mixer_not_divisible",
 )
-"""Bit i of a legality code stands for REASONS[i]."""
+"""Reason codes: bit i of a legality code means REASONS[i]."""
 
 MEMORY = "memory"
-"""Reason code of a legal configuration that does not fit."""
+"""Reason code of a legal configuration that does not fit in memory."""
 
 
 def legality(*, case: TrainingCase, candidates: Candidates) -> IntArray:
@@ -116,14 +116,14 @@ def width_broken(model: ModelSpec, t: Ints) -> Bools:
 
 
 def mixer_broken(model: ModelSpec, c: Candidates, *, workload: TrainingWorkload) -> Bools:
-    """Return whether the framework cannot split the token mixers of uniform layers.
+    """Return whether the framework cannot split the token mixers over the candidate's ranks.
 
-    Megatron Core (0.16) splits Mamba 2's heads and groups over tensor-parallel ranks and over
-    context-parallel ones, where a group may be copied, and interleaves its layers since 0.17
-    (ssm/mamba_mixer.py, mamba_context_parallel.py, mamba_block.py). It splits a gated delta rule's
-    heads over tensor-parallel ranks and, since 0.18, over context-parallel ones
-    (ssm/gated_delta_net.py). It does not split a sequence whose keys an indexer selects
-    (transformer_config.py). Other frameworks run the layers of Hugging Face transformers unsplit.
+    Megatron Core (0.16) splits Mamba 2's heads and groups over tensor-parallel and context-parallel
+    ranks, where groups may be copied, and supports interleaving since 0.17 (ssm/mamba_mixer.py,
+    mamba_context_parallel.py, mamba_block.py). It splits a gated delta rule's heads over
+    tensor-parallel ranks and, since 0.18, over context-parallel ranks (ssm/gated_delta_net.py). It
+    does not split a sequence whose keys an indexer selects (transformer_config.py). Other
+    frameworks do not split the layers of Hugging Face transformers.
     """
     t, context, p = c.tensor_parallel_size, c.context_parallel_size, c.pipeline_parallel_size
     if model.mixer == "attention":
@@ -149,8 +149,8 @@ def mixer_broken(model: ModelSpec, c: Candidates, *, workload: TrainingWorkload)
 
 
 def _sequence_broken(workload: TrainingWorkload, c: Candidates) -> Bools:
-    """Return whether a sequence, or the decoder's, does not divide into equal pieces for the
-    ranks.
+    """Return whether the ranks cannot divide a sequence, or the decoder's sequence, into equal
+    pieces.
     """
     pieces = _sequence_pieces(c)
     broken: Bools = workload.sequence_length % pieces != 0
@@ -169,8 +169,8 @@ def _sequence_pieces(c: Candidates) -> Ints:
 
 
 def _pipeline_unfilled(workload: TrainingWorkload, c: Candidates) -> Bools:
-    """Return whether there are too few micro-batches for a framework whose 1F1B needs m >= p -
-    1.
+    """Return whether there are fewer than p - 1 micro-batches and the framework's 1F1B needs that
+    many.
     """
     if not framework_facts(workload.framework).fills_pipeline:
         return False
@@ -184,7 +184,7 @@ def _layers_broken(case: TrainingCase, c: Candidates, *, framework: str) -> Bool
 
     If the framework balances blocks, no stage may be empty and interleaving is impossible.
     Otherwise all chunks have equally many layers, or some have fewer (`domain.pipeline_layout`),
-    except under ZB-V. Two kinds of GPU may have different numbers of layers.
+    except under ZB-V. Stages on two kinds of GPU may have different numbers of layers.
     """
     model = case.model
     p, layers = c.pipeline_parallel_size, model.num_hidden_layers
@@ -206,10 +206,10 @@ def _layers_broken(case: TrainingCase, c: Candidates, *, framework: str) -> Bool
 
 
 def _experts_broken(model: ModelSpec, c: Candidates) -> Bools:
-    """Return whether the experts do not divide over e_p ranks, or e_p e_t does not divide the ranks
-    of a stage.
+    """Return whether the experts cannot be divided over e_p ranks, or e_p e_t does not divide the
+    ranks of a stage.
 
-    For dense models, return whether expert parallelism is set at all.
+    For dense models, return whether expert parallelism is enabled at all.
     """
     ep, etp = c.expert_parallel_size, c.expert_tensor_parallel_size
     if not model.num_experts:
@@ -238,7 +238,8 @@ def shards_broken(model: ModelSpec, c: Candidates) -> Bools:
 
 
 def rejection_counts(codes: IntArray, *, weights: IntArray | None = None) -> dict[str, int]:
-    """Return the number of candidates rejected by each rule, multiplied by their weights.
+    """Return {reason: number of candidates that violate the rule}, each candidate multiplied by its
+    weight.
 
     A candidate counts for every rule that it violates.
     """
@@ -283,7 +284,7 @@ RULES = {
     "pipeline_parallel_size",
     "dualpipe-v": "two model chunks per rank and at least 2 pipeline_parallel_size micro-batches",
 }
-"""Requirements of each schedule besides at least two pipeline stages."""
+"""Requirements of each schedule in addition to at least two pipeline stages."""
 
 
 def least_micro_batches(config: ParallelConfig) -> int:
@@ -295,7 +296,7 @@ def least_micro_batches(config: ParallelConfig) -> int:
 
 
 def schedule_rule(config: ParallelConfig, *, num_layers: int, micro_batches: int) -> str:
-    """Return the rule of the configuration's schedule in words, with the configuration's
+    """Return a description of the rule of the configuration's schedule, with the configuration's
     numbers.
     """
     p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size

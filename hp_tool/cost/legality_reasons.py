@@ -1,6 +1,4 @@
-"""Reasons why a configuration is not possible, with numbers and fixes: `legality` rules, and
-memory.
-"""
+"""Reasons why a configuration is illegal or does not fit in memory, with numbers and fixes."""
 
 import math
 from collections.abc import Callable
@@ -40,8 +38,8 @@ def explain(code: int, *, case: TrainingCase, config: ParallelConfig) -> tuple[R
 
 
 def memory_reason(*, needed: float, available: float, parts: dict[str, float]) -> Reason:
-    """Return the reason why a legal configuration does not fit: the total, and its parts in
-    descending order.
+    """Return the reason why a legal configuration does not fit in memory: the total, and its parts
+    in descending order.
     """
     largest = sorted(parts.items(), key=lambda item: -item[1])
     shown = ", ".join(
@@ -82,7 +80,7 @@ def _micro_batch_arithmetic(config: ParallelConfig) -> str:
 
 
 _Explanation = tuple[str, float, float]
-"""The problem with its fix, and the required and available amounts."""
+"""(problem with its fix, required amount, available amount)."""
 
 
 def _heads(case: TrainingCase, config: ParallelConfig) -> _Explanation:

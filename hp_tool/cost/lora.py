@@ -1,9 +1,11 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685) on frozen weights: parameters, saved bytes and time.
+"""Low-rank adapters (LoRA, arXiv 2106.09685) on frozen weights: parameters, saved bytes and
+time.
 
-y = W x + B A x with A of rank x inputs and B of outputs x rank; W has no gradient. The layout is
-that of Megatron Bridge's ParallelLinearAdapter: for a column-parallel W both A (by rank) and B (by
-outputs) are split by rows; for a row-parallel W, A by columns and B by rows, and B's outputs are
-gathered. Adapters run in 16 bits, and the local experts of a rank share one.
+y = W x + B A x with A of shape (rank, inputs) and B of shape (outputs, rank); W has no gradient.
+The layout is that of Megatron Bridge's ParallelLinearAdapter. For a column-parallel W, A is split
+along the rank and B along the outputs. For a row-parallel W, A is split along the inputs and B
+along the outputs, and B's outputs are gathered. Adapters run in 16 bits. The local experts of a
+rank share one adapter.
 """
 
 from collections.abc import Iterator
@@ -37,9 +39,7 @@ PARTS = {
     "linear_q_proj": (("q_proj",),),
     "linear_fc1": (("gate_proj", "linear_fc1_gate"), ("up_proj", "linear_fc1_up")),
 }
-"""Names of the parts of fused matrices, in Hugging Face's notation and in that of Megatron Bridge's
-canonical LoRA.
-"""
+"""Names of the parts of fused matrices, by Hugging Face and by Megatron Bridge's canonical LoRA."""
 DEFAULT_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 ADAPTER_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 UNFUSED_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -48,7 +48,7 @@ UNFUSED_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """The A and B of one adapter on one rank."""
+    """The matrices A and B of one adapter on one rank."""
 
     matrix: Matrix
     rows: Floats
@@ -72,7 +72,9 @@ class Adapter:
 
 
 def adapters(matrix: Matrix, lora: LoraSpec) -> Iterator[Adapter]:
-    """Return the adapters of the targets: one for a whole matrix, or one per named part."""
+    """Yield the adapters of a matrix: one for the complete matrix, or one for each target that is a
+    part of it.
+    """
     targets = {ALIASES.get(name, name) for name in lora.target_modules or DEFAULT_TARGETS}
     rank = float(lora.rank)
     if matrix.module in targets:
@@ -120,8 +122,8 @@ def with_named_targets(workload: TrainingWorkload, *, model: ModelSpec) -> Train
 def layer_adapter_parameters(
     model: ModelSpec, lora: LoraSpec, candidates: Candidates, *, routed: bool
 ) -> Floats:
-    """Return the adapter parameters of one layer on one rank, of routed experts or of all other
-    matrices.
+    """Return the adapter parameters of one layer on one rank: those of routed experts, or those of
+    all other matrices.
     """
     matrices = (matrix for matrix in rank_matrices(model, candidates) if matrix.routed == routed)
     return sum(
@@ -130,17 +132,17 @@ def layer_adapter_parameters(
 
 
 def token_adapter_parameters(model: ModelSpec, lora: LoraSpec) -> float:
-    """Return the adapter parameters that process one token, in the whole model.
+    """Return the number of adapter parameters of the complete model that process one token.
 
-    Each selected expert of a token counts its adapters.
+    Every expert that a token is sent to counts its adapters.
     """
     return _model_adapter_parameters(model, lora, of_experts=model.num_experts_per_tok or 1)
 
 
 def trained_parameters(model: ModelSpec, lora: LoraSpec, config: ParallelConfig) -> float:
-    """Return the adapter parameters of the whole model.
+    """Return the number of adapter parameters of the complete model.
 
-    Each expert-parallel rank has one pair for its routed experts, which share it.
+    All routed experts of an expert-parallel rank share one adapter.
     """
     return _model_adapter_parameters(model, lora, of_experts=config.expert_parallel_size)
 
@@ -163,8 +165,8 @@ def _model_adapter_parameters(model: ModelSpec, lora: LoraSpec, *, of_experts: i
 def added_launches(model: ModelSpec, lora: LoraSpec, candidates: Candidates) -> tuple[float, float]:
     """Return the (forward, backward) kernels that adapters add to a dense layer.
 
-    Each pair adds two matmuls, a scaling and an addition, and twice as many matmuls in the backward
-    pass. The frozen matrices' weight gradients are omitted.
+    Each adapter adds two matmuls, a scaling and an addition, and twice as many matmuls in the
+    backward pass. The weight gradients of the frozen matrices are subtracted.
     """
     matrices = rank_matrices(model.without_experts, candidates)
     pairs = num_adapters(model, lora, candidates)
@@ -182,12 +184,12 @@ def with_adapter_bytes(
 ) -> BlockBytes:
     """Return the layer's saved bytes if only adapters are trained.
 
-    A frozen matrix saves no input (torch and Transformer Engine save it only for the weight
-    gradient). A matrix with adapters saves its input in 16 bits for A, whole if sequence
-    parallelism gathers it first, and A's output for B. With dropout, each adapter also saves a
-    dropped-out copy of its input and the mask. Inputs that attention or the activation function
-    saves are counted there. Matrices stored in fewer bits than their matmuls need are widened one
-    at a time, so the largest adds to the working set.
+    A frozen matrix saves no input, because torch and Transformer Engine save it only for the weight
+    gradient. A matrix with an adapter saves its input in 16 bits for A, and A's output for B. If
+    sequence parallelism gathers the input first, the gathered input is saved. With dropout, each
+    adapter also saves the input after dropout and the mask. Inputs that attention or the activation
+    function saves are counted there. A matrix that is stored in fewer bits than its matmul needs is
+    widened just before the matmul, so the largest such matrix adds to the working set.
     """
     workload = case.workload
     assert workload.lora is not None
@@ -217,17 +219,17 @@ def with_adapter_bytes(
 
 
 def widens_frozen(workload: TrainingWorkload) -> bool:
-    """Return whether frozen matrices must be widened, one at a time, because their matmuls need
-    more bits than are stored.
+    """Return whether frozen matrices are widened before their matmuls because they are stored in
+    fewer bits than the matmuls need.
     """
     stored = workload.frozen_precision
     return stored is not None and FROZEN_BYTES[stored] < ELEMENT_BYTES[workload.precision]
 
 
 def _saved_input_bytes(matrix: Matrix, tokens: Floats, s: Shapes, *, experts: bool) -> Floats:
-    """Return the bytes of a matrix's input that training all weights would save.
+    """Return the bytes of a matrix's input that are saved if all weights are trained.
 
-    attention_bytes, mlp_bytes and expert_bytes count these.
+    attention_bytes, mlp_bytes and expert_bytes include them.
     """
     whole = tokens * matrix.inputs
     if matrix.source == "activation" and not experts:
@@ -244,9 +246,10 @@ def with_adapter_time(
 ) -> BlockTime:
     """Return the layer's seconds if only adapters are trained.
 
-    Frozen matrices have no weight gradients. If stored in fewer bits, they are read and written
-    widened. Added are the adapters' matmuls and the addition of both paths (forward reads two
-    tensors and writes one of the output's size; backward the same for the input's gradient).
+    Frozen matrices have no weight gradients. If they are stored in fewer bits, their widening moves
+    bytes. The adapters add their matmuls and the sum of both paths: the forward pass reads two
+    tensors of the output's size and writes one; the backward pass does the same for the input's
+    gradient.
     """
     workload = case.workload
     assert workload.lora is not None
@@ -294,10 +297,11 @@ def with_adapter_time(
 def _eager_traffic(
     matrix: Matrix, adapter: Adapter, *, workload: TrainingWorkload, s: Shapes
 ) -> tuple[Floats, Floats]:
-    """Return the (forward, backward) bytes per token that an adapter moves in PyTorch's eager mode.
+    """Return the (forward, backward) bytes per token that an adapter moves in PyTorch's eager
+    mode.
 
-    Excludes its matmuls and the final addition. The input is widened to the adapter's precision and
-    dropped out, and the output is scaled; backward does the same for their gradients
+    Excludes its matmuls and the final sum. The input is widened to the adapter's precision, dropout
+    is applied to it, and the output is scaled. The backward pass does the same for their gradients
     (huggingface/peft, src/peft/tuners/lora/layer.py, Linear.forward).
     """
     assert workload.lora is not None
@@ -317,11 +321,11 @@ def residual_bytes(case: TrainingCase, c: Candidates, s: Shapes) -> Floats:
 
 
 def wide_gathers(case: TrainingCase, candidates: Candidates) -> int:
-    """Return the number of gathered inputs per layer that stay in 16 bits because an adapter reads
-    them too.
+    """Return the number of gathered inputs per layer that stay in 16 bits because an adapter needs
+    them.
 
-    Megatron Bridge's adapters request return_layernorm_output_gathered, under which Transformer
-    Engine does not quantise before it gathers.
+    Megatron Bridge's adapters request return_layernorm_output_gathered, which makes Transformer
+    Engine gather without quantising first.
     """
     assert case.workload.lora is not None
     columns = (
@@ -341,9 +345,9 @@ def adapter_tensor_seconds(
     """Return the (forward, backward) seconds of the adapters' tensor-parallel collectives, without
     overlap.
 
-    Excludes routed experts. A's output is gathered (column-parallel) or all-reduced (row-parallel),
-    and its gradient likewise. B's output of a row-parallel matrix is gathered, and with sequence
-    parallelism its gradient too. Gathered inputs are those of the base layer.
+    Excludes routed experts. A's output and its gradient are gathered (column-parallel) or
+    all-reduced (row-parallel). For a row-parallel matrix, B's output is gathered; with sequence
+    parallelism so is its gradient. The gathered inputs of the base layer serve the adapters too.
     """
     workload = case.workload
     assert workload.lora is not None

@@ -1,4 +1,5 @@
-"""A layer's weight matrices on one rank. FLOPs, matmul time, LoRA, Muon and serving use them.
+"""The weight matrices of a layer on one rank, used for FLOPs, matmul time, LoRA, Muon and
+serving.
 
 Symbols are defined in docs/cost-model.md.
 """

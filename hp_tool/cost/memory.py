@@ -1,4 +1,4 @@
-"""Memory of representative pipeline stages in bytes; the fullest stage counts."""
+"""Memory of representative pipeline stages in bytes; the fullest stage determines the result."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,12 +22,12 @@ from hp_tool.domain.frameworks import framework_facts
 from hp_tool.domain.model import ModelSpec
 
 NEARLY_FULL = 0.9
-"""Fraction of device memory in use from which allocators retry.
+"""Fraction of device memory in use above which allocators retry.
 
 All nine nanotron runs above it were slow, by a median factor of five; runs below it were not.
 """
 LOGISTIC = 1.702
-"""Slope for which a logistic function is within 0.01 of the normal distribution function."""
+"""Slope of the logistic function that is within 0.01 of the normal distribution function."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +42,12 @@ class Memory:
     first_stage: Floats
     """Bytes on the first stage, excluding `overhead`."""
     kept: Floats
-    """Activation bytes that one micro-batch saves on all stages together; 0 if retries are not
-    modelled.
+    """Activation bytes that one micro-batch saves on all stages together; 0 if allocator retries
+    are not modelled.
     """
     total: Floats
     host_bytes: Floats
-    """Largest bytes in host memory over the ranks."""
+    """Bytes in host memory of the rank that uses most."""
     offloaded: Floats
     """Activation bytes that one micro-batch copies to the host on a stage."""
 
@@ -176,7 +176,7 @@ def retry_slowdown(
 
 
 def _saved_activation_bytes(case: TrainingCase, c: Candidates, *, layer: LayerBytes) -> Floats:
-    """Return the activation bytes of one micro-batch in all layers."""
+    """Return the activation bytes that one micro-batch saves in all layers."""
     if case.profile.framework.retry_bytes_per_second is None:
         return 0.0
     return chunk_activations(candidates=c, layer=layer, layers=float(case.model.total_layers))
@@ -185,10 +185,11 @@ def _saved_activation_bytes(case: TrainingCase, c: Candidates, *, layer: LayerBy
 def cached_gradients(
     case: TrainingCase, candidates: Candidates
 ) -> Mapping[tuple[int, ...], Floats]:
-    """Return bytes of the empty weight gradients that Transformer Engine caches, one per shape of a
-    matrix, by the places of the kinds of layers that have it.
+    """Return the bytes of the empty weight gradients that Transformer Engine caches, one for each
+    matrix shape. The keys are the indices of the kinds of layers that have a matrix of this shape.
 
-    Empty without its modules, and under FSDP, which gives every matrix its own gradient.
+    Empty if the framework does not use Transformer Engine's modules, and under FSDP, where every
+    matrix has a separate gradient.
     """
     workload, c = case.workload, candidates
     if workload.lora is not None or not workload.has_transformer_engine:
@@ -208,8 +209,8 @@ _shapes: Shared[Mapping[tuple[int, ...], Floats]] = Shared()
 
 
 def _shape_entries(model: ModelSpec, c: Candidates) -> Mapping[tuple[int, ...], Floats]:
-    """Return entries of the matrices of a layer, by the kinds of layers that have one of the
-    shape.
+    """Return {indices of kinds of layers: number of matrix entries}, with one matrix for each shape
+    that these kinds have in common.
     """
     shapes: dict[Any, tuple[Matrix, tuple[int, ...]]] = {}
     for place, (_, kind) in enumerate(model.kinds):
@@ -254,12 +255,12 @@ def _partition_buffers(c: Candidates, *, weights: Floats) -> tuple[Floats, Float
 def _coexisting_bytes(
     activations: Floats, logits: Floats, buffers: Floats, *, last: Floats, gradients: Floats
 ) -> tuple[Floats, Floats, Floats]:
-    """Return the bytes of activations, logits and buffers that exist together with gradients at the
-    peak of a step.
+    """Return the bytes of activations, logits and buffers that exist at the same time as gradients,
+    at the peak of a step with a single micro-batch.
 
-    The step's only micro-batch starts without `gradients`. A layer's gradients are allocated when
-    its activations are free: none at the loss, and all of them together with the buffers `last` of
-    the layer whose backward pass is last.
+    The micro-batch starts without `gradients`. The gradients of a layer are allocated after its
+    activations are freed: none at the loss, and all of them at the last layer's backward pass,
+    together with that layer's buffers `last`.
     """
     peak = maximum(activations + logits + buffers - gradients, last)
     kept = minimum(activations, peak)
@@ -272,9 +273,9 @@ def queued_input_bytes(
 ) -> Floats:
     """Return min(queued inputs, k L) T h e (t - 1) / t bytes without a pipeline, else 0.
 
-    PyTorch's allocator reuses a freed block only when other streams that used it have finished.
-    Each of L layers gathers k = 2 inputs in the forward pass, and as many in the backward pass of
-    the previous micro-batch, if there is one.
+    PyTorch's allocator reuses a freed block only after the other streams that used it have
+    finished. Each of L layers gathers k = 2 inputs in the forward pass, and as many in the backward
+    pass of the previous micro-batch, if there is one.
     """
     c, workload = candidates, case.workload
     tokens = c.micro_batch_size * workload.sequence_length / c.context_parallel_size
@@ -303,7 +304,8 @@ def stage_memory(
     micro_batches: Floats,
     capacity_bytes: float,
 ) -> StageMemory:
-    """Return the bytes of states, micro-batches in flight and one running layer on a stage.
+    """Return the bytes of the states, the micro-batches in flight and one running layer on a
+    stage.
 
     `critical_layers` is the number of layers on the critical stage.
     """

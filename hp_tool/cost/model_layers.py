@@ -1,5 +1,5 @@
-"""A model's layers of each kind and its ends on one rank of each candidate, computed once per
-combination of their axes.
+"""A layer of each kind in a model and the model's ends, on one rank of each candidate. Each
+combination of the candidates' axes is computed once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ Columns = TypeVar("Columns", HeadTime, LayerBytes, LayerTime)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLayers:
-    """Layers and ends for one micro-batch on one rank of each candidate.
+    """Times and bytes of layers, embedding and output layer for one micro-batch on one rank of each
+    candidate.
 
     Layers are in the order of `ModelSpec.kinds`; an encoder-decoder model has its mean layer.
     """
@@ -46,11 +47,11 @@ class ModelLayers:
     kept: tuple[LayerBytes, ...]
     times: tuple[LayerTime, ...]
     recorded_times: tuple[LayerTime, ...]
-    """`times` with CUDA graphs, for a single candidate whose query leaves them open."""
+    """`times` with CUDA graphs, for a single candidate whose query does not set cuda_graphs."""
     head: HeadTime
 
     def mean_time(self, pipeline: Pipeline) -> LayerTime:
-        """Return the mean layer of a stage with most layers."""
+        """Return the mean layer of a stage with the maximum number of layers."""
         return mean_layer(self.times, pipeline.critical)
 
     def of_stages(self, pipeline: Pipeline) -> list[LayerBytes]:
@@ -60,16 +61,16 @@ class ModelLayers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKinds:
-    """One layer of each kind in a model, and the ends of the model; shape (k,) for k combinations
-    of their axes.
+    """One layer of each kind in a model, and its embedding and output layer; shape (k,) for k
+    combinations of their axes.
     """
 
     kept: tuple[LayerBytes, ...]
     times: tuple[LayerTime, ...]
     merged: tuple[LayerTime, ...]
-    """With merged forward and backward passes; empty if there are none."""
+    """Times with merged forward and backward passes; empty if no candidate merges them."""
     recorded: tuple[LayerTime, ...]
-    """With CUDA graphs, if a single candidate's query leaves these open."""
+    """Times with CUDA graphs, for a single candidate whose query does not set cuda_graphs."""
     recorded_merged: tuple[LayerTime, ...]
     head: HeadTime
 
@@ -109,8 +110,8 @@ def model_layers(
 def layer_kinds(
     *, case: TrainingCase, candidates: Candidates
 ) -> tuple[LayerKinds, NDArray[np.intp] | None]:
-    """Return the layers and ends for each combination of their axes, and the combination of each
-    candidate.
+    """Return (layers and ends for each combination of their axes, index of each candidate's
+    combination).
 
     `unique_rows` numbers the combinations.
     """
@@ -198,7 +199,9 @@ def _layer_kinds(
 
 
 def _mixer_of(kind: ModelSpec) -> ModelSpec:
-    """Return a model that layers with an equal mixer have in common, whatever follows it."""
+    """Return a one-layer model without the feed-forward block. It is equal for all layers with
+    equal mixers.
+    """
     return replace(
         kind.without_experts,
         num_hidden_layers=1,
@@ -209,7 +212,7 @@ def _mixer_of(kind: ModelSpec) -> ModelSpec:
 
 
 def expand_rows(columns: Columns, inverse: NDArray[np.intp] | None) -> Columns:
-    """Return the columns expanded to one entry per row; None means that every row is unique.
+    """Return the columns with one entry per row. `inverse` None means that every row is unique.
     Scalars stay scalars.
     """
     if inverse is None:
@@ -224,7 +227,7 @@ def expand_rows(columns: Columns, inverse: NDArray[np.intp] | None) -> Columns:
 
 
 def _mix(one: LayerTime, other: LayerTime, share: Floats) -> LayerTime:
-    """Return the mean layer of which the fraction `share` is `other`."""
+    """Return the mean of two layers, of which `other` has the weight `share`."""
     values = {}
     for name in one.__slots__:
         own = getattr(one, name)

@@ -54,7 +54,7 @@ class StageStates:
     gradients: Floats
     optimizer: Floats
     state: Floats
-    """Part of `optimizer`: one of the optimizer's states."""
+    """Part of `optimizer`: the bytes of one of the optimizer's states."""
     host: Floats = 0.0
     """Bytes of states in host memory."""
 
@@ -74,11 +74,11 @@ class StateCosts:
     stages: tuple[StageStates, ...]
     """States of each stage, in the order of Pipeline.stages."""
     gathered_layer: Floats
-    """Bytes of one layer's gathered weights under ZeRO 3, plus its unreduced gradient if that is a
-    separate buffer; 0 if weights are not sharded.
+    """Bytes of one layer's gathered weights under ZeRO 3, plus its unreduced gradient if the
+    gradient has a separate buffer; 0 if weights are not sharded.
     """
     gathered_end: Floats
-    """Bytes of an embedding or output layer that stays gathered under ZeRO 3."""
+    """Bytes of an embedding or output layer whose weights stay gathered under ZeRO 3."""
     times: StateTimes
 
 
@@ -87,15 +87,16 @@ def state_costs(
 ) -> StateCosts:
     """Return the bytes of the states under ZeRO, and the seconds to reduce and update them.
 
-    Stage 1 shards the optimizer over the replicas, stage 2 also gradients, stage 3 also weights.
-    Replicas are the d c ranks of a tensor and pipeline position; for a routed expert they are t d c
-    / (e_p e_t).
+    ZeRO 1 shards the optimizer over the replicas, ZeRO 2 also gradients, ZeRO 3 also weights.
+    Replicas are the d c ranks with the same tensor and pipeline position; for a routed expert there
+    are t d c / (e_p e_t).
 
-    Reduction: all-reduce of gradients (ZeRO 0), or their reduce-scatter and the all-gather of
-    weights; hybrid sharding does this in each shard group and all-reduces the gradients' shards
-    over the replicas. Gradients that ZeRO 2 accumulates over a run of micro-batches are whole on
-    each rank for one of v chunks, or for two if another run follows. Update: memory-bound; each
-    rank reads and writes every state of its shard, zeroes all gradients and computes their norm.
+    Reduction: an all-reduce of the gradients (ZeRO 0), or their reduce-scatter and the all-gather
+    of weights. Hybrid sharding does this in each shard group and all-reduces the gradients' shards
+    over the replicas. Under interleaving, ZeRO 2 accumulates gradients over a run of micro-batches;
+    each rank then stores the unsharded gradients of one of v chunks, or of two if another run
+    follows. Update: limited by memory bandwidth. Each rank reads and writes every state of its
+    shard, sets all gradients to zero and computes their norm.
     """
     model, workload, cluster = case.model, case.workload, case.cluster
     c, copies = candidates, weight_copies(workload, gpu=cluster.gpu)
@@ -168,10 +169,10 @@ def state_costs(
 
 
 def _accumulation_runs(c: Candidates, micro_batches: Floats) -> tuple[Ints, Floats]:
-    """Return the number of micro-batches that ZeRO 2 accumulates before it reduces, and the
-    fraction of gradients stored unsharded.
+    """Return (number of micro-batches that ZeRO 2 accumulates before it reduces, fraction of the
+    gradients stored unsharded).
 
-    Interleaving runs p micro-batches through one chunk in sequence; these are accumulated.
+    Interleaving runs p micro-batches through one chunk in sequence and accumulates their gradients.
     """
     chunks = c.virtual_pipeline_parallel_size
     run = where(chunks > 1, c.pipeline_parallel_size, 1)
@@ -244,7 +245,7 @@ _weights: Shared[Floats] = Shared()
 
 
 def _layer_weights(kind: ModelSpec, t: Ints) -> Floats:
-    """Return parameters of a layer of one kind on one rank, without routed experts."""
+    """Return the parameters of a layer of one kind on one rank, excluding routed experts."""
     of_layer = moe_shared_parameters if kind.num_experts else layer_parameters
     return of_layer(kind, tensor_parallel_size=t)
 
@@ -305,7 +306,7 @@ def _adapters(
 ) -> Sequence[Floats | None]:
     """Return the parameters of LoRA adapters on one rank of each stage.
 
-    They belong to routed experts, or to all other matrices.
+    These are the adapters of routed experts, or those of all other matrices.
     """
     model, lora = case.model, case.workload.lora
     if lora is None:
@@ -319,7 +320,7 @@ def _adapters(
 def _frozen_parameters(
     case: TrainingCase, candidates: Candidates, pipeline: Pipeline
 ) -> list[Floats]:
-    """Return the parameters of each stage that `workload.frozen` names.
+    """Return the number of parameters of each stage that `workload.frozen` freezes.
 
     Only plain pipelines support frozen parameters (`training.rules` rejects others).
     """
@@ -344,10 +345,10 @@ def _matrix_entries(model: ModelSpec, candidates: Candidates) -> Floats:
 def _gathered_end_bytes(
     model: ModelSpec, c: Candidates, size: BytesPerParameter, workload: TrainingWorkload
 ) -> Floats:
-    """Return the bytes of V h / t weights as ZeRO 3 gathers them, if the framework keeps the ends
-    gathered.
+    """Return the bytes of V h / t weights as ZeRO 3 gathers them, if the framework does not free
+    the gathered embedding and output layer.
 
-    Tied ends count half each.
+    If they are tied, each counts half.
     """
     if not framework_facts(workload.framework).gathers_ends:
         return 0.0
@@ -381,7 +382,7 @@ def _gathered_bytes(
 
 
 def layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
-    """Return parameters of one layer on one rank, of those with experts if a model has any."""
+    """Return the parameters of one layer on one rank; of an MoE layer, if the model has any."""
     t = candidates.tensor_parallel_size
     if model.architecture == "encoder_decoder":
         return layer_parameters(model, tensor_parallel_size=t) + attention_parameters(
@@ -410,12 +411,12 @@ def _divide_states(
     whole: Floats,
     added: Floats,
 ) -> tuple[list[StageStates], StateTimes]:
-    """Return the states of each stage and the seconds of one step for parameters divided over the
-    ranks that share them.
+    """Return the states of each stage and the seconds of one step, for parameters whose states a
+    group of ranks divides.
 
-    Gradients are all-reduced, from ZeRO 1 (with Muon ZeRO 2) on reduce-scattered. Replicas reduce
-    in buckets, whose bytes are a fraction of the accumulated gradients'. Each bucket is a separate
-    collective: reduce-scatters and all-gathers use a ring, all-reduces use trees.
+    Gradients are all-reduced; from ZeRO 1 on (with Muon: ZeRO 2) they are reduce-scattered.
+    Replicas reduce in buckets, whose size is a fraction of the accumulated gradients. Each bucket
+    is a separate collective: reduce-scatters and all-gathers use a ring, all-reduces use trees.
 
     Args:
         pieces: Number of collectives.
@@ -507,9 +508,9 @@ def _divide_states(
 def _largest_over_stages(
     columns: Sequence[Floats], pipeline: Pipeline, candidates: Candidates
 ) -> Floats:
-    """Return the largest of a quantity of each stage.
+    """Return the maximum over the stages of a quantity.
 
-    These are both ends, and with several kinds of layers the stages between them.
+    Compared are both ends and, with several kinds of layers, the stages between them.
     """
     ends = len(pipeline.ends)
     largest = functools.reduce(maximum, columns[:ends])
@@ -522,7 +523,7 @@ def _largest_over_stages(
 
 
 def _largest_stages(pipeline: Pipeline) -> list[StageLayers]:
-    """Return the stages that may have most layers of a kind."""
+    """Return the stages that may have the maximum number of layers of a kind."""
     if pipeline.work:
         return [stage.layers for stage in pipeline.stages]
     count = functools.reduce(
@@ -540,7 +541,7 @@ def _with_offload(
     pipeline: Pipeline,
     size: BytesPerParameter,
 ) -> tuple[list[StageStates], StateTimes]:
-    """Return the states with the fraction f of the optimizer on the host (see
+    """Return the states if the fraction f of the optimizer is on the host (see
     `optimizer.offloaded_update`).
     """
     share = case.workload.offloaded_share

@@ -1,8 +1,8 @@
-"""The mixture-of-experts block: router, dispatch, grouped matmuls, combine, shared experts.
+"""The MoE block: router, dispatch, grouped matmuls, combine, shared experts.
 
-Modelled on Megatron Core's dropless dispatcher: each rank routes its T/t tokens to k experts each,
-an all-to-all over the e_p expert-parallel ranks sends them to their experts, and expert tensor
-parallelism splits each expert's matrices. A rank has E/e_p experts; the busiest rank has
+Modelled on Megatron Core's dropless dispatcher. Each rank routes its T/t tokens to k experts each.
+An all-to-all over the e_p expert-parallel ranks sends them to their experts, and expert tensor
+parallelism splits the matrices of each expert. A rank has E/e_p experts. The busiest rank has
 `imbalance` times the mean load.
 """
 
@@ -36,10 +36,10 @@ from hp_tool.domain.parallel import TokenDispatcher
 
 KERNELS = Kernels(forward=16.0, backward=20.0)
 TILE_ROWS = 128.0
-"""Rows per thread block of a matmul; the last tile of a group is half empty on average."""
+"""Rows per thread block of a matmul. On average, half of the last tile of a group is empty."""
 COMMUNICATION_SHARE = 20.0 / 132.0
-"""Fraction of the device's arithmetic used by an overlapped exchange: 20 of 132 multiprocessors
-(arXiv 2412.19437 section 3.2.2).
+"""Fraction of the device's arithmetic units that an overlapped exchange uses: 20 of 132
+multiprocessors (arXiv 2412.19437 section 3.2.2).
 """
 
 
@@ -61,7 +61,7 @@ def routed_tokens(case: TrainingCase, candidates: Candidates, s: Shapes) -> Floa
 
 
 def routed_width(model: ModelSpec) -> float:
-    """Return the width of tokens sent to the routed experts, in elements."""
+    """Return the width, in elements, of the tokens that are sent to routed experts."""
     return float(model.moe_latent_size or model.hidden_size)
 
 
@@ -114,9 +114,10 @@ def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
 
 
 def with_launches(block: BlockTime, *, case: TrainingCase, candidates: Candidates) -> BlockTime:
-    """Return the block's seconds including launch time of the host.
+    """Return the block's seconds including the host's launches.
 
-    Each pass includes half of the dispatch preparation and the experts' separate kernels.
+    Each pass includes half of the preparation of the dispatch and the separate kernels of the
+    experts.
     """
     framework = case.profile.framework
     alone = kernels_of_expert(case)
@@ -233,9 +234,7 @@ def expert_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
 def _exchange_seconds(
     one_copy: Floats, *, case: TrainingCase, group: Group, candidates: Candidates
 ) -> Floats:
-    """Return the seconds of one exchange in which each copy of a rank's tokens has a given number
-    of bytes.
-    """
+    """Return the seconds of one exchange in which each copy of a token has `one_copy` bytes."""
     codes, usual = candidates.moe_token_dispatcher_type, case.strategy.moe_token_dispatcher_type
     seconds: Floats = 0.0
     for code in np.unique(codes).tolist() if isinstance(codes, np.ndarray) else (codes,):
@@ -275,12 +274,13 @@ def arrives_in_rank_order(case: TrainingCase, c: Candidates) -> Bools:
 
 
 def kernels_of_expert(case: TrainingCase) -> Kernels:
-    """Return the number of kernels launched separately for each local expert, as in Transformer
-    Engine's grouped linear.
+    """Return the (forward, backward) kernels that are launched for each local expert separately, as
+    in Transformer Engine's grouped linear.
 
-    There are two matmuls, and four in the backward pass. Below 16 bits, a reduction and a cast
-    precede each input and each gradient. Experts with biases (`expert_bias`) multiply and add the
-    second bias, and in the backward pass reduce its gradient and that of the weights.
+    There are two matmuls in the forward pass and four in the backward pass. Below 16 bits, a
+    reduction and a cast precede each input and each gradient. Experts with biases (`expert_bias`)
+    multiply and add the second bias, and the backward pass reduces its gradient and that of the
+    weights.
     """
     casts = 4.0 if is_narrow(case.workload.of_experts) else 0.0
     biased = 1.0 if case.model.expert_bias else 0.0
@@ -299,10 +299,11 @@ def kernels_of_expert(case: TrainingCase) -> Kernels:
 def travelling_copies(
     *, case: TrainingCase, group: Group, dispatcher: TokenDispatcher
 ) -> tuple[Floats, Floats]:
-    """Return the mean copies of a token that a rank sends (inside the NVLink domain, out of it).
+    """Return the mean number of copies of a token that a rank sends (inside the NVLink domain, out
+    of it).
 
-    The router is assumed uniform. `group` contains the e_p expert-parallel ranks, k of them in each
-    of e_p / k domains.
+    The router is assumed uniform. `group` has the e_p expert-parallel ranks, k of them in each of
+    e_p / k domains.
     """
     model = case.model
     size = group.size
@@ -329,12 +330,12 @@ def travelling_copies(
 
 @functools.lru_cache(maxsize=4096)
 def used_share(parts: int, *, experts: int, chosen: int, groups: int, kept: int) -> float:
-    """Return the probability that a token has an expert in one of `parts` equal parts of the E
+    """Return the probability that a token uses an expert in one of `parts` equal parts of the E
     experts.
 
-    With k `chosen` of E experts drawn uniformly, it is 1 - C(E - E/n, k) / C(E, k). Group-limited
-    routing (DeepSeek) first draws `kept` of `groups` groups of neighbouring experts, then the k
-    from these; real routers prefer groups with good experts instead.
+    If k `chosen` of E experts are drawn uniformly, it is 1 - C(E - E/n, k) / C(E, k). Group-limited
+    routing (DeepSeek) first draws `kept` of `groups` groups of neighbouring experts, and then k
+    experts from these groups. Real routers prefer groups with good experts instead.
     """
     eligible = kept * experts // groups
     untouched = 0.0

@@ -23,7 +23,9 @@ from hp_tool.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """`size` ranks at a distance of `stride`: plain numbers, or arrays of shape (n,)."""
+    """`size` ranks at a distance of `stride` from each other: plain numbers, or arrays of shape
+    (n,).
+    """
 
     size: Ints
     stride: Ints
@@ -31,22 +33,20 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """Ranks of a job that NVLink connects: blocks of `size` consecutive ranks, from the first rank
-    on.
-    """
+    """NVLink domains of a job: blocks of `size` consecutive ranks, starting with the first rank."""
 
     size: Ints
     together: Ints = 1
-    """Consecutive ranks, in whole nodes, that no domain boundary divides: the innermost groups."""
+    """Number of consecutive ranks, in complete nodes, that are always in one domain: the innermost
+    groups.
+    """
     of_several_nodes: bool = False
-    """Whether it is a rack, whose nodes are allocated one by one, so that groups too large for one
-    rack are spread evenly over several.
+    """Whether a domain is a rack, whose nodes are allocated one by one. Groups too large for one
+    rack are then spread evenly over several.
     """
 
     def sharing(self, axis: Axis) -> Ints:
-        """Return the number of members of an axis in one domain; if domains differ, the smallest
-        number.
-        """
+        """Return the number of members of an axis in one domain; the minimum if domains differ."""
         counted = axis_members_in_block(axis, self.size)
         if not self.of_several_nodes:
             return counted
@@ -71,8 +71,8 @@ class Group:
 
     @property
     def in_domain(self) -> Ints:
-        """Return the number of members that share an NVLink domain; if domains differ, the smallest
-        number.
+        """Return the number of members that share an NVLink domain; the minimum if domains
+        differ.
         """
         return math.prod((self.domain.sharing(axis) for axis in self.axes), start=1)
 
@@ -83,7 +83,8 @@ DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
 def checked_order(order: str) -> str:
     """Return the complete order of DIMENSIONS for a query's rank_order.
 
-    If omitted, cp and ep follow tp (Megatron-LM's --use-tp-pp-dp-mapping is tp-cp-ep-pp-dp).
+    If the order omits cp and ep, they follow tp (Megatron-LM's --use-tp-pp-dp-mapping is
+    tp-cp-ep-pp-dp).
 
     Raises:
         InputError: The order does not name each dimension once.
@@ -113,7 +114,8 @@ def dense_group(candidates: Candidates, *names: str, cluster: ClusterSpec) -> Gr
 def expert_group(candidates: Candidates, *names: str, cluster: ClusterSpec) -> Group:
     """Return the group over the dimensions `names` for experts.
 
-    The dimensions are tp (tensor parallelism of experts), ep, dp (their replicas), and pp.
+    The dimensions are tp (tensor parallelism of the experts), ep, dp (the replicas of the experts),
+    and pp.
     """
     return Group(
         _axes(_expert_sizes(candidates), names, cluster.rank_order),
@@ -240,14 +242,15 @@ def _axes(sizes: dict[str, Ints], names: tuple[str, ...], order: str) -> tuple[A
 
 
 TIMED_NVLINK_BYTES_PER_SECOND = 495e9
-"""Bandwidth of the links whose ramps were timed: the geometric mean of A100, H100 and B200."""
+"""Bandwidth of the links on which ramps were timed: the geometric mean of A100, H100 and B200."""
 
 
 def local_bandwidth(gpu: GpuSpec) -> float:
-    """Return the per-direction bandwidth to a device of the same host: NVLink, else PCIe.
+    """Return the per-direction bandwidth to another device of the same host: NVLink, else
+    PCIe.
 
     Without peer-to-peer access it is half of PCIe, because messages are written to the host's
-    memory and then read.
+    memory and then read from it.
     """
     return gpu.nvlink_bandwidth_bytes_per_second or gpu.pcie_bandwidth_bytes_per_second * (
         1.0 if gpu.peer_to_peer else 0.5
@@ -257,11 +260,11 @@ def local_bandwidth(gpu: GpuSpec) -> float:
 def with_local_ramp(kernels: GpuEfficiency, *, gpu: GpuSpec) -> GpuEfficiency:
     """Return the constants with the ramp of collectives inside a host for this card's link.
 
-    `ramp_bytes` is what NCCL's channels have in flight. NCCL opens channels in proportion to a
-    link's bandwidth, so a card without NVLink ramps up with B_pcie / B_nvlink of the bytes.
+    `ramp_bytes` is the number of bytes that NCCL's channels have in flight. NCCL opens channels in
+    proportion to a link's bandwidth, so a card without NVLink needs B_pcie / B_nvlink of the bytes.
 
-    Source: NVIDIA/nccl, src/graph/search.cc (speedArrayIntra: the speed of one channel, which a
-    link's bandwidth is divided by).
+    Source: NVIDIA/nccl, src/graph/search.cc (speedArrayIntra: the speed of one channel, by which a
+    link's bandwidth is divided).
     """
     if gpu.nvlink_bandwidth_bytes_per_second or gpu.kind != "gpu":
         return kernels
@@ -355,8 +358,8 @@ def _leaf_devices(cluster: ClusterSpec) -> int:
 
 
 MEASURED_PEERS = 16
-"""Largest NVLink domain in which each additional rank was measured to add latency; the switches of
-a rack reduce in the network.
+"""Largest NVLink domain in which each additional rank added latency in measurements; the switches
+of a rack reduce in the network.
 """
 
 
@@ -372,7 +375,9 @@ class Ring:
     in_domain: Bools = True
     """Whether all members share an NVLink domain."""
     inner: Ring | None = None
-    """For rings between racks, the part of the ring inside a rack, which may be slower."""
+    """The part of a ring between racks that is inside a rack and may be slower; None if there is
+    none.
+    """
 
     def seconds(self, wire_bytes: Floats, *, pieces: Floats = 1.0) -> Floats:
         """Return the seconds for each member to send `wire_bytes`; a group of one sends none.
@@ -508,8 +513,8 @@ def exchange_seconds(
     """Return the seconds of an exchange in which each member sends `near_bytes` inside its NVLink
     domain and `away_bytes` out of it.
 
-    Both parts are concurrent, so the slower one determines the time. `fraction` is the fraction of
-    NVLink bandwidth that a library other than NCCL reaches.
+    Both parts run concurrently, so the slower one determines the time. `fraction` is the fraction
+    of NVLink bandwidth that a library other than NCCL reaches.
     """
     cluster, profile = machine.cluster, machine.profile
     size, k = group.size, group.in_domain

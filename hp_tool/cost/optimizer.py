@@ -31,26 +31,26 @@ class BytesPerParameter:
     optimizer: float
     """Master copy and optimizer states."""
     state: float
-    """The first of the optimizer's states."""
+    """Bytes of the first of the optimizer's states."""
     communicated_weights: float
     """Bytes that an all-gather of weights sends: the matmuls' 16 bits even if the shards are
     fp32.
     """
     lighter_matrices: float
-    """Optimizer bytes by which a weight matrix is smaller than other parameters: Muon has no second
-    state.
+    """Optimizer bytes that a parameter of a weight matrix needs less than other parameters: Muon
+    has no second state for matrices.
     """
     matrix_copies: float = 0.0
     """Additional bytes per entry of a weight matrix that is stored quantised by rows and by columns
     instead of in 16 bits.
     """
     matrix_communicated: float = 0.0
-    """The same for an all-gather, which sends only one of the two copies; negative if it sends
-    fewer bytes.
+    """Additional bytes per entry of such a matrix that an all-gather sends. It sends only one of
+    the two copies, so the value may be negative.
     """
     frozen_matrices: float | None = None
-    """Bytes per entry of a frozen weight matrix under adapters, stored and sent; None if as
-    `weights` and `communicated_weights`.
+    """Bytes per entry of a frozen weight matrix under adapters, both stored and sent; None if they
+    equal `weights` and `communicated_weights`.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Overlap of communication with compute as a query sets it; the settings replace fitted
+"""Overlap of communication with compute as set by a query; the query's settings replace fitted
 constants.
 """
 
@@ -11,7 +11,7 @@ from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
 
 MERGED = "expert_parallel"
-"""Settings that do not describe a fraction of a pass when enabled: see
+"""Settings that do not hide a fraction of a pass when enabled: see
 `moe.overlap_with_other_pass`.
 """
 
@@ -19,13 +19,13 @@ MERGED = "expert_parallel"
 def with_overlap(
     framework: FrameworkEfficiency, *, overlap: OverlapSpec | None, newest: FrameworkEfficiency
 ) -> FrameworkEfficiency:
-    """Return the framework's constants with the query's overlap switches applied.
+    """Return the framework's constants with the query's overlap settings applied.
 
-    An overlap that is off hides nothing. One that is on hides the measured fraction; if the fitted
-    runs had no overlap, the fraction of the newest measured software (`newest`).
+    A disabled overlap hides nothing. An enabled overlap hides the measured fraction; if the fitted
+    runs had no overlap, it hides the fraction measured for the newest software (`newest`).
 
     Raises:
-        UnsupportedError: No measurement of the overlap exists.
+        UnsupportedError: The overlap was never measured.
     """
     if overlap is None:
         return framework

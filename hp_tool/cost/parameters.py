@@ -20,12 +20,12 @@ from hp_tool.domain.model import ModelSpec
 
 
 def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Return the parameters of a layer's token mixer on one rank; cross-attention has the same as
+    """Return the parameters of a layer's token mixer on one rank; cross-attention has as many as
     attention.
 
-    Counted are projections, their biases (not split for row-parallel matrices), the block's norm
-    and the latents' norms. If the model has them, norms of queries and keys (norms over all heads
-    are split with the heads) and sinks are included.
+    Included are projections, their biases (not split for row-parallel matrices), the block's norm,
+    the latents' norms, norms of queries and keys, and attention sinks. Norms over all heads are
+    split with the heads.
     """
     t = tensor_parallel_size
     if model.mixer != "attention":
@@ -164,8 +164,8 @@ def embedding_parameters(
 
 
 def output_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Return the parameters of the output layer's matrix on one rank, V h / t; if tied, they are a
-    copy of the embedding's.
+    """Return V h / t, the parameters of the output matrix on one rank. If tied, they are a copy of
+    the embedding's.
     """
     return model.vocab_size * model.hidden_size / tensor_parallel_size
 

@@ -1,6 +1,6 @@
-"""Pipelines with unequal stages: over two kinds of GPU, or with a layout.
+"""Pipelines with unequal stages: on two kinds of GPU, or with a layout.
 
-Each part with equal stages is costed like any pipeline, on its own devices. The parts are then
+Each part with equal stages is costed like a pipeline on its own devices. The parts are then
 combined: the fullest stage, the slowest stage, and the time of all others.
 """
 
@@ -40,7 +40,7 @@ from hp_tool.domain.parts import PER_MICRO_BATCH, STEP_KEYS
 from hp_tool.domain.pipeline_layout import LayoutChunk, PipelineLayout
 
 CRITICAL_PARTS = (*PER_MICRO_BATCH, "overhead")
-"""Parts of the critical stage, including waits for the host."""
+"""Time parts of the critical stage, including waits for the host."""
 
 
 def stage_seconds(
@@ -86,7 +86,7 @@ def _with_times(costs: TrainingCosts, parts: dict[str, Floats], *, bubble: Float
 
 
 def _select_costs(condition: Numbers, yes: TrainingCosts, no: TrainingCosts) -> TrainingCosts:
-    """Return, row by row, `yes` if the condition is true, else `no`."""
+    """Return the costs row by row: `yes` if the condition is true, else `no`."""
 
     def columns(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         return {name: where(condition, column, other[name]) for name, column in one.items()}
@@ -129,10 +129,10 @@ def mixed_costs(
     *,
     memory_headroom_fraction: float,
 ) -> TrainingCosts:
-    """Return the memory of the kind of GPU nearest to its capacity, and the step time of the
-    pipeline.
+    """Return the memory of the kind of GPU that is nearest to its capacity, and the step time of
+    the pipeline.
 
-    `kinds` are the case on each kind of GPU, with its number of devices, in the order of their
+    `kinds` has the case on each kind of GPU and its number of devices, in the order of their
     stages.
     """
     c = _as_rows(candidates)
@@ -231,7 +231,7 @@ def _bubble(
     """Return the seconds of one micro-batch on all stages except the slowest, divided by v, plus
     both transfers.
 
-    The bubble of a single part contains the time of all its stages, and the transfers.
+    The bubble of each part includes the time of all its stages and its transfers.
     """
     transfers = [
         2.0 * (c.pipeline_parallel_size - 1.0) * transfer_seconds(case=kind, candidates=c)
@@ -257,7 +257,7 @@ class StageKind(NamedTuple):
     ranks: float
     """Number of stages in the group."""
     rank: float
-    """Rank of its first stage, which has the most micro-batches in flight."""
+    """Rank of the group's first stage, which has the most micro-batches in flight."""
     extra_layers: float
     """Number of layers of multi-token prediction."""
     embedding: float
@@ -265,7 +265,7 @@ class StageKind(NamedTuple):
     output: float
     chunk_layers: float
     kinds: tuple[float, ...]
-    """Layers of each kind, including multi-token prediction."""
+    """Number of layers of each kind, including multi-token prediction."""
 
     def pipeline(self, model: ModelSpec) -> Pipeline:
         """Return one stage of the group as a part of a pipeline."""
@@ -297,7 +297,7 @@ def laid_out_costs(
     layout: PipelineLayout,
     memory_headroom_fraction: float,
 ) -> TrainingCosts:
-    """Return the costs of candidates that have as many chunks as the layout."""
+    """Return the costs of candidates with as many chunks as the layout."""
     c = _as_rows(candidates)
     kinds = _kinds(layout, c.pipeline_parallel_size, model=case.model)
     each = [
@@ -320,10 +320,10 @@ def laid_out_costs(
 
 
 def _kinds(layout: PipelineLayout, stages: Ints, *, model: ModelSpec) -> list[StageKind]:
-    """Return the groups of equal stages for each candidate's number of stages; fields are arrays if
-    `stages` is one.
+    """Return the groups of equal stages for the number of stages of each candidate. If `stages` is
+    an array, so are the fields.
 
-    Candidates with fewer groups than others repeat their last one with 0 ranks.
+    Candidates with fewer groups than others repeat their last group with 0 ranks.
     """
     if not isinstance(stages, np.ndarray):
         return stage_kinds(layout, stages=int(stages), model=model)

@@ -29,12 +29,12 @@ class StageLayers:
     count: Floats
     """Number of layers, including those of multi-token prediction."""
     kinds: Kinds
-    """The same for each kind of layer."""
+    """Number of layers of each kind."""
     expert_share: Floats
     """Fraction of the layers with experts."""
 
     def sum(self, of_kinds: Sequence[Floats]) -> Floats:
-        """Return the sum over the layers of a quantity that has a value for each kind of layer."""
+        """Return the sum over the layers of a quantity with one value per kind of layer."""
         return sum(
             (
                 count * value
@@ -120,14 +120,14 @@ class StageWork:
     """What one stage runs for a micro-batch; shape (n,) or the same for all."""
 
     kinds: Kinds
-    """Its layers of each kind, including multi-token prediction; under DualPipe half of both
-    stages'.
+    """Layers of each kind that the stage runs, including multi-token prediction; under DualPipe
+    half of both stages' layers.
     """
     embedding: Floats
-    """Fraction of the micro-batches for which it runs the embedding."""
+    """Fraction of the micro-batches for which the stage runs the embedding."""
     output: Floats
     ranks: Floats | Bools = 1
-    """Number of such stages."""
+    """Number of stages with this work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,37 +138,44 @@ class Pipeline:
     """
 
     stages: tuple[PipelineStage, ...]
-    """The first stage and the one with the output layer (equal if the part is one stage).
+    """The first stage and the stage with the output layer (equal if the part is one stage).
 
-    If these have fewer layers, also the fullest between them: the second, which has one micro-batch
-    fewer than the first but may have one layer more (Llama 3.1 405B at TP 8 and PP 16 needs 6% more
-    memory there), and the last but one; with several kinds of layers those of `_fullest`.
+    If these have fewer layers, also the fullest stages between them: the second, which has one
+    micro-batch fewer than the first but may have one layer more (Llama 3.1 405B at TP 8 and PP 16
+    needs 6% more memory there), and the last but one. With several kinds of layers, the stages that
+    `_fullest` returns.
     """
     critical: StageLayers
-    """Layers of a stage with most layers: one between the ends, if there is one."""
+    """Layers of a stage with the maximum number of layers; a stage between the ends, if there is
+    one.
+    """
     work: tuple[StageWork, ...] = ()
-    """All stages, equal ones once; none with one kind of layer, where `critical` is the slowest."""
+    """The work of all stages, equal stages once; empty with one kind of layer, where `critical` is
+    the slowest stage.
+    """
     fewer_first: Floats | Ints = 0
-    """Layers that the first stage lacks compared with `critical`; of one kind."""
+    """Number of layers by which the first stage has fewer than `critical`; with one kind of
+    layer.
+    """
     fewer_last: Floats | Ints = 0
-    """The same for the stage with the output layer."""
+    """Number of layers by which the stage with the output layer has fewer than `critical`."""
     fewer: Floats | Ints = 0
-    """The same for all stages together."""
+    """Number of layers by which all stages together have fewer than `critical` on each."""
     part: Floats | Ints | None = None
-    """Number of stages of the part; None for the whole pipeline."""
+    """Number of stages of the part; None for the complete pipeline."""
     embedding: Bools | Floats = 1
     """0 if the part does not start with the embedding."""
     output: Bools | Floats = 1
     """0 if the part does not end with the output layer."""
     depths: Floats | Ints = 0
-    """Depths of multi-token prediction on the output layer's stage that `critical` does not
+    """Depths of multi-token prediction on the stage with the output layer that `critical` does not
     include.
     """
 
     @property
     def ends(self) -> tuple[PipelineStage, ...]:
-        """The stages with the most weights; those between them have fewer layers or neither end of
-        the model.
+        """Return the stages with the most weights. The stages between them have fewer layers, or
+        neither embedding nor output layer.
         """
         return self.stages[:2]
 
@@ -182,19 +189,19 @@ class LayerSizes(NamedTuple):
 
 
 MAX_BETWEEN = 4
-"""Maximum stages between the ends whose memory is computed."""
+"""Maximum number of stages between the ends whose memory is computed."""
 _pipelines: Shared[Pipeline] = Shared()
 
 
 def whole_pipeline(
     case: TrainingCase, c: Candidates, *, sizes: LayerSizes | None = None
 ) -> Pipeline:
-    """Return the stages of the whole pipeline, with L/p layers each.
+    """Return the stages of the complete pipeline, with L/p layers each.
 
-    If p v does not divide L, some have fewer, the ends first (`domain.pipeline_layout`); those
-    between count as full if all layers are equal. If the framework balances blocks, stages are
-    divided by weight. `sizes` tell which stages of several kinds of layers may be the fullest; by
-    default all of them are returned.
+    If p v does not divide L, some stages have fewer layers, the ends first
+    (`domain.pipeline_layout`). If all layers are equal, the stages between the ends count as full.
+    If the framework balances blocks, stages have equal weight. `sizes` determine which stages with
+    several kinds of layers may be the fullest; without them, all stages are returned.
     """
     if not c.is_alone or len(case.model.kinds) > 1:
         return _whole_pipeline(case, c, sizes)
@@ -249,9 +256,9 @@ def _whole_pipeline(case: TrainingCase, c: Candidates, sizes: LayerSizes | None)
 
 
 def _prediction_layers(model: ModelSpec, c: Candidates) -> tuple[Floats | Ints, Floats | Ints]:
-    """Return layers of multi-token prediction on the first and on the last stage.
+    """Return the layers of multi-token prediction on the first and on the last stage.
 
-    They are with the output layer, which ZB-V has on its first rank.
+    They are on the stage of the output layer, which is on the first rank under ZB-V.
     """
     depths = model.num_nextn_predict_layers
     on_v = depths * c.is_v if depths else 0
@@ -269,7 +276,7 @@ def _unlike_pipeline(
     sizes: LayerSizes | None,
     each: Floats,
 ) -> Pipeline:
-    """Return the pipeline with these contents; `each` are the layers of its fullest stage."""
+    """Return the pipeline with these contents; `each` is the layers of its fullest stage."""
     p, dual = c.pipeline_parallel_size, _is_dual(c)
     depths, mtp = model.num_nextn_predict_layers, model.mtp_kinds
     ends = tuple(
@@ -325,8 +332,8 @@ def _fullest(
 ) -> Sequence[Between]:
     """Return the stages between the ends that may need most memory.
 
-    Of many, these are the one with most activations, which has those of p - r micro-batches, and
-    the one with most weights, which matters under full recomputation.
+    If there are many, these are the stage with most activations (rank r stores those of p - r
+    micro-batches) and the stage with most weights, which is the fullest under full recomputation.
     """
     if sizes is None or len(held.between) <= MAX_BETWEEN:
         return held.between
@@ -387,7 +394,7 @@ def _is_dual(c: Candidates) -> Bools:
 
 
 def pipeline_between(c: Candidates) -> Bools:
-    """Return where there are stages between the ends."""
+    """Return whether there are stages between the ends."""
     lie: Bools = (c.pipeline_parallel_size > 2) & (c.pipeline_schedule != ZBV)
     return lie
 
@@ -407,10 +414,11 @@ def pipeline_part(
     embedding: bool | int = 0,
     output: bool | int = 0,
 ) -> Pipeline:
-    """Return neighbouring stages of a pipeline, with `layers` layers each.
+    """Return consecutive stages of a pipeline, with `layers` layers each.
 
-    `kinds` are those of a single stage; None: those after `layers_before` others, of which dense
-    ones lead. `embedding` and `output` are whether the part begins and ends the model.
+    `kinds` are the kinds of layers of a single stage. If None, they are those after the first
+    `layers_before` layers of a model whose first layers are dense. `embedding` and `output` tell
+    whether the part starts and ends the model.
     """
     depths = model.num_nextn_predict_layers if output else 0
     alone = stages == 1
@@ -463,7 +471,9 @@ def pipeline_part(
 
 
 def _leading_kinds(model: ModelSpec, before: Floats, layers: Floats) -> Kinds:
-    """Return the kinds of `layers` layers after `before` others, where dense ones lead."""
+    """Return the kinds of `layers` layers after the first `before` layers of a model whose first
+    layers are dense.
+    """
     leading = model.num_hidden_layers - model.moe_layers
     dense = minimum(maximum(leading - before, 0.0), layers)
     return dense, layers - dense
@@ -511,8 +521,8 @@ def _ends(
     embedding: tuple[Bools | Ints, Bools | Ints],
     output: tuple[Bools | Ints, Bools | Ints],
 ) -> tuple[PipelineStage, PipelineStage]:
-    """Return two stages with these layers; under DualPipe, each also stores the layers of the
-    other.
+    """Return two stages with these layers; under DualPipe, each also stores the layers of the other
+    stage.
     """
     chunks, depths = c.virtual_pipeline_parallel_size, model.num_nextn_predict_layers
     counts = layers[0].count, layers[1].count
@@ -537,7 +547,7 @@ def _ends(
 
 
 def _filled_pipeline(model: ModelSpec, c: Candidates) -> Pipeline:
-    """Return a pipeline whose dense layers and output layer are divided by weight."""
+    """Return a pipeline whose layers and output layer are divided over stages of equal weight."""
     p, split = c.pipeline_parallel_size, split_candidates(model, c.pipeline_parallel_size)
     first, last = stage_of(model, [split.first]), stage_of(model, [split.output])
     return Pipeline(

@@ -1,7 +1,7 @@
 """Recomputation: bytes that a model chunk saves, bytes restored at a time, and seconds of
 recomputation.
 
-Selective recomputation names Megatron Core's modules, or torchtitan's operations (per_op).
+Selective recomputation refers to Megatron Core's modules, or to torchtitan's operations (per_op).
 """
 
 from hp_tool.cost.arrays import Floats, Ints, anywhere, ceil, maximum, minimum, where
@@ -40,7 +40,7 @@ def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Floa
     """Return the bytes that a model chunk of `layers` layers saves for one micro-batch.
 
     full uniform: one layer input for every recompute_num_layers layers. full block: the first
-    recompute_num_layers layers save only their input, the others everything.
+    recompute_num_layers layers save only their input, all others save everything.
     """
     method, count = candidates.recompute_method, candidates.recompute_num_layers
     plain = layers * where(method == SELECTIVE, layer.saved_selective, layer.saved)
@@ -55,8 +55,9 @@ def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Floa
 def recomputed_working(*, candidates: Candidates, layer: LayerBytes, layers: Floats) -> Floats:
     """Return the bytes that recomputation restores at a time.
 
-    These are one attention core, the modules of one block, or the layers of one checkpoint. If
-    weight gradients follow the input gradients of the whole chunk, all its `layers` are restored.
+    It restores one attention core, the modules of one block, or the layers of one checkpoint. If
+    weight gradients are computed after the input gradients of the complete chunk, it restores all
+    `layers` of the chunk.
     """
     method = candidates.recompute_method
     core: Floats = (method == SELECTIVE) * layer.repeated
@@ -71,7 +72,7 @@ def recomputed_working(*, candidates: Candidates, layer: LayerBytes, layers: Flo
 
 
 def recomputed_layer_fraction(candidates: Candidates, *, layers_per_chunk: Floats) -> Floats:
-    """Return the fraction of layers whose whole forward pass is repeated."""
+    """Return the fraction of layers whose complete forward pass is repeated."""
     method, count = candidates.recompute_method, candidates.recompute_num_layers
     if not candidates.recomputes_layers:
         return 0.0 * method
@@ -82,11 +83,12 @@ def recomputed_layer_fraction(candidates: Candidates, *, layers_per_chunk: Float
 def recomputed_seconds(
     candidates: Candidates, *, layer: LayerTime, forward: Floats, whole: Floats
 ) -> Floats:
-    """Return the seconds of recomputation per layer and micro-batch, averaged over a stage's
-    layers.
+    """Return the seconds of recomputation per layer and micro-batch, averaged over the layers of a
+    stage.
 
     The fraction `whole` of the layers (`recomputed_layer_fraction`) repeats the forward pass, which
-    takes `forward` including its communication. Selective recomputation repeats `repeated`.
+    takes `forward` seconds including communication. Selective recomputation takes `repeated`
+    seconds.
     """
     selective: Floats = (candidates.recompute_method == SELECTIVE) * layer.repeated
     return whole * forward + selective
@@ -263,8 +265,8 @@ def per_op_bytes(*, case: TrainingCase, s: Shapes) -> Floats:
 
     They are e T (h/r + a d + k d + a d + f + h + 2 h / t with SP) plus the fp32 log-sum-exp, for a
     rank with `a` query and k key/value heads of width d and an MLP of width f. The layer's input is
-    divided over the r ranks of SP. The down projection's output is saved undivided, before its
-    reduce-scatter; the outputs of the two reduce-scatters are divided.
+    divided over the r ranks of SP. The output of the down projection is saved before its
+    reduce-scatter, unsharded; the outputs of the two reduce-scatters are sharded.
     """
     model = case.model
     heads, kv_heads, hidden = _rank_sizes(model, s)
@@ -283,9 +285,9 @@ def per_op_seconds(
 ) -> Floats:
     """Return the seconds of recomputation per layer and micro-batch under per_op.
 
-    Recomputed are the matmuls for keys, the output projection and the MLP's other half, all
-    elementwise kernels, and one of the two collectives of each block (`region` is both of one
-    block).
+    Recomputed are the matmuls for the keys, the output projection and the second half of the MLP's
+    input, all elementwise kernels, and one of the two collectives of each block (`region` has both
+    collectives of one block).
     """
     model = case.model
     heads, kv_heads, hidden = _rank_sizes(model, s)

@@ -102,8 +102,8 @@ def convolved_width(model: ModelSpec, tensor: Ints) -> Floats:
 
 
 def state_numbers(model: ModelSpec, tensor: Ints) -> Floats:
-    """Return the numbers in a sequence's recurrent state and convolution per layer and rank; 0 for
-    attention.
+    """Return the number of elements of a sequence's recurrent state and convolution window per
+    layer and rank; 0 for attention.
     """
     if not model.is_recurrent:
         return 0.0 * tensor
@@ -113,8 +113,8 @@ def state_numbers(model: ModelSpec, tensor: Ints) -> Floats:
 
 
 def convolution_numbers(model: ModelSpec, tensor: Ints) -> Floats:
-    """Return the numbers in a sequence's convolution window per layer and rank: the inputs of its
-    last tokens; 0 for attention.
+    """Return the number of elements of a sequence's convolution window per layer and rank: the
+    inputs of its last tokens; 0 for attention.
     """
     if not model.is_recurrent:
         return 0.0 * tensor

@@ -1,9 +1,9 @@
 """The block of a recurrent mixer in training: delta rules and state spaces, with projections and
 norm.
 
-A rank has the heads of its tensor-parallel position. Under context parallelism, it runs 1/c of them
-over the whole sequence: all-to-alls before and after exchange sequence shards for head shards
-(Megatron Core, ssm/mamba_context_parallel.py).
+A rank has the heads of its tensor-parallel position. Under context parallelism, it runs 1/c of
+these heads over the complete sequence: all-to-alls before and after the scan exchange sequence
+shards for head shards (Megatron Core, ssm/mamba_context_parallel.py).
 """
 
 from hp_tool.cost.arrays import Floats, Ints, anywhere
@@ -34,8 +34,8 @@ from hp_tool.cost.scans import (
 from hp_tool.domain.model import ModelSpec
 
 KERNELS = Kernels(forward=14.0, backward=24.0)
-"""Number of elementwise kernels, copies and scan kernels: sums, states and outputs of chunks, and
-passing states between chunks.
+"""Number of elementwise kernels, copies and scan kernels. A scan has kernels for the sums, states
+and outputs of chunks and for passing states between chunks.
 """
 BACKWARD_FACTOR = 3.0
 """Time of the scan's backward pass relative to its forward pass.
@@ -68,15 +68,15 @@ def recurrent_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
 
 
 def saved_numbers(model: ModelSpec, t: Ints, c: Ints = 1) -> Floats:
-    """Return the number of 16-bit values saved per token between the block's projections, on one of
-    t ranks.
+    """Return the number of 16-bit elements saved per token between the block's projections, on one
+    of t ranks.
 
-    Mamba 2: the input projection's output, and the scan's before and after its gate
-    (MambaSplitConv1dScanCombinedFn); groups fewer than ranks are copied. Mamba: the projections'
-    outputs, and the scan's (MambaInnerFn). Delta rules: the convolution's input, queries and keys
-    after their norms and, if several value heads share one, once for each, values, gate, the scan's
-    output, and a row of each chunk's inverse (ChunkGatedDeltaRuleFunction, ChunkKDAFunction);
-    Kimi's also its decays and a row of the chunk's scores.
+    Mamba 2: the input projection's output, and the scan's output before and after its gate
+    (MambaSplitConv1dScanCombinedFn). If there are fewer groups than ranks, they are copied. Mamba:
+    the outputs of the projections and of the scan (MambaInnerFn). Delta rules: the convolution's
+    input; queries and keys after their norms, repeated for each value head if several share them;
+    values; gate; the scan's output; and a row of each chunk's inverse (ChunkGatedDeltaRuleFunction,
+    ChunkKDAFunction). Kimi's rule also saves its decays and a row of the chunk's scores.
     """
     inner = recurrent_width(model) / t
     if model.mixer == "mamba":
@@ -92,7 +92,7 @@ def saved_numbers(model: ModelSpec, t: Ints, c: Ints = 1) -> Floats:
 
 
 def saved_wide_numbers(model: ModelSpec, t: Ints) -> Floats:
-    """Return the number of 32-bit values saved per token: a delta rule's summed decays, one per
+    """Return the number of 32-bit elements saved per token: a delta rule's summed decays, one per
     head (Kimi: per channel).
     """
     if model.mixer in ("mamba", "mamba2"):
@@ -107,9 +107,9 @@ def saved_wide_numbers(model: ModelSpec, t: Ints) -> Floats:
 def recurrent_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
     """Return the seconds of the recurrent block.
 
-    Forward, convolution and scan take the time of their kernels as timed over prompts; backward
-    takes BACKWARD_FACTOR times as long. Norms and residual are as in attention, and tensors saved
-    between the projections are written and read once.
+    In the forward pass, convolution and scan take the time measured for their kernels on prompts;
+    the backward pass takes BACKWARD_FACTOR times as long. Norms and residual are as in attention.
+    Tensors saved between the projections are written and read once.
     """
     model, workload = case.model, case.workload
     matrices = shapes(recurrent_matrices(model, tensor=s.t))
@@ -137,7 +137,7 @@ def mixer_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> F
     """Return the forward seconds of the short convolution and the scan for the rows of a
     micro-batch.
 
-    Uses the kernels timed on the die, and for state spaces the rate of the framework's runs.
+    Uses the kernels timed on the die; for state spaces, the rate fitted to the framework's runs.
     """
     model, gpu = case.model, case.cluster.gpu
     peak, c = peak_flops(gpu, precision=wide_precision(gpu)), candidates.context_parallel_size
@@ -154,8 +154,8 @@ def mixer_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> F
 
 
 def _exchange_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Floats:
-    """Return the seconds of the all-to-alls of one pass: of the input projection's output, and of
-    the scan's output.
+    """Return the seconds of the all-to-alls of one pass: those of the input projection's output and
+    of the scan's output.
     """
     c = candidates.context_parallel_size
     if not anywhere(c > 1):

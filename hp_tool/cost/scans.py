@@ -18,12 +18,12 @@ from hp_tool.domain.model import ModelSpec
 DELTA_CHUNK, STATE_CHUNK = 64.0, 128.0
 """Tokens per chunk in kernels of delta rules and of state spaces (arXiv 2405.21060, section 7)."""
 NUMBER_BYTES, STATE_BYTES = 2.0, 4.0
-"""Bytes per number of activations, and of recurrent states, which kernels and engines store in
+"""Bytes per element of activations, and of recurrent states, which kernels and engines store in
 fp32.
 """
 UNTIMED_PEAK = 0.25
-"""Assumed fraction of the peak on dies without timed kernels, between a delta rule's on H100 and on
-B200.
+"""Assumed fraction of the peak on dies without timed kernels; it is between those of a delta rule
+on H100 and on B200.
 """
 
 
@@ -38,7 +38,7 @@ class Work(NamedTuple):
 def chunked_seconds(
     roof: MixerRoofline, work: Work, *, tokens: Floats, prompts: Floats, gpu: GpuSpec, peak: float
 ) -> Floats:
-    """Return the seconds of a kernel over prompts by MixerRoofline's formula; only its overhead if
+    """Return the seconds of a kernel for prompts by MixerRoofline's formula; only its fixed time if
     there are no prompts.
     """
     a_token = maximum(
@@ -58,12 +58,13 @@ def chunked_seconds(
 def scan_work(model: ModelSpec, t: Ints) -> Work:
     """Return the FLOPs and bytes per token of the chunked scan on one of t ranks.
 
-    Delta rules (arXiv 2412.06464, section 3.3; 2510.26692, section 3.2), a head of keys of width K
-    and values of width V, in chunks of C: K K^T, Q K^T and the chunk's new keys 6 C K; new values
-    and their attention 4 C V; state read twice and written 6 K V. State spaces (arXiv 2405.21060,
-    section 6): C B^T 2 Q N per group, and a head of width P 2 Q P + 4 N P, chunks of Q; the states
-    between chunks are written, passed on and read in fp32. Mamba's selective scan is treated as
-    Mamba 2's with its small state: it has no tensor-core arithmetic, so this is a lower bound.
+    Delta rules (arXiv 2412.06464, section 3.3; 2510.26692, section 3.2), for a head with keys of
+    width K and values of width V, in chunks of C tokens: 6 C K for K K^T, Q K^T and the chunk's new
+    keys; 4 C V for the new values and their attention; 6 K V to read the state twice and write it.
+    State spaces (arXiv 2405.21060, section 6), in chunks of Q tokens: 2 Q N for C B^T per group,
+    and 2 Q P + 4 N P for a head of width P. The states between chunks are written, passed on and
+    read in fp32. Mamba's selective scan is treated like Mamba 2's with a small state. It does not
+    use tensor cores, so this is a lower bound.
     """
     inner, channels = recurrent_width(model) / t, convolved_width(model, t)
     moved = NUMBER_BYTES * (channels + inner)
@@ -100,14 +101,14 @@ def convolution_kernel(model: ModelSpec) -> int:
 
 
 def index_flops(model: ModelSpec) -> float:
-    """Return the FLOPs to score one key for one token: 2 heads x width."""
+    """Return 2 heads x width, the FLOPs to score one key for one token."""
     return 2.0 * (model.index_n_heads or 0) * (model.index_head_dim or 0)
 
 
 def mixer_kernel(machine: Machine, model: ModelSpec, name: str) -> MixerRoofline:
     """Return the constants of a kernel of the model's mixer on a die.
 
-    Without timings on a similar die, the kernel reaches a typical fraction of the peak, and the
+    Without timings on a similar die, the kernel reaches a typical fraction of the peak, with the
     bandwidth and launch time of elementwise kernels.
     """
     gpu = machine.profile.gpu

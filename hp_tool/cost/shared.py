@@ -1,4 +1,5 @@
-"""Cached results for single candidates of one case: its layers, its pipelines, values of its model.
+"""Caches for single candidates of one case: results for layers, pipelines and values of the
+model.
 
 For arrays, `candidates.unique_rows` computes each combination of a few axes once. This module does
 the same for configurations that are evaluated one by one.
@@ -16,9 +17,10 @@ _caches: list[Shared[object]] = []
 
 
 class Shared(Generic[T]):
-    """A cache of results, keyed by the identity of the objects they depend on and by a few numbers.
+    """A cache of results. Keys are the identities of the objects that a result depends on, and a
+    few numbers.
 
-    Keys use identity because hashing a whole case would cost more than it saves.
+    Identities are used because hashing a complete case would take longer than the cache saves.
     """
 
     def __init__(self) -> None:
@@ -28,7 +30,7 @@ class Shared(Generic[T]):
     def get(
         self, objects: tuple[object, ...], numbers: tuple[object, ...], compute: Callable[[], T]
     ) -> T:
-        """Return the result for these objects and numbers; compute it at first use."""
+        """Return the result for these objects and numbers; compute it on first use."""
         key = (*map(id, objects), *numbers)
         kept = self._results.get(key)
         if kept is None:
@@ -41,11 +43,11 @@ class Shared(Generic[T]):
         return kept[1]
 
     def forget(self) -> None:
-        """Drop all results."""
+        """Clear the cache."""
         self._results.clear()
 
 
 def forget_all() -> None:
-    """Drop the results of every cache."""
+    """Clear every cache."""
     for cache in _caches:
         cache.forget()

@@ -1,5 +1,5 @@
-"""Attention over selected keys in training: an indexer scores all previous keys and selects the
-best `index_topk`.
+"""Attention over selected keys in training: an indexer scores all previous keys and selects
+`index_topk` of them.
 """
 
 from hp_tool.cost.arrays import Floats
@@ -13,12 +13,12 @@ from hp_tool.domain.model import ModelSpec
 SCORE_BYTES = 4.0
 """Bytes of an index score, which the top-k kernel reads."""
 PLACE_BYTES = 4.0
-"""Bytes of the position of a selected key."""
+"""Bytes of the index of a selected key."""
 TIMED_PLACES = 2048.0
 """`index_topk` of the models whose sparse-attention modules were timed."""
 INDEX_BACKWARD, CORE_BACKWARD = 2.0, 2.5
-"""Time of the backward pass relative to the forward pass: twice for the indexer, whose loss follows
-the core's scores; five matmuls instead of two for the core. Not timed.
+"""Time of the backward pass relative to the forward pass. Indexer: twice, because its loss follows
+the scores of the core. Core: five matmuls instead of two. Not timed.
 """
 
 
@@ -38,9 +38,9 @@ def chosen_core_seconds(*, case: TrainingCase, s: Shapes) -> tuple[Floats, Float
     """Return the (forward, backward) seconds of index scores, top-k, and attention over the
     selected keys.
 
-    Uses the constants of kernels timed over prompts. A token scores half of the sequence on
-    average, and attends to min(i, k) keys at position i; latent keys stay in the latent space.
-    Processing the positions of all k keys takes a fixed time per token.
+    Uses the constants of kernels timed on prompts. On average, a token scores half of the sequence;
+    at position i it attends to min(i, k) keys. Latent keys stay in the latent space. Processing the
+    indices of all k keys takes a fixed time per token.
     """
     model, gpu = case.model, case.cluster.gpu
     peak, length, most = (

@@ -1,4 +1,5 @@
-"""Layers of each kind on the stages of a pipeline, as `domain.pipeline_layout` lays them out.
+"""Number of layers of each kind on the stages of a pipeline, following
+`domain.pipeline_layout`.
 
 Each combination of stages, chunks and schedule is laid out once, so the time per candidate does not
 depend on the number of layers.
@@ -18,9 +19,9 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.pipeline_layout import PipelineLayout, chunk_layers
 
 Counts = tuple[int, ...]
-"""Layers of each kind, in the order of `ModelSpec.kinds`."""
+"""Number of layers of each kind, in the order of `ModelSpec.kinds`."""
 Kinds = tuple[Floats, ...]
-"""The same for each candidate; shape (n,), or numbers that are the same for all."""
+"""Counts for each candidate; shape (n,), or numbers that apply to all candidates."""
 STAGE_AXES = (
     "pipeline_parallel_size",
     "virtual_pipeline_parallel_size",
@@ -30,14 +31,20 @@ STAGE_AXES = (
 
 
 class Between(NamedTuple):
-    """A stage between the ends of each candidate's pipeline; the first stage if there is none."""
+    """A stage between the ends of each candidate's pipeline; the first stage if there is no stage
+    between the ends.
+    """
 
     rank: Floats
     layers: Kinds
     mirrored: Kinds
-    """Layers of stage p - 1 - rank, which DualPipe's rank has too; 0 under other schedules."""
+    """Layers of stage p - 1 - rank, which the rank also has under DualPipe; 0 under other
+    schedules.
+    """
     ranks: Floats
-    """Number of such stages; 0 if it repeats another one, or there is none."""
+    """Number of stages with these contents; 0 if this entry repeats another one, or there is no
+    such stage.
+    """
 
 
 class Contents(NamedTuple):
@@ -46,9 +53,9 @@ class Contents(NamedTuple):
     first: Kinds
     last: Kinds
     fullest: Kinds
-    """The last of the stages with most layers."""
+    """The last of the stages with the maximum number of layers."""
     between: tuple[Between, ...]
-    """Each content that occurs between the ends, at its first rank.
+    """Each distinct content of a stage between the ends, at its first rank.
 
     Under ZB-H1 also the last of these stages, which has most delayed weight gradients.
     """
@@ -97,8 +104,8 @@ def _pipeline(
     late: bool,
     begins_dense: bool,
 ) -> tuple[Counts, ...]:
-    """Return (rank, layers of each kind, those of the mirrored stage, number of such stages) of the
-    first stage, the last, the fullest, and those of `Contents.between`.
+    """Return (rank, layers of each kind, layers of the mirrored stage, number of equal stages) of
+    the first stage, the last, the fullest, and those in `Contents.between`.
     """
     stages = stage_contents(
         pattern, kinds, p, v, schedule=schedule, late=late, begins_dense=begins_dense
@@ -128,10 +135,10 @@ def stage_contents(
     late: bool = False,
     begins_dense: bool = False,
 ) -> tuple[Counts, ...]:
-    """Return layers of each kind on each stage.
+    """Return the number of layers of each kind on each stage.
 
-    `pattern` has the kind of each layer in order. Chunk i is on stage i mod p; in a V, chunk 2p - 1
-    - r is also on stage r.
+    `pattern` has the kind of each layer in order. Chunk i is on stage i mod p. In a V, chunk 2p - 1
+    - r is on stage r too.
     """
     sizes = chunk_layers(
         num_layers=len(pattern), stages=stages, chunks=chunks, late=late, begins_dense=begins_dense
@@ -149,7 +156,8 @@ def stage_contents(
 def blocks_by_stage(
     model: ModelSpec, config: ParallelConfig, layout: PipelineLayout | None
 ) -> list[str]:
-    """Return the contents of each pipeline stage: `12 x mamba2, 11 x experts, 3 x attention`.
+    """Return a description of each pipeline stage, such as `12 x mamba2, 11 x experts, 3 x
+    attention`.
 
     `layout` is the pipeline layout, if there is one.
     """
@@ -171,7 +179,7 @@ def blocks_by_stage(
 
 
 def kind_words(kind: ModelSpec) -> str:
-    """Return the name of a kind of layer: `windowed attention and experts`."""
+    """Return the name of a kind of layer, such as `windowed attention and experts`."""
     mixer = (
         "windowed attention" if kind.mixer == "attention" and kind.sliding_window else kind.mixer
     )

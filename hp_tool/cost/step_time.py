@@ -65,14 +65,13 @@ def time_parts(
     """Return exposed seconds of a step by STEP_KEYS.
 
     pipeline_bubble = bubble of `critical_stage` + 2 (p - 1) transfer + stalls of a step's first
-    messages (`message_stalls`); `pipeline_parts` replaces it if stages have different GPUs, or with
-    a layout.
+    messages (`message_stalls`). `pipeline_parts` computes it if stages have different GPUs or a
+    layout.
 
     The slowest stage runs m micro-batches and waits while the other stages fill and drain the
-    pipeline. Transfers between stages count once per micro-batch, as far as they are not
-    overlapped, and in both directions for the first micro-batch. `layers` are as in
-    `critical_stage`; `offloaded` are the bytes that each micro-batch on that stage sends to the
-    host.
+    pipeline. The exposed part of transfers between stages counts once per micro-batch, and in both
+    directions for the first micro-batch. `layers` are as in `critical_stage`. `offloaded` is the
+    number of bytes that each micro-batch on that stage sends to the host.
     """
     profile = case.profile
     c, m, framework = candidates, micro_batches, profile.framework
@@ -136,8 +135,8 @@ def time_parts(
 def _devices(case: TrainingCase, c: Candidates, pipeline: Pipeline) -> Ints:
     """Return the number of devices of the job.
 
-    A part of a pipeline is costed either on the devices of one kind or on those of the whole job,
-    so the layout determines the number.
+    A part of a pipeline may be costed on the devices of one kind of GPU or on those of the complete
+    job, so the number is computed from the parallel sizes.
     """
     if pipeline.part is None:
         return case.cluster.num_gpus
@@ -154,8 +153,8 @@ def _offload_seconds(
     offloaded: Floats,
     micro_batches: Floats,
 ) -> Floats:
-    """Return the exposed seconds per step of the host's update, or of copying activations to the
-    host and back.
+    """Return the exposed seconds per step of the host's optimizer update, or of copying activations
+    to the host and back.
     """
     workload = case.workload
     if workload.offload == "optimizer":

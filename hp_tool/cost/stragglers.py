@@ -14,7 +14,7 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 
 SERVER_GPUS = 8
-"""Number of devices in the servers on which the other constants were measured; those constants
+"""Number of devices in the servers on which the other constants were measured. Those constants
 include waits within a server.
 """
 
@@ -57,15 +57,15 @@ def straggler_share(
     """Return the seconds that all devices wait for the slowest one, per second of compute.
 
     The slowest of n devices takes z(n) sd longer than the mean. One part of the deviation is
-    constant for a device (clocks under its power limit). Another part is drawn for each
-    micro-batch, and averages over the r micro-batches that replicas run before they wait for each
-    other: sd^2 = device^2 + micro_batch^2 / r. With ZeRO 0 and 1 that is a whole step of m
-    micro-batches. ZeRO 2 and 3 exchange with every micro-batch, and so does delayed scaling in fp8:
-    its amax all-reduce runs over all tensor-, context- and data-parallel ranks after each pass.
+    constant for a device (clocks under its power limit). Another part is independent for each
+    micro-batch and averages over the r micro-batches that replicas run before they wait for each
+    other: sd^2 = device^2 + micro_batch^2 / r. With ZeRO 0 and 1, r is the number of micro-batches
+    of a step. ZeRO 2 and 3 communicate in every micro-batch. So does delayed scaling in fp8: its
+    amax all-reduce runs over all tensor-, context- and data-parallel ranks after each pass.
 
-    Source: NVIDIA/Megatron-LM, megatron/core/parallel_state.py (get_amax_reduction_group without
-    tp_only_amax_red); that GPUs of one model differ: Sinha et al., Not All GPUs Are Created Equal,
-    SC 2022 (arXiv 2208.11035).
+    Sources: NVIDIA/Megatron-LM, megatron/core/parallel_state.py (get_amax_reduction_group without
+    tp_only_amax_red); for the differences between GPUs of one model, Sinha et al., Not All GPUs Are
+    Created Equal, SC 2022 (arXiv 2208.11035).
     """
     framework, workload = case.profile.framework, case.workload
     z = deviations_of_slowest(devices)

@@ -1,5 +1,5 @@
-"""Compatibility of candidates with a training's strategy: context exchange, overlap, layout,
-dispatcher and CUDA graphs.
+"""Whether candidates are compatible with a training's strategy: context-parallel exchange, overlap,
+layout, dispatcher and CUDA graphs.
 """
 
 from typing import Any
@@ -33,8 +33,8 @@ CONTEXT_HEADS, EXCHANGE_OVERLAP, LAYOUT, DISPATCHER, GRAPHS = STRATEGY_REASONS =
 
 
 def strategy_broken(*, case: TrainingCase, candidates: Candidates) -> tuple[Any, ...]:
-    """Return whether each of STRATEGY_REASONS applies: False, or arrays of the candidates'
-    shape.
+    """Return, for each of STRATEGY_REASONS, whether it applies: False, or an array of the
+    candidates' shape.
     """
     strategy = case.strategy
     return (
@@ -53,7 +53,7 @@ def _exchanged_heads_broken(model: ModelSpec, c: Candidates, strategy: Strategy)
     heads.
 
     Checks query and key/value heads. Source: Transformer Engine, context_parallel.py,
-    AttnFuncWithCPAndQKVOA2A. Levels of a2a+p2p that the query omits are chosen so that they divide
+    AttnFuncWithCPAndQKVOA2A. If the query omits the levels of a2a+p2p, they are chosen to divide
     evenly.
     """
     kind, levels = (
@@ -78,9 +78,9 @@ def _exchanged_heads_broken(model: ModelSpec, c: Candidates, strategy: Strategy)
 def _overlap_broken(c: Candidates) -> Any:
     """Return whether Megatron Core cannot merge forward and backward passes.
 
-    Merging needs experts on several ranks, interleaved 1F1B or no pipeline, and no recomputation of
-    whole layers or whole expert blocks (transformer_config.py, overlap_moe_expert_parallel_comm).
-    DualPipe always merges them.
+    Merging needs experts on several ranks and interleaved 1F1B or no pipeline. It excludes
+    recomputation of complete layers or complete expert blocks (transformer_config.py,
+    overlap_moe_expert_parallel_comm). DualPipe always merges passes.
     """
     plain = (c.pipeline_parallel_size == 1) | (c.virtual_pipeline_parallel_size > 1)
     merged = (plain & (c.pipeline_schedule == ONE_F_ONE_B)) | (c.pipeline_schedule >= DUALPIPE)
@@ -96,9 +96,9 @@ def _recomputes(c: Candidates, modules: int) -> Any:
 def graphs_broken(case: TrainingCase, c: Candidates) -> Any:
     """Return whether Megatron Core rejects CUDA graphs of the candidate's modules.
 
-    Graphs of modules, unlike those of whole iterations, exclude recomputation of whole layers, and
-    graphs of the router exclude recomputation of the whole expert block. A recorded module with
-    dropout is not recomputed (transformer_config.py, cuda_graph_impl).
+    Graphs of modules, unlike those of complete iterations, exclude recomputation of complete
+    layers. Graphs of the router exclude recomputation of the complete expert block. A recorded
+    module with dropout is not recomputed (transformer_config.py, cuda_graph_impl).
     """
     modules = recorded_modules(case.workload, case.model)
     random = 0
@@ -131,9 +131,8 @@ def excluded_layouts(case: TrainingCase) -> frozenset[str]:
 def _dispatcher_broken(case: TrainingCase, c: Candidates) -> Any:
     """Return whether the dispatcher cannot be used.
 
-    flex requires devices that support it. allgather, which stores the tokens of every rank, does
-    not support merged passes (Megatron Core, transformer_config.py,
-    overlap_moe_expert_parallel_comm).
+    flex requires devices that support it. allgather, which stores the tokens of every rank,
+    excludes merged passes (Megatron Core, transformer_config.py, overlap_moe_expert_parallel_comm).
     """
     dispatched = c.expert_parallel_size * c.expert_tensor_parallel_size > 1
     kind = c.moe_token_dispatcher_type
@@ -143,7 +142,8 @@ def _dispatcher_broken(case: TrainingCase, c: Candidates) -> Any:
 
 
 def _layout_broken(layout: PipelineLayout, c: Candidates) -> Any:
-    """Return whether the pipeline lacks the layout's p v chunks or a supported schedule.
+    """Return whether the number of chunks differs from the layout's p v chunks, or the schedule
+    does not support layouts.
 
     Megatron Core runs layouts under plain and interleaved 1F1B, with multi-token prediction in the
     last chunk of its rank.

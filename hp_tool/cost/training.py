@@ -43,16 +43,14 @@ class TrainingCosts:
     rank.
     """
     capacity_bytes: FloatArray | float
-    """Usable bytes of the device; with two kinds of GPU, of the kind to which memory_parts
-    belong.
-    """
+    """Usable bytes of the device; with two kinds of GPU, of the kind that memory_parts refer to."""
     device_bytes: FloatArray | float
-    """Bytes of the whole device, headroom included."""
+    """Bytes of the complete device, including the headroom."""
     parts: dict[str, FloatArray]
     """Exposed seconds by the keys of STEP_KEYS."""
     step_s: FloatArray
     host_bytes: FloatArray | float = 0.0
-    """Largest number of bytes in host memory over the ranks."""
+    """Bytes in host memory of the rank that uses most."""
     host_capacity_bytes: float = math.inf
     """A rank's share of the host's memory in bytes; infinite if unknown or unused."""
     layers_by_kind: tuple[FloatArray, ...] = ()
@@ -61,8 +59,8 @@ class TrainingCosts:
     """Ratio of the step time with allocator retries to that without."""
     retry_chance: FloatArray | float = 0.0
     graphs_s: tuple[Floats, Floats] | tuple[()] = ()
-    """With equal stages and open graphs, if they were compared: the step with launched kernels, and
-    with CUDA graphs.
+    """(step time with launched kernels, step time with CUDA graphs), if both were computed: with
+    equal stages and a query that does not set cuda_graphs.
     """
 
     @property
@@ -75,7 +73,7 @@ class TrainingCosts:
 
     @property
     def feasible(self) -> BoolArray:
-        """Whether the candidate fits in memory; legality is checked separately."""
+        """Return whether the candidate fits in memory; legality is checked separately."""
         fits: BoolArray = self.memory_total_bytes <= self.capacity_bytes
         return (
             fits & (self.host_bytes <= self.host_capacity_bytes)
@@ -122,12 +120,13 @@ def training_costs(
     memory_headroom_fraction: float = 0.05,
     compares_graphs: bool = False,
 ) -> TrainingCosts:
-    """Return memory and step-time parts of every candidate; one candidate uses the same formulas as
-    ten million.
+    """Return memory and step-time parts of every candidate, by the same formulas for one candidate
+    and for millions.
 
     In a grid, a result that does not depend on an axis has length 1 there. `pipeline` replaces the
-    equal stages of `whole_pipeline`. The steps with and without open CUDA graphs are compared for a
-    single candidate and, with `compares_graphs`, for several of a model without experts.
+    equal stages of `whole_pipeline`. If the query does not set cuda_graphs, the steps with and
+    without them are compared for a single candidate and, with `compares_graphs`, for several
+    candidates of a dense model.
     """
     model, cluster = case.model, case.cluster
     compares_graphs = candidates.is_alone or (compares_graphs and not model.num_experts)
@@ -203,7 +202,7 @@ def stages_and_layers(
     micro_batches: Floats,
     pipeline: Pipeline | None = None,
 ) -> tuple[Pipeline, ModelLayers]:
-    """Return the stages (computed unless given), and the layers and ends of the model for legal
+    """Return the stages (`pipeline`, or computed), and the layers and ends of the model for legal
     candidates.
     """
     layers = model_layers(case=case, candidates=candidates, micro_batches=micro_batches)

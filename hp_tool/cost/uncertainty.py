@@ -41,20 +41,22 @@ CONFIDENCE = 0.9
 NORMAL_QUANTILE = 1.6449
 """Half-width of the central 90% of a normal distribution, in standard deviations."""
 ALLOCATABLE_FRACTION = 0.95
-"""Fraction of a device that PyTorch's allocator uses before an allocation fails; the rest is lost
-between its blocks.
+"""Fraction of a device that PyTorch's allocator can use before an allocation fails. The remainder
+is lost to fragmentation.
 
-The likelihood of 386 layouts of nanotron without pipelines is highest at 0.951, and fine-tuning
-runs that failed or ran are predicted best at 0.95 to 0.97 (`benchmarks.accuracy.out_of_memory`).
+The likelihood of 386 layouts of nanotron without pipelines is highest at 0.951. The outcomes of
+fine-tuning runs are predicted best at 0.95 to 0.97 (`benchmarks.accuracy.out_of_memory`).
 """
 MAX_TIMED_LENGTH = 16_384
-"""Longest sequences, in tokens, on which attention was timed (ops/context_attention.csv)."""
+"""Maximum number of tokens of the sequences on which attention was timed
+(ops/context_attention.csv).
+"""
 MAX_TIMED_LOOP = 8
-"""Largest number of experts in a loop among the timed runs (Mixtral's)."""
+"""Maximum number of experts in a loop in the timed runs (Mixtral's)."""
 NO_PIPELINES = ("internevo", "torch-fsdp")
-"""Frameworks whose timed runs had no pipelines."""
+"""Frameworks without timed runs of pipelines."""
 UNMEASURED_MODULES = MODULES["moe"] | MODULES["shared_experts"]
-"""Modules that no published recipe with experts recomputes."""
+"""Modules that no published MoE recipe recomputes."""
 
 _normal_survival = np.frompyfunc(lambda z: 0.5 * math.erfc(z / math.sqrt(2.0)), 1, 1)
 """Return the probability that a standard normal variable exceeds z."""
@@ -76,8 +78,8 @@ def intervals(
     last interval.
 
     Args:
-        recorded_s: Step time with CUDA graphs if the query leaves these open; the interval then
-            extends down to the lower bound of that time.
+        recorded_s: Step time with CUDA graphs if the query does not set cuda_graphs; the interval
+            then extends down to the lower bound of that time.
         retries: Probability p of allocator retries (`memory.retry_chance`), which make the step
             `slowdown` times as long: the variance of ln(step time) increases by p (1 - p)
             ln(slowdown)^2.
@@ -117,11 +119,12 @@ def memory_log_sd(*, case: TrainingCase, unmeasured: Ints, reserved: bool = Fals
 
 
 def exceeds_probability(*, total_bytes: Floats, device_bytes: Floats, log_sd: Floats) -> Floats:
-    """Return the probability that log-normal memory of this median exceeds what can be allocated.
+    """Return the probability that log-normal memory of this median exceeds what can be
+    allocated.
 
-    P = Phi(ln(total / (f device)) / sd), with the fraction f = ALLOCATABLE_FRACTION of the whole
-    device, headroom included. The allocator releases cached blocks before it fails, so these are
-    not counted.
+    P = Phi(ln(total / (f device)) / sd), with the fraction f = ALLOCATABLE_FRACTION of the complete
+    device, including the headroom. The allocator releases cached blocks before an allocation fails,
+    so they are not counted.
     """
     allocatable = ALLOCATABLE_FRACTION * device_bytes
     probability: Floats = np.asarray(
@@ -159,7 +162,7 @@ def step_log_sd(*, case: TrainingCase, unmeasured: int = 0) -> float:
 
 
 def has_untimed_experts(model: ModelSpec, workload: TrainingWorkload) -> bool:
-    """Return True if a trainer whose timed runs loop over a few experts has more, or groups
+    """Return True if a trainer whose timed runs loop over a few experts loops over more, or groups
     them.
     """
     experts = model.num_experts or 0
@@ -226,7 +229,7 @@ def ratio_log_sd(profile: EfficiencyProfile, *, differing: Ints = 0) -> Floats:
 
 
 def with_pairs(profile: EfficiencyProfile, *, experts: bool, adapters: bool) -> EfficiencyProfile:
-    """Return the profile with the deviations of step-time ratios for models with experts, adapters
+    """Return the profile with the deviations of step-time ratios that apply to MoE models, adapters
     or both.
     """
     constants = profile.framework
@@ -308,7 +311,7 @@ def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
 
 
 def simplified_fields(model: ModelSpec) -> dict[str, object]:
-    """Return provenance's `simplified` entry: a list of sentences, empty if nothing is
+    """Return the provenance entry `simplified`: a list of sentences, empty if nothing is
     simplified.
     """
     simplifications = []

@@ -17,16 +17,17 @@ from hp_tool.domain.efficiency import EfficiencyProfile
 class Sharding:
     """How ranks with the same parameters divide their states.
 
-    The ranks of `shard_group` divide the states that all groups along `replica_group` replicate. In
-    hybrid sharding (HSDP), the shard groups are the inner dimension and their replicas the outer
-    one: FSDP2's two-dimensional mesh, Megatron's num_distributed_optimizer_instances.
+    The ranks of `shard_group` divide the states, and all groups along `replica_group` replicate
+    them. In hybrid sharding (HSDP), the shard groups are the inner dimension and their replicas the
+    outer one, as in FSDP2's two-dimensional mesh and Megatron's
+    num_distributed_optimizer_instances.
     """
 
     group: Group
     """All ranks with the same parameters."""
     shard_group: Group
     replica_group: Group | None = None
-    """None without hybrid sharding."""
+    """Ranks that replicate the same shard; None without hybrid sharding."""
 
     @property
     def shards(self) -> Ints:
@@ -60,7 +61,9 @@ def sharding(candidates: Candidates, *, group: Group) -> Sharding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateTimes:
-    """Seconds per step for the states of the larger end of the pipeline; shape (n,)."""
+    """Seconds per step for the states of the end of the pipeline that has more of them; shape
+    (n,).
+    """
 
     reduce_s: Floats
     """One reduction of the gradients over the shard group, before overlap."""
@@ -71,7 +74,7 @@ class StateTimes:
     gather_s: Floats
     """One all-gather of the weights, before overlap."""
     broadcast_s: Floats = 0.0
-    """Broadcasts of the updated weights, without overlap, for frameworks that broadcast instead of
+    """Broadcasts of the updated weights, without overlap, in frameworks that broadcast instead of
     gathering.
     """
     update_s: Floats
@@ -110,14 +113,14 @@ def data_parallel_seconds(
 
     ZeRO 0 and 1 reduce gradients once, after the last micro-batch, and gather weights once. Both
     overlap with one micro-batch on the stage, including its exposed communication, which uses other
-    links. Each of v interleaved chunks finishes with p micro-batches before the next one starts,
-    and its exchange overlaps with those (Megatron Core's schedules.py, grad_sync_func and
-    param_sync_func); 1/v of it, of the chunk at the end of the pass, has no overlap. ZeRO 2 reduces
-    gradients after every micro-batch's backward pass and overlaps the weights with one forward
-    pass. If it accumulates a `run` of p micro-batches (`StateTimes.run`), it exchanges each run as
-    ZeRO 1 does. ZeRO 3 gathers weights for every forward and backward pass. Replicas of hybrid
-    sharding all-reduce once, with the last micro-batch, overlapped with the part of the stage that
-    its reduction leaves.
+    links. Each of v interleaved chunks finishes with p micro-batches before the next chunk starts,
+    and its communication overlaps with those (Megatron Core's schedules.py, grad_sync_func and
+    param_sync_func). The last chunk of the pass, 1/v of the communication, has no overlap. ZeRO 2
+    reduces gradients after every micro-batch's backward pass and overlaps the gather of weights
+    with one forward pass. If it accumulates a `run` of p micro-batches (`StateTimes.run`), it
+    communicates after each run like ZeRO 1. ZeRO 3 gathers weights for every forward and backward
+    pass. Replicas of hybrid sharding all-reduce once, in the last micro-batch, overlapped with the
+    part of the stage that the reduction does not use.
     """
     overlap = profile.framework.data_parallel_overlap
     once = states.reduce_s + states.gather_s
@@ -180,9 +183,10 @@ def fully_sharded_seconds(
 
 
 def exposed_seconds(seconds: Floats, *, behind: Floats, overlap: Floats) -> Floats:
-    """Return the seconds of communication that `behind` seconds of concurrent compute do not hide.
+    """Return the exposed seconds of communication that takes `seconds` and runs during `behind`
+    seconds of compute.
 
-    At most the fraction `overlap` can be hidden.
+    Compute hides the fraction `overlap` of the time during which both run.
     """
     return seconds - overlap * minimum(seconds, behind)
 

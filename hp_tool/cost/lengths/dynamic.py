@@ -1,15 +1,16 @@
-"""Dynamic context parallelism: each packed micro-batch uses as many ranks as its sequences need.
+"""Dynamic context parallelism: each packed micro-batch uses as many ranks as its sequences
+need.
 
-Modelled on the dynamic (hybrid) context parallelism of Megatron Core: a rank has at most s/c
-tokens, a sequence is assigned to the smallest group of ranks with enough room, the data x context
-parallel ranks are divided again for every micro-batch, and work rather than the number of
-micro-batches is balanced over them. Static context parallelism packs rows of s tokens and cuts
-every sequence of a row into c pieces, so short sequences use the ring with too little attention to
-overlap with.
+Modelled on the dynamic (hybrid) context parallelism of Megatron Core. A rank has at most s/c
+tokens, and a sequence is assigned to the smallest group of ranks with enough room. The data x
+context parallel ranks are divided again for every micro-batch, and the work of the ranks is
+balanced instead of their number of micro-batches. Static context parallelism packs rows of s tokens
+and cuts every sequence of a row into c pieces, so short sequences use the ring with too little
+attention to overlap with.
 
 Gains are upper bounds: gathering lengths, moving sequences between ranks and switching
-communicators are free here. Megatron Core may also give a sequence more ranks than it needs; that
-is not modelled.
+communicators take no time here. Megatron Core may also assign more ranks to a sequence than it
+needs; that is not modelled.
 """
 
 from __future__ import annotations
@@ -49,18 +50,20 @@ class ContextComparison:
     balanced_s: float
     """Static context-parallel size; the same rows, balanced over the replicas by their seconds."""
     dynamic_s: float
-    """Context-parallel size per micro-batch, balanced."""
+    """Balanced schedule with a separate context-parallel size for each micro-batch."""
     token_share: dict[int, float]
     """Fraction of tokens by context-parallel size in the dynamic schedule."""
 
     @property
     def gain(self) -> float:
-        """Speedup of dynamic sizes alone: balanced static seconds / dynamic seconds, at least 1."""
+        """Return the speedup by dynamic sizes alone: balanced static seconds / dynamic seconds, at
+        least 1.
+        """
         return self.balanced_s / self.dynamic_s
 
     @property
     def gain_over_packing(self) -> float:
-        """Speedup of balancing and dynamic sizes together, as in published speedups."""
+        """Return the speedup by balancing and dynamic sizes together, as in published speedups."""
         return self.packed_s / self.dynamic_s
 
 
@@ -163,8 +166,8 @@ def _gain(config: ParallelConfig, *, case: TrainingCase, lengths: LengthDistribu
 
 
 def _sizes(clock: MicroBatchClock) -> list[int]:
-    """Return c and its successive halves. These groups nest, so ranks can be regrouped without
-    moving data.
+    """Return c and its successive halves. Groups of these sizes nest, so ranks can be regrouped
+    without moving data.
     """
     sizes = [clock.config.context_parallel_size]
     while sizes[-1] % 2 == 0:
@@ -195,8 +198,8 @@ def _step_sequences(
 
 
 def _smallest_groups(lengths: IntArray, *, smallest: int, clock: MicroBatchClock) -> _MicroBatches:
-    """Return micro-batches with every sequence on the smallest group of at least `smallest` ranks
-    that has room.
+    """Return the micro-batches if every sequence runs on the smallest group with enough room that
+    has at least `smallest` ranks.
 
     Sequences are packed separately for each group size.
     """
@@ -323,7 +326,7 @@ class MicroBatchClock:
 
     @property
     def fill(self) -> float:
-        """Return (p-1)/v: how often the longest micro-batch runs additionally while the pipeline
+        """Return (p-1)/v: how many additional times the longest micro-batch runs while the pipeline
         fills and drains.
         """
         return (self.config.pipeline_parallel_size - 1) / self.config.virtual_pipeline_parallel_size
@@ -331,7 +334,7 @@ class MicroBatchClock:
     def once_a_step_s(self) -> float:
         """Return the seconds per step that do not depend on the order of sequences.
 
-        Of the bubble, these are the ends of the model and the transfers.
+        Of the bubble, these include the ends of the model and the transfers.
         """
         parts, (_, between) = self._parts_without_waits(), self._full_row()
         return sum(parts[name] for name in ONCE_A_STEP) - self.fill * between
@@ -350,7 +353,7 @@ class MicroBatchClock:
         return waits / runs
 
     def _full_row(self) -> tuple[float, float]:
-        """Return `seconds` of a full row that is one sequence."""
+        """Return the result of `seconds` for a full row that is one sequence."""
         row = float(self.case.workload.sequence_length)
         seconds, between = self.seconds(
             sizes=np.array([self.config.context_parallel_size]),

@@ -1,5 +1,5 @@
-"""Costs of unequal rows: replicas wait for the longest attention, pipelines for the longest
-micro-batch.
+"""Costs of unequal rows: replicas wait for the replica with the longest attention, pipelines for
+the longest micro-batch.
 """
 
 import dataclasses
@@ -53,11 +53,11 @@ def expected_extra(
     """Return the expected maximum over replicas, minus (m + fill) x mean, in tokens of attended
     length.
 
-    For each replica, the value is the sum over its micro-batches plus `fill` times the longest. The
+    The value of a replica is the sum over its micro-batches plus `fill` times the longest one. The
     result is at least zero. `fill` is (p-1)/v: jobs that take equally long on each of p machines
-    end after their sum and p-1 times the longest (proportionate flow shop; Pinedo, Scheduling,
-    section 6.1). `lockstep` replicas wait for each other at every micro-batch. The expectation is
-    over batches sampled with a fixed seed, the same for every division of the batch.
+    end after the sum of the jobs and p-1 times the longest one (proportionate flow shop; Pinedo,
+    Scheduling, section 6.1). `lockstep` replicas wait for each other at every micro-batch. The
+    expectation is over batches sampled with a fixed seed, the same for every division of the batch.
     """
     drawn = _draw_batches(rows, batch)
     total, longest = _per_replica(rows, batch, replicas, micro_batch, lockstep)

@@ -24,9 +24,9 @@ class LengthDistribution:
 
     name: str
     lengths: IntArray
-    """(k,) distinct lengths in tokens, ascending, at least 1."""
+    """Distinct lengths in tokens, ascending, at least 1; shape (k,)."""
     shares: FloatArray
-    """(k,) fractions of all sequences; sum to 1."""
+    """Fractions of all sequences, which sum to 1; shape (k,)."""
 
     @classmethod
     def from_counts(
@@ -53,7 +53,7 @@ class LengthDistribution:
         shortest: int,
         longest: int,
     ) -> LengthDistribution:
-        """Return a mixture of log-normal distributions, limited to a range of lengths.
+        """Return a weighted sum of log-normal distributions, limited to a range of lengths.
 
         Each component is (share, median in tokens, standard deviation of the logarithm).
         """
@@ -96,7 +96,9 @@ class LengthDistribution:
         return self.mean_square / self.mean
 
     def sample(self, count: int, *, seed: int) -> IntArray:
-        """Return (count,) independently sampled lengths; the seed determines them."""
+        """Return `count` independently sampled lengths, which the seed determines; shape
+        (count,).
+        """
         return np.random.default_rng(seed).choice(self.lengths, size=count, p=self.shares)
 
 
@@ -114,18 +116,19 @@ class Packed:
     """The packing of sequences into rows."""
 
     row_of: IntArray
-    """(n,) row of each sequence."""
+    """Row of each sequence; shape (n,)."""
     tokens: IntArray
-    """(r,) tokens of each row, excluding padding."""
+    """Tokens of each row, excluding padding; shape (r,)."""
     squares: FloatArray
-    """(r,) sum of l^2 over the row's sequences; attention is proportional to it."""
+    """Sum of l^2 over the sequences of each row; attention is proportional to it. Shape (r,)."""
 
 
 def best_fit(lengths: IntArray, *, capacity: int) -> Packed:
-    """Pack the sequences in order, each into the fullest row with room (best-fit bin packing).
+    """Pack the sequences in order, each into the fullest row with enough room (best-fit bin
+    packing).
 
-    Data pipelines differ in how far they look ahead; offline packing by histogram fills rows
-    equally well.
+    Data pipelines differ in how many sequences they consider at a time. Offline packing by
+    histogram fills rows equally well.
     """
     row_of = np.empty(len(lengths), dtype=np.int64)
     shortest = int(lengths.min(initial=capacity))
@@ -159,7 +162,7 @@ class Rows:
     mean_squares: float
     """Mean, over rows, of the sum of l^2 over a row's sequences."""
     squares: FloatArray
-    """(r,) sum of l^2 of sampled rows, scaled to that mean."""
+    """Sum of l^2 of sampled rows, scaled to `mean_squares`; shape (r,)."""
 
 
 @functools.lru_cache(maxsize=16)

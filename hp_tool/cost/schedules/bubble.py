@@ -1,6 +1,8 @@
-"""Costs of a pipeline schedule: the bubble of split backward passes, and micro-batches in flight.
+"""Costs of a pipeline schedule: the bubble of split backward passes, and micro-batches in
+flight.
 
-`cost.critical_stage` has the bubble of plain and interleaved 1F1B. Symbols: docs/cost-model.md.
+`cost.critical_stage` computes the bubble of plain and interleaved 1F1B. Symbols:
+docs/cost-model.md.
 
 The closed forms equal the duration of the operation orders in `execution`. A step ends with its
 slowest rank, because optimizers wait for the gradient norm of all ranks. The time to fill a "zero
@@ -19,7 +21,7 @@ def split_bubble_share(
     """Return the bubble with split backward passes, relative to the bubble (p-1) (t_f + t_b + t_w)
     of GPipe and 1F1B.
 
-    `forward` is t_f, `whole` the sum of the three. For other schedules the value is undefined.
+    `forward` is t_f; `whole` is t_f + t_b + t_w. For other schedules the value is undefined.
 
     - ZB-H1: t_f + t_b - min(t_f, t_b, t_w) for each of p - 1 ranks; with t_w the smallest, as
       usual, this is arXiv 2401.10241 section 2.3.
@@ -68,8 +70,8 @@ def waiting_in_flight(c: Candidates, *, from_end: Ints | Floats) -> Floats:
     """Return the number of micro-batches with delayed weight gradients on rank r when
     `chunks_in_flight` is reached.
 
-    In ZB-H1 there are r, whose matmul inputs and output gradients stay allocated (arXiv 2401.10241
-    table 1: 32sbh of a layer's 34sbh). In the other schedules there are none.
+    In ZB-H1, it is r. Their matmul inputs and output gradients stay allocated (arXiv 2401.10241
+    table 1: 32sbh of a layer's 34sbh). In the other schedules, it is 0.
     """
     waiting: Floats = (c.pipeline_schedule == ZB_H1) * (c.pipeline_parallel_size - 1 - from_end)
     return waiting
@@ -99,7 +101,7 @@ def share_of_ends(c: Candidates) -> Floats:
     """Return the fraction of micro-batches for which the critical rank runs embedding and output
     layer.
 
-    The first rank of a V runs them for all micro-batches, DualPipe's first and last rank for half
-    each.
+    The first rank of a V runs them for all micro-batches. DualPipe's first and last rank run them
+    for half of the micro-batches each.
     """
     return where(c.pipeline_schedule == DUALPIPE, 0.5, 1.0)

@@ -24,7 +24,9 @@ class Operation(NamedTuple):
 
 
 Block = tuple[Operation, ...]
-"""Operations that run as one: they start when all their inputs are available, and end together."""
+"""Operations that run as one block: they start when all their inputs are available, and end
+together.
+"""
 Order = list[Block]
 """The blocks of one rank in order."""
 
@@ -132,8 +134,8 @@ def dualpipe(*, p: int, m: int) -> list[Order]:
 
 
 def dualpipe_v(*, p: int, m: int) -> list[Order]:
-    """Return the orders of DualPipeV: the first half of DualPipe's 2p ranks, each of which also has
-    the mirrored rank's stage.
+    """Return the orders of DualPipeV: the first half of DualPipe's 2p ranks, each of which also
+    runs the stage of its mirrored rank.
 
     Requires m >= 2p.
     """
@@ -141,8 +143,8 @@ def dualpipe_v(*, p: int, m: int) -> list[Order]:
 
 
 def _dualpipe_order(*, near: int, stages: int, each: int, first: tuple[int, int]) -> Order:
-    """Return the order of a rank with the stages `near` and stages - 1 - near, with `each`
-    micro-batches on each of them.
+    """Return the order of a rank with the stages `near` and stages - 1 - near, which run `each`
+    micro-batches each.
     """
     far = stages // 2 - near - 1
     rank = _Rank(stages=(near, stages - 1 - near), first=first)
@@ -177,8 +179,8 @@ def _alternate(r: int, *, warm_up: int, m: int) -> Iterator[Operation]:
 
 
 class _Rank:
-    """The order of one rank with two chunks, each of which processes its micro-batches in order
-    from `first`.
+    """The order of one rank with two chunks. Each chunk processes its micro-batches in order,
+    starting with `first`.
     """
 
     def __init__(self, *, stages: tuple[int, int], first: tuple[int, int] = (0, 0)) -> None:
@@ -188,7 +190,7 @@ class _Rank:
         self._next = {"F0": first[0], "F1": first[1], "B0": first[0], "B1": first[1]}
 
     def run(self, *words: str, times: int = 1) -> None:
-        """Append operations given as words: F0, B1, BW0, ... name the kind and the chunk.
+        """Append operations in short form: F0, B1, BW0, ... name the kind and the chunk.
 
         W is the oldest pending weight gradient, W0 that of chunk 0. A + joins two operations in one
         block.
