@@ -1,5 +1,5 @@
-"""One configuration in detail: memory and time of each pipeline stage, its schedule, and rank
-placement.
+"""Details of one configuration: memory and time of each pipeline stage, the pipeline's schedule,
+and the placement of ranks on devices.
 """
 
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -30,17 +30,16 @@ from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.problem import TrainingProblem
 
 _Contents = tuple[float, float, tuple[float, ...] | None, tuple[bool, bool], TrainingCase]
-"""Contents of a stage.
-
-Layers before it, its layers, those of each kind (None: from the layers before),
-whether it has the embedding and the output layer, and the case on its device.
+"""Contents of a pipeline stage: number of layers before it, number of its layers, number of its
+layers of each kind (None: derived from the layers before), whether it has the embedding and the
+output layer, and the case on its device.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageAnatomy:
-    """Memory and time of one pipeline rank (0-based); its tensor-, context- and data-parallel ranks
-    are equal.
+    """Memory and time of one pipeline rank, numbered from 0. Its tensor-, context- and
+    data-parallel ranks are equal.
     """
 
     rank: int
@@ -50,7 +49,7 @@ class StageAnatomy:
     holds_embedding: bool
     holds_output: bool
     memory_bytes: dict[str, float]
-    """Bytes by the keys of cost.memory.MEMORY_KEYS."""
+    """Bytes by part; keys are `domain.parts.MEMORY_KEYS`."""
     capacity_bytes: float
     seconds: float
     """Seconds of one micro-batch through all its chunks, forward and backward.
@@ -68,10 +67,10 @@ class StageAnatomy:
 def stage_anatomies(
     *, problem: TrainingProblem, config: ParallelConfig
 ) -> tuple[StageAnatomy, ...]:
-    """Return all stages of a legal configuration, from first to last.
+    """Return all pipeline stages of a legal configuration, from first to last.
 
-    Rows of unequal cost (packed sequences) count with their mean. The estimate's time includes the
-    excess of the slowest row.
+    Packed rows of unequal cost count with their mean cost, unlike in the estimate's time, which
+    includes the additional time of the slowest row.
     """
     candidate = Candidates.alone(config)
     parts = _stage_pipelines(problem, candidate)
@@ -84,7 +83,7 @@ def stage_anatomies(
 def _stage_pipelines(
     problem: TrainingProblem, candidate: Candidates
 ) -> Iterator[tuple[Pipeline, TrainingCase]]:
-    """Return each stage as a separate pipeline, with the case on its device."""
+    """Yield each stage as a separate pipeline, with the case on its device."""
     p, layout, model = (
         int(candidate.pipeline_parallel_size),
         problem.strategy.pipeline_layout,
@@ -118,7 +117,7 @@ def _stage_pipelines(
 
 
 def _rank_contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterator[_Contents]:
-    """Return the contents of each rank if the query sets no pipeline layout."""
+    """Yield the contents of each pipeline rank without a pipeline layout in the query."""
     framework = framework_facts(problem.workload.framework)
     if framework.balances_blocks:
         layers, output_at = filled_contents(problem.model, p)
@@ -154,7 +153,7 @@ def _rank_contents(problem: TrainingProblem, candidate: Candidates, p: int) -> I
 def _rank_kinds(
     problem: TrainingProblem, candidate: Candidates, p: int, *, late: bool
 ) -> Sequence[tuple[float, ...]]:
-    """Return layers of each kind on each rank."""
+    """Return the number of layers of each kind on each pipeline rank."""
     model, schedule = problem.model, int(candidate.pipeline_schedule)
     each = stage_contents(
         model.pattern,
@@ -217,14 +216,14 @@ def _stage_anatomy(
 
 
 V_SHAPED = ("zbv", "dualpipe-v")
-"""Schedules in which rank r has the stages r and 2p - 1 - r."""
+"""Schedules in which pipeline rank r of p has the stages r and 2p - 1 - r."""
 MAX_RANKS = 16
-"""Maximum number of ranks drawn. They are spaced evenly and include both ends."""
+"""Maximum number of pipeline ranks drawn: evenly spaced, including the first and the last."""
 MAX_STAGES = 128
-"""Maximum number of stages for which the schedule is executed."""
+"""Maximum number of pipeline stages for which a schedule is computed."""
 SpanKind = Literal["F", "B", "W", "BW", "F+B"]
-"""Kinds of spans: F forward, B gradients of inputs, W gradients of weights, BW both, F+B overlapped
-passes.
+"""Kinds of spans: F is a forward pass, B computes gradients of inputs, W gradients of weights, BW
+both, and F+B is a forward pass that overlaps a backward pass.
 """
 
 
@@ -234,9 +233,9 @@ class ScheduleSpan:
 
     kind: SpanKind
     micro_batch: int
-    """0-based index; for an overlapped pair, that of the forward pass."""
+    """0-based index of the micro-batch; for F+B, that of the forward pass."""
     chunk: int
-    """0-based index of the rank's model chunk."""
+    """0-based index of the model chunk on its rank."""
     start_s: float
     end_s: float
     critical: bool
@@ -250,35 +249,35 @@ class ScheduleRow:
     rank: int
     spans: tuple[ScheduleSpan, ...]
     idle_fraction: float
-    """Fraction of the drawn time during which the rank waits."""
+    """Fraction of `Schedule.end_s` during which the rank waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """The executed schedule of a pipeline.
+    """The computed schedule of a pipeline.
 
-    It excludes data-parallel communication and the optimizer, which follow it, and exposed
-    communication between stages other than the first and last transfers.
+    It excludes data-parallel communication and the optimizer step, which follow the pipeline, and
+    exposed transfers between stages except the first and the last.
     """
 
     name: str
     num_ranks: int
-    """Number of ranks; `rows` may contain fewer."""
+    """Number of pipeline ranks; `rows` may contain fewer."""
     num_micro_batches: int
     """Number of micro-batches per step and replica."""
     drawn_micro_batches: int
-    """Number of drawn micro-batches; drawing more would only lengthen the steady phase."""
+    """Number of drawn micro-batches; more would only prolong the phase in which all ranks are busy.
+    """
     end_s: float
-    """End of the drawn micro-batches, in seconds."""
+    """End of the last drawn micro-batch, in seconds."""
     rows: tuple[ScheduleRow, ...]
 
 
 def execute_schedule(
     *, problem: TrainingProblem, config: ParallelConfig, each: Sequence[StageAnatomy]
 ) -> Schedule | None:
-    """Return the schedule of a legal configuration whose stages are `each`.
-
-    Returns None without a pipeline, or with more than MAX_STAGES stages.
+    """Return the schedule of a legal configuration with these stages; None without a pipeline, or
+    with more than MAX_STAGES stages.
     """
     p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
     if not 1 < p <= MAX_STAGES:
@@ -336,12 +335,12 @@ def execute_schedule(
 
 
 def _operation_seconds(stage: StageAnatomy, layer: LayerTime) -> dict[str, float]:
-    """Return the seconds of one micro-batch on one rank by kind of operation, over all its model
-    chunks.
+    """Return the seconds of one micro-batch on one rank, over all its model chunks, by kind of
+    operation.
 
     The stage's seconds, including embedding, output layer and waits for the host, are divided in
-    the proportions of `layer`, the mean layer of the critical stage. Recomputation belongs to the
-    backward pass.
+    the same proportions as those of `layer`, the mean layer of the critical stage. Recomputation
+    counts as part of the backward pass.
     """
     forward = weight = 0.0
     own, own_backward = layer.forward - layer.attention, layer.backward - layer.attention_backward
@@ -370,9 +369,10 @@ def _operation_seconds(stage: StageAnatomy, layer: LayerTime) -> dict[str, float
 def _operation_timer(
     name: str, work: Sequence[dict[str, float]], *, p: int, v: int
 ) -> Callable[[Operation], float]:
-    """Return the seconds of one operation: a model chunk's share of its rank's time.
+    """Return a function that gives the seconds of an operation: its rank's seconds divided by the
+    number of model chunks.
 
-    For a DualPipe stage on two ranks, it is the first rank's share.
+    A DualPipe stage is on two ranks; the seconds are those of the first.
     """
 
     def seconds(operation: Operation) -> float:
@@ -510,8 +510,9 @@ def _rank_groups(c: Candidates, cluster: ClusterSpec) -> tuple[RankGroup, ...]:
 def step_excess(known: Estimate, measured_s: float | None) -> dict[str, float]:
     """Return the seconds of a step by label; empty for an estimate without parts.
 
-    Ideal compute (the model's FLOPs at the peak rate) comes first, then the excess of matmuls and
-    attention, each other part, and what a measured step took beyond them.
+    The labels are, in this order: ideal compute (the model's FLOPs at the peak rate), the time that
+    matmuls and attention need in addition, each other part, and the difference between the measured
+    and the predicted step.
     """
     if known.time is None or known.mfu is None or not known.time.parts_s:
         return {}
@@ -532,8 +533,8 @@ def step_excess(known: Estimate, measured_s: float | None) -> dict[str, float]:
 
 
 def schedule_of(configuration: Configuration) -> tuple[Schedule | None, float | None]:
-    """Return the pipeline schedule of a training configuration and its bubble's fraction of the
-    step; None without a pipeline.
+    """Return the pipeline schedule of a training configuration, and the fraction of the step that
+    the pipeline bubble takes; None for both without a pipeline.
     """
     parallel = configuration.parallel
     if not isinstance(parallel, ParallelConfig) or parallel.pipeline_parallel_size == 1:
@@ -541,7 +542,7 @@ def schedule_of(configuration: Configuration) -> tuple[Schedule | None, float | 
     try:
         one = resolve_configuration(configuration.query)
         time = one.estimate(with_fixes=False).time
-    except HpToolError:  # a query of another version: only stored values are shown
+    except HpToolError:  # A query of another version; pages show only stored values.
         return None, None
     stages = stage_anatomies(problem=one.problem, config=one.config)
     schedule = execute_schedule(problem=one.problem, config=one.config, each=stages)

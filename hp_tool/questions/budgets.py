@@ -1,5 +1,5 @@
-"""Sizing: from a budget (devices and days, parameters, tokens or FLOPs) to a training timed by the
-cost model.
+"""Answer sizing queries: choose a model and its training for a budget of days, parameters, tokens
+or FLOPs, and predict its time.
 """
 
 import math
@@ -26,8 +26,11 @@ from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.questions.training.problem import resolve_model
 
 RELATIVE_TOLERANCE = 0.02
-"""Relative deviation from the budget's days below which the number of tokens fills the rest."""
+"""Relative deviation from the budget's days at which the search for a model size ends. The number
+of tokens is then adjusted to use all days.
+"""
 MAX_PLANS = 24
+"""Maximum number of model sizes tried for one budget."""
 _STEP_DOWN_FACTOR = 4.0
 """Factor by which compute is reduced if a model does not fit."""
 
@@ -46,7 +49,7 @@ def parse_sizing(data: Mapping[str, Any] | str | bytes) -> SizingQuery:
             f"{query.experts.num_experts} experts",
             field="experts.num_experts_per_tok",
         )
-    _check_together(query)
+    _check_budget(query)
     return query
 
 
@@ -70,11 +73,11 @@ def _model(query: SizingQuery) -> ModelSpec | None:
     return model
 
 
-def _check_together(query: SizingQuery) -> None:
-    """Check that the query is neither underdetermined nor overdetermined.
+def _check_budget(query: SizingQuery) -> None:
+    """Check that the query sets a budget, and no more fields than determine a training.
 
     Raises:
-        InputError: It is.
+        InputError: The budget is missing, or fields contradict or exclude each other.
     """
     size = "model" if query.model is not None else "parameters"
     sizes = [name for name in (size, "tokens", "flops") if getattr(query, name) is not None]
@@ -109,7 +112,7 @@ def _check_together(query: SizingQuery) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A training, with its speed if there is a cluster."""
+    """A model with its training, and the best configuration if the query names a cluster."""
 
     model: ModelSpec
     target_parameters: float
@@ -140,11 +143,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planner:
-    """Makes plans of different sizes for one sizing query."""
+    """Computes trainings of different sizes for one sizing query."""
 
     query: SizingQuery
     law: ScalingLaw
-    """Divides compute between parameters and tokens."""
+    """Scaling law that divides compute between parameters and tokens."""
     model: ModelSpec | None
     cluster: ClusterSpec | None
     calibrations: Calibrations | None
@@ -161,7 +164,7 @@ class Planner:
 
     @property
     def flops(self) -> float | None:
-        """6 N D of the query's training in FLOPs; None if it gives only a time."""
+        """Compute of the query's training in FLOPs, 6 N D; None if the query sets only days."""
         parameters, tokens = self.parameters, self.query.tokens
         if self.query.flops is not None:
             return self.query.flops
@@ -173,9 +176,10 @@ class Planner:
             )
         return None if tokens is None else self.law.flops_of_tokens(tokens)
 
-    def of_flops(self, flops: float) -> Plan:
-        """Return the training of 6 N D = `flops`, not yet timed; the law determines what the query
-        leaves open.
+    def plan_for_flops(self, flops: float) -> Plan:
+        """Return the training with 6 N D = `flops`, without a prediction of its time.
+
+        The scaling law determines parameters and tokens that the query leaves open.
         """
         query, tokens, parameters = self.query, self.query.tokens, self.parameters
         if parameters is None:
@@ -227,15 +231,15 @@ class Planner:
 
 
 def _infeasibility_reasons(ranking: Ranking[Recommendation]) -> tuple[Reason, ...]:
-    """Return the reasons why nothing is acceptable: the smallest misses, or the number of
-    rejections by rule.
+    """Return the reasons why no configuration is acceptable: those of the nearest miss, or the
+    number of combinations that each rule rejects.
     """
     if ranking.nearest_misses:
         return ranking.nearest_misses[0].estimate.reasons
     return tuple(
         Reason(
             code=code,
-            message=f"turns away {count:,} combinations of the axes",
+            message=f"rejects {count:,} layouts",
             needed=None,
             available=None,
         )
@@ -246,9 +250,10 @@ def _infeasibility_reasons(ranking: Ranking[Recommendation]) -> tuple[Reason, ..
 def _largest_plan(planner: Planner) -> Plan:
     """Return the largest plan, by the scaling law, that fits the query's calendar days.
 
-    Each iteration scales the compute of the last plan by the ratio of the budget to its days. The
-    first plan assumes the devices' peak, an upper bound. Shapes are coarse, and memory may limit
-    the size. The tokens then fill the time of the nearest plan that fits.
+    Each iteration multiplies the compute of the last plan by the ratio of the budget's days to the
+    plan's days. The first plan assumes the devices' peak, an upper bound. Because shapes are coarse
+    and memory may limit the size, the number of tokens of the nearest plan is then adjusted to use
+    all days.
     """
     days = planner.query.days
     assert days is not None and planner.cluster is not None  # Checked together with the query.
@@ -257,7 +262,7 @@ def _largest_plan(planner: Planner) -> Plan:
     low, high = 0.0, math.inf
     best, nearest = None, math.inf
     for _ in range(MAX_PLANS):
-        plan = planner.timed(planner.of_flops(flops))
+        plan = planner.timed(planner.plan_for_flops(flops))
         following = flops / _STEP_DOWN_FACTOR
         if (needed := plan.effective_days) is None:
             high = flops
@@ -278,9 +283,10 @@ def _largest_plan(planner: Planner) -> Plan:
 
 
 def answer_sizing(query: SizingQuery, *, calibrations: Calibrations | None = None) -> SizingAnswer:
-    """Return the training for a budget.
+    """Return the model and the training for a budget.
 
-    A plan that does not fit or misses the deadline is `feasible: false` with its reasons.
+    If no configuration fits in memory and meets the deadline, the answer has `feasible: false` and
+    the reasons.
 
     Raises:
         HpToolError: The query cannot be answered.
@@ -298,7 +304,7 @@ def answer_sizing(query: SizingQuery, *, calibrations: Calibrations | None = Non
         plan = (
             _largest_plan(planner)
             if flops is None
-            else planner.timed(planner.of_flops(flops), deadline_days=query.days)
+            else planner.timed(planner.plan_for_flops(flops), deadline_days=query.days)
         )
     except HpToolError as error:
         # Keys below `training` in a query are top-level keys in a budget.
@@ -345,7 +351,7 @@ def _sizing_of_plan(plan: Plan, *, query: SizingQuery, law: ScalingLaw) -> Sizin
 
 
 def _law_optimum(law: ScalingLaw, *, flops: float) -> Choice:
-    """Return the law's optimum for this compute, whether or not it was used."""
+    """Return the compute-optimal number of parameters, even if the query sets another number."""
     best = law.parameters(flops)
     return Choice(
         name=law.name,
@@ -367,8 +373,8 @@ def _loss_choice(parameters: float, tokens: float) -> Choice:
         name="loss",
         value=laws.predicted_loss(parameters=parameters, tokens=tokens),
         unit="nats a token",
-        rule="E + A / N^alpha + B / D^beta on MassiveText and its tokenizer; compare sizes with "
-        "it, not corpora",
+        rule="E + A / N^alpha + B / D^beta on MassiveText and its tokenizer; use it to "
+        "compare sizes, not corpora",
         source="arXiv 2404.10102",
         extrapolated=law.extrapolated(parameters),
     )

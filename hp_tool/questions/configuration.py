@@ -1,5 +1,5 @@
-"""A single configuration: a query with every chosen value inserted, and its resolved layout. All
-interfaces use it.
+"""Single configurations: a query with all values that a ranking or a fix chose, and its resolved
+layout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hp_tool.questions import schema
 
 NUM_GPUS, LAYOUT = "cluster.num_gpus", "parallel.pipeline_layout"
 SEARCH_KEYS = ("search", "id")
-"""Fields of a query that do not describe its configuration."""
+"""Keys of a query that do not affect the configuration."""
 
 
 class Row(Protocol):
@@ -37,22 +37,23 @@ class Row(Protocol):
 class Configuration:
     """A query that describes a single configuration.
 
-    Values that a recipe or a default determines stay open in it and are resolved again.
+    Values that a recipe or a default determines are omitted from the query, so that they are
+    resolved again.
     """
 
     query: Query
-    """The query with each chosen value inserted."""
+    """The query with all chosen values."""
     parallel: RunConfig
-    """The resolved `parallel`."""
+    """The resolved layout."""
     set: ChosenValues = field(default_factory=dict)
     """Values that a ranking or a fix inserted besides `parallel`, by path."""
-    lays_out: bool = False
+    adds_layout: bool = False
     """Whether `parallel` has a pipeline_layout that the original query lacks."""
 
     @staticmethod
     def of(row: Row, *, query: Query) -> Configuration:
-        """Return the configuration of a row of the query's ranking, a fix of its estimate, or a run
-        of its search.
+        """Return the configuration of a row of a ranking, a fix, or a run, which belongs to
+        `query`.
         """
         values: ChosenValues = dict(getattr(row, "set", {}))
         for path, value in values.items():
@@ -60,7 +61,7 @@ class Configuration:
         return _complete_configuration(row.parallel, query=query, values=values)
 
     def without(self, path: str) -> Configuration:
-        """Return the configuration with a value of `set` removed."""
+        """Return the configuration without the value of `set` at `path`."""
         values = {name: value for name, value in self.set.items() if name != path}
         return replace(self, query=with_value(self.query, path, None), set=values)
 
@@ -71,18 +72,18 @@ class Configuration:
         assert isinstance(self.parallel, ParallelConfig)  # Others have no layout.
         parallel = replace(self.parallel, pipeline_layout=None)
         return replace(
-            self, query=with_value(self.query, LAYOUT, None), parallel=parallel, lays_out=False
+            self, query=with_value(self.query, LAYOUT, None), parallel=parallel, adds_layout=False
         )
 
     @staticmethod
     def read(
         result: Mapping[str, Any], *, rank: int, parse: Callable[[Mapping[str, Any]], Query]
     ) -> Configuration:
-        """Return the configuration of the recommendation with this rank in an answer's JSON, or of
-        its estimate.
+        """Return a configuration of an answer's JSON: the recommendation with this rank, or the
+        estimated configuration.
 
         Raises:
-            InputError: The answer lacks its query or has no such row.
+            InputError: The answer does not contain its query, or has no row with this rank.
         """
         query = result.get("query")
         if not isinstance(query, dict):
@@ -95,7 +96,7 @@ class Configuration:
         row = _select_row(result, rank)
         values = row.get("set", {})
         if not isinstance(values, dict):
-            raise InputError("set must map paths of the query to values", field="set")
+            raise InputError("`set` must map paths of the query to values", field="set")
         inside = {path: value for path, value in values.items() if path != NUM_GPUS}
         typed = parse(schema.set_paths(copy.deepcopy(query), inside))
         if NUM_GPUS in values:
@@ -114,8 +115,8 @@ class Configuration:
         }
 
     def text(self) -> str:
-        """Return the query as compact JSON; parsed and resolved again it gives the same figures and
-        intervals.
+        """Return the query as compact JSON, which gives the same figures and intervals when it is
+        parsed and resolved again.
         """
         return json.dumps(self.mapping(), separators=(",", ":"), ensure_ascii=False)
 
@@ -123,12 +124,12 @@ class Configuration:
 def _complete_configuration(
     config: RunConfig, *, query: Query, values: ChosenValues
 ) -> Configuration:
-    """Return the configuration with values that the query sets for all layouts, which rows and runs
-    omit.
+    """Return the configuration with the values that the query sets for all layouts and that
+    `config` omits.
     """
-    lays_out = False
+    adds_layout = False
     if isinstance(config, ParallelConfig):
-        lays_out = config.pipeline_layout is not None and query.parallel.pipeline_layout is None
+        adds_layout = config.pipeline_layout is not None and query.parallel.pipeline_layout is None
         whole = common_settings(query.parallel, context_parallel_size=config.context_parallel_size)
         dispatchers = axis_values(query.parallel.moe_token_dispatcher_type)
         whole["moe_token_dispatcher_type"] = dispatchers[0] if len(dispatchers) == 1 else None
@@ -140,13 +141,14 @@ def _complete_configuration(
         query=replace(query, parallel=config_query(config)),
         parallel=config,
         set=values,
-        lays_out=lays_out,
+        adds_layout=adds_layout,
     )
 
 
 def with_value(query: Query, path: str, value: Any) -> Query:
-    """Return the query with the value at a path of two names; a mapping is parsed like the text of
-    a query.
+    """Return the query with a value at a path of two names, such as training.offload.
+
+    A mapping is parsed and validated like a query.
     """
     if path == NUM_GPUS:
         return query.with_num_gpus(value)
@@ -161,9 +163,6 @@ def with_value(query: Query, path: str, value: Any) -> Query:
 
 
 def _select_row(result: Mapping[str, Any], rank: int) -> dict[str, Any]:
-    """Return the recommendation with this rank in an answer, or the configuration that it
-    estimates.
-    """
     rows = result.get("recommendations")
     if rows is None and isinstance(result.get("estimate"), dict):
         rows = [result["estimate"]]

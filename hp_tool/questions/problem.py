@@ -74,7 +74,7 @@ def problem_of(query: Query, *, configuration: ResolvedConfiguration | None = No
     if machine_list_field(query.cluster) is not None:
         from hp_tool.questions.machines.answers import Machines
 
-        return Machines(query=query, of_one=problem_of)
+        return Machines(query=query, problem_of_machine=problem_of)
     if query.kind == "inference":
         from hp_tool.questions.serving.answers import Serving
 

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from hp_tool.domain.sizing import SizingQuery
 
 MAX_QUERY_BYTES = 1_000_000
-"""Maximum size of a query in bytes; anything larger is a mistake or an attack."""
+"""Maximum size of a query in bytes."""
 MAX_ERRORS = 1_000
-"""Maximum number of validation errors examined; a long list of wrong values has one or more per
-value.
+"""Maximum number of validation errors examined. A long list of wrong values has at least one error
+for each value.
 """
 RELEASES = (("training", "framework_version"), ("inference", "engine_version"))
-"""Paths of releases: text that YAML and JSON read as numbers if not quoted."""
+"""Paths of releases, which are text; without quotes, YAML and JSON parse them as numbers."""
 _BOUNDS = ("greater_than_equal", "less_than_equal")
 _MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
 _UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
@@ -68,9 +68,9 @@ def parse_query(data: Mapping[str, Any] | str | bytes) -> Query:
 
 
 def parse_own_query(data: Mapping[str, Any] | str | bytes) -> Query:
-    """Return a validated query whose names may be local paths.
+    """Return a validated query whose model, lengths and trace may be paths of local files.
 
-    Only for callers that may read this machine's files. Use `parse_query` for all other input.
+    Only callers that may read this machine's files use this function; all others use `parse_query`.
 
     Raises:
         InputError: The query is invalid.
@@ -79,8 +79,8 @@ def parse_own_query(data: Mapping[str, Any] | str | bytes) -> Query:
 
 
 def allow_own_files(query: Q) -> Q:
-    """Return the query as the command line and the Python API read it: model, trace and lengths may
-    be local files.
+    """Return the query with permission to read its model, lengths and trace from local files, as on
+    the command line and in the Python API.
     """
     if isinstance(query.model, str):
         query = replace(query, model=OwnFile(query.model))
@@ -111,7 +111,7 @@ def parse(kind: type[Any], data: Mapping[str, Any] | str | bytes) -> Any:
     text = data if isinstance(data, str | bytes) else _to_yaml_value(_with_release_texts(data))
     if len(text) > MAX_QUERY_BYTES:
         raise InputError(
-            f"the input has {len(text):,} bytes; at most {MAX_QUERY_BYTES:,} are read",
+            f"the input has {len(text):,} bytes; the maximum is {MAX_QUERY_BYTES:,}",
             code="too_large",
         )
     try:
@@ -128,7 +128,7 @@ def parse_mapping(text: str | bytes) -> dict[str, Any]:
     """Return the mapping in a JSON or YAML text, not yet validated.
 
     Raises:
-        InputError: The text is neither.
+        InputError: The text is neither JSON nor YAML, or not a mapping.
     """
     try:
         return _require_mapping(json.loads(text))
@@ -147,7 +147,7 @@ def to_dict(value: object) -> Any:
 
 
 def query_mapping(query: Query) -> dict[str, Any]:
-    """Return a query as a mapping without defaults; valid input."""
+    """Return a query as a mapping without default values, which `parse_query` accepts."""
     mapping: dict[str, Any] = adapter(Query).dump_python(query, mode="json", exclude_defaults=True)
     return mapping
 
@@ -173,7 +173,7 @@ def set_paths(data: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _read_as_mapping(error: ValidationError) -> bool:
-    """Return whether a text is not JSON, or has a number where a release must be text."""
+    """Return whether to parse the text as YAML: it is not JSON, or a release is a number."""
     problems = error.errors(include_url=False)[:MAX_ERRORS]
     not_json = len(problems) == 1 and problems[0]["type"] == "json_invalid"
     return not_json or any(
@@ -182,7 +182,7 @@ def _read_as_mapping(error: ValidationError) -> bool:
 
 
 def _has_whole_floats(error: ValidationError) -> bool:
-    """Return whether an integer is written with decimals, such as 2000.0."""
+    """Return whether an integer field has a float without a fraction, such as 2000.0."""
     problems = error.errors(include_url=False)[:MAX_ERRORS]
     return any(p["type"] == "int_type" and _is_whole_float(p["input"]) for p in problems)
 
@@ -192,9 +192,7 @@ def _is_whole_float(value: object) -> bool:
 
 
 def _with_whole_numbers(data: Any) -> Any:
-    """Return a copy in which floats without a fraction are integers, if the field accepts integers;
-    2000.5 is unchanged.
-    """
+    """Return a copy with floats such as 2000.0 converted to integers; 2000.5 is unchanged."""
     if isinstance(data, dict):
         return {key: _with_whole_numbers(value) for key, value in data.items()}
     if isinstance(data, list):
@@ -203,8 +201,11 @@ def _with_whole_numbers(data: Any) -> Any:
 
 
 def _with_release_texts(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a query's mapping with numeric releases as text, unless a trailing zero may be lost:
-    26.06, but not 26.1.
+    """Return a query's mapping with numeric releases as text.
+
+    Raises:
+        InputError: The number may have lost a trailing zero: 26.1 may have been 26.10, unlike
+            26.06.
     """
     for section, key in RELEASES:
         values = data.get(section)
@@ -272,10 +273,10 @@ _SECTION_HINTS: dict[Kind, str] = {
 
 
 def _check_query(query: Query) -> None:
-    """Check for missing sections and axes with too many values; the types validate everything else.
+    """Check what the types do not: required sections, and the number of values of each axis.
 
     Raises:
-        InputError: A section is missing or an axis too long.
+        InputError: A section is missing, or an axis has too many values.
     """
     if getattr(query, query.kind) is None:
         raise InputError(
@@ -301,7 +302,7 @@ def check_axes(axes: ParallelQuery | DisaggregationSpec, *, field: str) -> None:
     """Check the number of values of each axis.
 
     Raises:
-        InputError: An axis lists more values than a request may.
+        InputError: An axis has more values than a request may contain.
     """
     for name in axes.__slots__:
         if isinstance(values := getattr(axes, name), tuple):
@@ -309,7 +310,7 @@ def check_axes(axes: ParallelQuery | DisaggregationSpec, *, field: str) -> None:
 
 
 def _input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputError:
-    """Return the most informative of pydantic's errors, as an InputError."""
+    """Return an InputError for the most informative of pydantic's errors."""
     problems = error.errors(include_url=False)[:MAX_ERRORS]
     deepest = max(
         problems,
@@ -363,7 +364,9 @@ def _input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputE
 
 
 def _unit_hint(value: object) -> str:
-    """Return `; write 8192 or 8000` for 8k, and the number for 80B; empty for other texts."""
+    """Return a hint for a number with a unit, such as `; write 8192 or 8000` for 8k; empty for
+    other values.
+    """
     match = _WITH_UNIT.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return ""
@@ -375,7 +378,7 @@ def _unit_hint(value: object) -> str:
 def _number_bounds(
     adapter: TypeAdapter[Any], loc: tuple[int | str, ...]
 ) -> tuple[float, float] | None:
-    """Return the minimum and maximum of the number at a path."""
+    """Return the minimum and maximum of the number at a path; None without bounds."""
     options = (
         option for node in schemas_at(adapter, loc) for option in union_branches(adapter, node)
     )
@@ -401,7 +404,9 @@ def _unknown_key_error(loc: tuple[int | str, ...], adapter: TypeAdapter[Any]) ->
 
 
 def _path_in_other_section(key: str, adapter: TypeAdapter[Any]) -> str | None:
-    """Return the dotted path of a key with exactly this name in a top-level section."""
+    """Return the dotted path of the key with this name in a top-level section; None if no section
+    has it.
+    """
     top = {
         name
         for option in union_branches(adapter, _json_schema(adapter))
@@ -432,9 +437,7 @@ def _is_branch(part: str) -> bool:
 
 
 def schemas_at(adapter: TypeAdapter[Any], loc: Sequence[int | str]) -> list[dict[str, Any]]:
-    """Return the JSON schemas at a path; if unions occur on the way, one for each branch that has
-    the path.
-    """
+    """Return the JSON schemas at a path: one for each branch of a union that contains the path."""
     nodes = [_json_schema(adapter)]
     for part in loc:
         if isinstance(part, int) or not _is_branch(part):
@@ -463,12 +466,10 @@ def union_branches(adapter: TypeAdapter[Any], node: dict[str, Any]) -> list[dict
 
 @functools.cache
 def _json_schema(adapter: TypeAdapter[Any]) -> dict[str, Any]:
-    """Return the cached schema, which takes longer to build than the rest of a query."""
     return adapter.json_schema()
 
 
 def _child_schema(node: dict[str, Any], part: int | str) -> dict[str, Any] | None:
-    """Return the schema of an item or of a key's value."""
     if isinstance(part, int):
         child = node.get("items")
     else:

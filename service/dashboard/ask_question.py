@@ -230,7 +230,7 @@ def question_of(configuration: Configuration) -> Question | None:
 def layout_values(configuration: Configuration) -> dict[str, str]:
     """Return a configuration by path: its layout, and the settings that a ranking chose with it."""
     layout = schema.to_dict(configuration.parallel)
-    stages = None if configuration.lays_out else configuration.query.parallel.pipeline_layout
+    stages = None if configuration.adds_layout else configuration.query.parallel.pipeline_layout
     if not layout.get("data_parallel_shard_size"):
         layout.pop("data_parallel_shard_size", None)  # All replicas, as without it.
     if isinstance(recompute := layout.get("recompute"), dict):

@@ -245,7 +245,7 @@ def test_a_tool_without_layouts_leaves_out_the_one_that_a_ranking_chose() -> Non
     asked = schema.parse_query(query("qwen3.6-35b-a3b", version="0.18", **fixed))
     best = training.recommend(query=asked, top=1).recommendations[0]
     chosen = Configuration.of(best, query=asked)
-    assert best.parallel.pipeline_layout is not None and chosen.lays_out
+    assert best.parallel.pipeline_layout is not None and chosen.adds_layout
     exported = write_configuration(chosen, "nemo")
     assert (
         "pipeline_model_parallel_size=4" in exported.text

@@ -318,7 +318,7 @@ def _drop_unsupported(
         try:
             return say(configuration), configuration
         except UnsupportedError as error:
-            if error.field == LAYOUT and configuration.lays_out:
+            if error.field == LAYOUT and configuration.adds_layout:
                 configuration = configuration.without_layout()
             elif error.field in FREE_PATHS and error.field in configuration.set:
                 configuration = configuration.without(error.field)
@@ -328,7 +328,9 @@ def _drop_unsupported(
 
 def _script_settings(configuration: Configuration, expressed: Configuration) -> tuple[str, ...]:
     left = [path for path in configuration.set if path not in expressed.set]
-    names = ", ".join([*left, *([LAYOUT] if configuration.lays_out > expressed.lays_out else [])])
+    names = ", ".join(
+        [*left, *([LAYOUT] if configuration.adds_layout > expressed.adds_layout else [])]
+    )
     if not names:
         return ()
     times = (f"{_step_s(each):.4g} s" for each in (configuration, expressed))

@@ -1,4 +1,4 @@
-"""Answers to a query over several machines (`hp_tool.questions.problem.Problem`)."""
+"""Answer queries that compare several machines."""
 
 from __future__ import annotations
 
@@ -8,17 +8,24 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from hp_tool import catalog
+from hp_tool.cost.goodput import lost_s
+from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain import bounds
 from hp_tool.domain.additions import AnswerAdditions
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.prices import NotRanked
 from hp_tool.domain.query import Query
-from hp_tool.domain.result import Front, Ranking, Recommendation, SpaceSummary
+from hp_tool.domain.result import Estimate, Front, Ranking, Recommendation, SpaceSummary
 from hp_tool.domain.serving import ServingRecommendation
+from hp_tool.domain.units import SECONDS_PER_DAY
 from hp_tool.errors import HpToolError, InputError, UnsupportedError
+from hp_tool.questions import schema
 from hp_tool.questions.configuration import NUM_GPUS, Configuration
 from hp_tool.questions.machines.listed import Machine, device_counts, list_machines
 from hp_tool.questions.training.problem import resolve_training
@@ -28,43 +35,40 @@ from hp_tool.wording import figures
 if TYPE_CHECKING:
     from hp_tool.domain.setups import ServingSetup, TrainingSetup
     from hp_tool.questions.training.calibrated import Calibrations
-from statistics import NormalDist
-
-import numpy as np
-
-from hp_tool.cost.goodput import lost_s
-from hp_tool.cost.uncertainty import NORMAL_QUANTILE
-from hp_tool.domain.result import Estimate
-from hp_tool.domain.units import SECONDS_PER_DAY
 
 Row = Recommendation | ServingRecommendation
 CLUSTER = "cluster"
-"""Path of the machine in a row's `set`, as in a query of that machine alone."""
+"""Key of a row's `set` with the machine: the query's `cluster` for that machine alone."""
 MIN_SCALING_FACTOR = 0.8
-"""Fraction by which superlinear scaling is limited: n times as many devices are assumed to be at
-most n divided by this factor times as fast.
+"""Limit of superlinear scaling: n times as many devices are at most n / MIN_SCALING_FACTOR times as
+fast.
 """
-TOO_SLOW_REASON = "twice the peak FLOP/s of its devices would miss the deadline or the budget"
+TOO_SLOW_REASON = "misses the deadline or the budget even at twice the peak FLOP/s of its devices"
 MAX_SHOWN_MACHINES = 8
-"""Maximum number of machines for which one request may use the processor time of one question
-each.
+"""Maximum number of machines that increase the processor time allowed for a request, each by the
+time of one question.
 """
 NUM_NEAREST = 3
 """Number of nearest misses in an answer."""
 PEAK_FACTOR = 4
-"""Maximum number of acceptable numbers of devices under a deadline; each trial doubles the last."""
-ONE_MACHINE_HINT = "is of one machine: take one of a ranking's rows, whose `set` names it"
+"""Maximum number of acceptable device counts that are tried under a deadline; each count is twice
+the one before.
+"""
+ONE_MACHINE_HINT = (
+    "requires a single machine; use the `cluster` in `set` of one of the ranking's rows"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machines:
-    """A query that compares several machines, with its answers. Each row is the best configuration
-    of a machine.
+    """A query that compares several machines; implements `questions.problem.Problem`.
+
+    Each row of its ranking is the best configuration of one machine.
     """
 
     query: Query
-    of_one: Callable[[Query], Any]
-    """Returns the problem of a query for a single machine."""
+    problem_of_machine: Callable[[Query], Any]
+    """Function that returns the problem of a query with a single machine."""
 
     @property
     def configuration(self) -> None:
@@ -79,7 +83,9 @@ class Machines:
         raise InputError(f"a ratio {ONE_MACHINE_HINT}", field=CLUSTER, code="several_machines")
 
     def setup(self, configuration: Configuration) -> TrainingSetup | ServingSetup:
-        setup: TrainingSetup | ServingSetup = self.of_one(configuration.query).setup(configuration)
+        setup: TrainingSetup | ServingSetup = self.problem_of_machine(configuration.query).setup(
+            configuration
+        )
         return setup
 
     def rank(self, *, top: int, calibrations: Calibrations | None = None) -> Ranking[Any]:
@@ -93,7 +99,7 @@ class Machines:
         sensitivity: bool = False,
         calibrations: Calibrations | None = None,
     ) -> tuple[Ranking[Any], AnswerAdditions]:
-        """Return the ranking; for trainings with days and cost, with their Pareto front."""
+        """Return the ranking, and for trainings with days and cost the Pareto front of both."""
         if sensitivity or pareto is not None:
             name = "sensitivity" if sensitivity else "pareto"
             raise UnsupportedError(f"{name} {ONE_MACHINE_HINT}", field=name)
@@ -104,11 +110,13 @@ class Machines:
 
     def _ranked(self, calibrations: Calibrations | None) -> Ranked:
         start = time.perf_counter()
-        ranked = Ranked(query=self.query, of_one=self.of_one, calibrations=calibrations)
+        ranked = Ranked(
+            query=self.query, problem_of_machine=self.problem_of_machine, calibrations=calibrations
+        )
         listed = list_machines(self.query)
         bounds.announce_answers(min(len(listed), MAX_SHOWN_MACHINES))
         for number, machine in enumerate(listed):
-            with _machine_progress(number, len(listed)), ranked.noting(machine):
+            with _machine_progress(number, len(listed)), ranked.recording_errors(machine):
                 ranked.add(machine)
         ranked.end()
         if ranked.errors and not ranked.rows and not ranked.misses:
@@ -119,38 +127,41 @@ class Machines:
 
 @dataclass(kw_only=True)
 class Ranked:
-    """Rankings of machines, filled one machine at a time; machines that differ only in cost are
-    ranked once.
+    """Ranking of machines, filled one machine at a time.
+
+    Machines that differ only in name, price and grid share one ranking of layouts.
     """
 
     query: Query
-    of_one: Callable[[Query], Any]
+    problem_of_machine: Callable[[Query], Any]
     calibrations: Calibrations | None
     known: dict[str, Ranking[Any]] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     misses: list[Row] = field(default_factory=list)
     tried: list[Row] = field(default_factory=list)
-    """All acceptable rows of machines with an open number of devices, for the Pareto front; `rows`
-    has only the best.
+    """Acceptable rows with each number of devices that was tried, for the Pareto front; `rows` has
+    only the best for each machine.
     """
     spaces: list[SpaceSummary] = field(default_factory=list)
     rejections: Counter[str] = field(default_factory=Counter)
     errors: list[HpToolError] = field(default_factory=list)
     not_ranked: list[NotRanked] = field(default_factory=list)
     beyond: list[tuple[float, Query, Machine]] = field(default_factory=list)
-    """Machines that exceed the limits at any throughput, with the factor by which they do."""
+    """Machines that miss the deadline or budget at any throughput, with the ratio of their shortest
+    possible step to the longest permitted step.
+    """
     failing: list[tuple[Machine, str, str]] = field(default_factory=list)
-    """Machines that cannot be estimated, some only with a particular number of devices: code and
-    message.
+    """Machines whose layouts cannot be predicted, with error code and message; some fail only with
+    a particular number of devices.
     """
     lacking: list[tuple[Machine, str, str]] = field(default_factory=list)
-    """Machines without an acceptable configuration: code and message."""
+    """Machines without an acceptable configuration, with reason code and message."""
     with_rows: set[int] = field(default_factory=set)
-    """Machines with a row, by identity."""
+    """Values of `id` of the machines that have a row."""
     seconds: float = 0.0
 
     def add(self, machine: Machine) -> None:
-        """Rank a machine with each number of devices to be tried."""
+        """Rank the layouts of a machine with each number of devices that is to be tried."""
         query = replace(self.query, cluster=machine.cluster)
         if (
             query.kind == "inference"
@@ -169,8 +180,8 @@ class Ranked:
         self.rows[before:] = [min(rows, key=lambda row: _sort_key(row, query))] if rows else []
 
     def _grow(self, query: Query, numbers: Sequence[int], machine: Machine) -> None:
-        """Rank a machine with increasing numbers of devices, as long as more devices may meet the
-        limits or be shown.
+        """Rank the layouts of a machine with increasing numbers of devices, until more devices
+        cannot meet the limits or enough rows are acceptable.
         """
         longest = query.constraints.max_days
         acceptable, fewest, cheapest = 0, 0.0, math.inf
@@ -197,12 +208,13 @@ class Ranked:
                 cheapest = row.cost
 
     @contextmanager
-    def noting(self, machine: Machine) -> Iterator[None]:
-        """Record an error of a machine with its name, count it as a rejection, and continue with
-        the other machines.
+    def recording_errors(self, machine: Machine) -> Iterator[None]:
+        """Record an error of one machine and count it as a rejection, so that the other machines
+        are ranked.
 
         Raises:
             NotFoundError: A name is unknown.
+            InputError: `request_too_costly`.
         """
         try:
             yield
@@ -214,12 +226,11 @@ class Ranked:
             self.failing.append((machine, error.code, error.message))
 
     def _row(self, query: Query, machine: Machine) -> Row | None:
-        """Return the best row of a machine, or its nearest miss.
-
-        Returns None if nothing is legal or no configuration can meet the limits.
+        """Return the best row of a machine, else its nearest miss; None if no layout is legal or
+        none can meet the limits.
         """
         first: Ranking[Any] = Ranking()
-        with self.noting(machine), bounds.repeat_search():
+        with self.recording_errors(machine), bounds.repeat_search():
             if (beyond := _deadline_excess(query)) > 1.0:
                 self.beyond.append((beyond, query, machine))
                 return None
@@ -227,15 +238,15 @@ class Ranked:
         return self._add_first_row(first, query, machine)
 
     def end(self) -> None:
-        """Record the machines without a row.
+        """Fill `not_ranked` with the machines that have no row.
 
-        If nothing was ranked, rank the machines that exceed the limits least, to report their
-        nearest misses.
+        If no machine has a row or a miss, first rank the machines that exceed the limits least, so
+        that the answer has nearest misses.
         """
         beyond = sorted(self.beyond, key=lambda each: each[0])
         if not self.rows and not self.misses:
             for _, query, machine in beyond[:NUM_NEAREST]:
-                with self.noting(machine), bounds.repeat_search():
+                with self.recording_errors(machine), bounds.repeat_search():
                     self._add_first_row(self._first(query), query, machine)
         lacking = [
             *self.lacking,
@@ -248,16 +259,16 @@ class Ranked:
                 self.not_ranked.append(NotRanked(cluster=machine.name, code=code, message=message))
 
     def _add_first_row(self, first: Ranking[Any], query: Query, machine: Machine) -> Row | None:
-        """Return the first row of a machine's ranking with its cost, and store it in `rows` or
-        `misses`.
+        """Return the first row of a machine's ranking with its cost, and append it to `rows` or
+        `misses`; None without a row.
         """
         acceptable = bool(first.recommendations)
         row = next(iter(first.recommendations or first.nearest_misses), None)
         if row is None:
-            self.lacking.append((machine, "no_configuration", "no configuration is legal there"))
+            self.lacking.append((machine, "no_configuration", "no layout is legal on this machine"))
             return None
         alone = Configuration.of(row, query=query)
-        estimate, calibrated = self.of_one(alone.query).estimate(
+        estimate, calibrated = self.problem_of_machine(alone.query).estimate(
             with_fixes=False, calibrations=self.calibrations
         )
         assert isinstance(alone.query.cluster, ClusterQuery)
@@ -282,15 +293,17 @@ class Ranked:
         return whole
 
     def _first(self, query: Query) -> Ranking[Any]:
-        """Return the best row of a machine; machines that differ only in name, grid and price share
-        it.
+        """Return the ranking of a machine's layouts with one row.
+
+        Machines that differ only in name and grid share it; also those that differ in price, unless
+        the query limits or minimizes cost.
         """
         spec = catalog.cluster(query.with_most_devices().cluster)
         counts_money = query.constraints.max_cost is not None or query.objective == "cost"
         alike = replace(spec, name="", grid_carbon_kg_per_kwh=None)
         key = repr(alike if counts_money else replace(alike, price_per_gpu_hour=None))
         if key not in self.known:
-            ranking = self.known[key] = self.of_one(query).rank(
+            ranking = self.known[key] = self.problem_of_machine(query).rank(
                 top=1, calibrations=self.calibrations
             )
             self.spaces.append(ranking.space)
@@ -298,7 +311,7 @@ class Ranked:
         return self.known[key]
 
     def first(self, top: int) -> Ranking[Any]:
-        """Return the ranking of all rows so far by the query's objective."""
+        """Return the best `top` rows so far, ranked by the query's objective."""
         rows = [
             self._with_full_estimate(row)
             for row in sorted(self.rows, key=lambda row: _sort_key(row, self.query))[:top]
@@ -322,17 +335,16 @@ class Ranked:
         )
 
     def _with_full_estimate(self, row: Row) -> Row:
-        """Return a row for display, with the estimate that a query of this machine alone would
-        get.
-        """
+        """Return the row with the estimate of a query for its machine alone, including fixes."""
         alone = Configuration.of(row, query=self.query)
-        estimate, calibrated = self.of_one(alone.query).estimate(calibrations=self.calibrations)
+        estimate, calibrated = self.problem_of_machine(alone.query).estimate(
+            calibrations=self.calibrations
+        )
         return replace(row, estimate=estimate, calibrated_estimate=calibrated)
 
     def front(self) -> tuple[Recommendation, ...] | None:
-        """Return the Pareto-optimal rows in days and cost, cheapest first.
-
-        Returns None for serving, and without days or prices.
+        """Return the Pareto-optimal rows in days and cost, cheapest first; None for serving, and
+        without days or prices.
         """
         rows = {id(row): row for row in (*self.rows, *self.tried)}.values()
         both = [
@@ -351,7 +363,7 @@ class Ranked:
 
 @contextmanager
 def _machine_progress(number: int, count: int) -> Iterator[None]:
-    """Add the number of machines completed so far to an error about the request's cost."""
+    """Add the number of machines ranked so far to an error `request_too_costly`."""
     try:
         yield
     except InputError as error:
@@ -362,10 +374,11 @@ def _machine_progress(number: int, count: int) -> Iterator[None]:
 
 
 def _deadline_excess(query: Query) -> float:
-    """Return the ratio of a training's shortest possible step to the longest that meets the limits.
+    """Return the ratio of a training's shortest possible step (`usual_settings.least_step_s`) to
+    the longest step that meets deadline and budget.
 
-    The shortest step is `usual_settings.least_step_s`. 0 without a deadline or budget, for
-    serving, and if the query lists trainings.
+    Returns 0 without a deadline or budget, for serving, and if the query lists values of
+    `training`.
     """
     limits = query.constraints
     if (
@@ -383,8 +396,6 @@ def _with_ranks(rows: list[Any]) -> tuple[Any, ...]:
 
 
 def _cluster_mapping(cluster: ClusterQuery) -> dict[str, Any]:
-    from hp_tool.questions import schema
-
     return {
         name: value for name, value in schema.to_dict(cluster).items() if value not in (None, ())
     }
@@ -395,8 +406,10 @@ def _training_days(row: Row) -> float | None:
 
 
 def _sort_key(row: Row, query: Query) -> tuple[float, ...]:
-    """Return the sort key of rows: cost under a deadline, days under a budget, else `objective`,
-    then cost.
+    """Return the sort key of a row.
+
+    Rows are sorted by the query's objective. Without an objective they are sorted by days if the
+    query limits the cost, else by cost. Ties are sorted by the other of the two.
     """
     by_days = query.objective in ("throughput", "days") or (
         query.objective is None and query.constraints.max_cost is not None
@@ -420,16 +433,14 @@ def _sort_key(row: Row, query: Query) -> tuple[float, ...]:
 
 
 def _limit_excess(row: Row, query: Query) -> float:
-    """Return the larger of two ratios: a training's days and cost, each divided by its limit; 0 for
-    serving.
-    """
+    """Return the larger of days / max_days and cost / max_cost of a training; 0 for serving."""
     limits = query.constraints
     both = ((_training_days(row), limits.max_days), (row.cost, limits.max_cost))
     return max((value / limit for value, limit in both if value is not None and limit), default=0.0)
 
 
 def with_price(row: Any, *, query: Query, spec: ClusterSpec, date: str | None) -> Any:
-    """Return a row with the cost of its machine."""
+    """Return the row with its machine's name, price, network and cost."""
     price, cluster = spec.price_per_gpu_hour, query.cluster
     assert isinstance(cluster, ClusterQuery)  # As listed.
     between_nodes = spec.num_gpus > spec.nvlink_domain_size
@@ -451,8 +462,8 @@ def with_price(row: Any, *, query: Query, spec: ClusterSpec, date: str | None) -
 
 
 def with_training_totals(row: Recommendation, *, query: Query) -> Recommendation:
-    """Return a row with totals and intervals of the whole training, and the probability of meeting
-    the deadline.
+    """Return the row with cost, energy, emissions and days of the whole training, and the
+    probability of meeting the deadline.
     """
     known, max_days, days = (
         row.preferred_estimate,
@@ -473,14 +484,14 @@ def with_training_totals(row: Recommendation, *, query: Query) -> Recommendation
 
 
 NUM_QUADRATURE_NODES = 64
-"""Number of equally likely durations that represent the uncertainty."""
+"""Number of equally likely durations that represent the uncertainty of a training's duration."""
 
 
 def deadline_probability(estimate: Estimate, *, max_days: float) -> float:
     """Return the probability that a training ends within a number of calendar days.
 
-    Its duration without failures is log-normal, with the deviation of the step-time interval on the
-    side of the deadline. Failures are distributed as in its goodput.
+    The duration without failures is log-normal. Its standard deviation is that of the step-time
+    interval on the side of the deadline. Failures are distributed as in the estimate's goodput.
     """
     days, kept = estimate.days, estimate.goodput
     assert days is not None and estimate.time is not None and estimate.intervals is not None

@@ -1,4 +1,4 @@
-"""The machines of a query's cluster, each as a separate query."""
+"""List the machines that a query compares, and the numbers of devices to try on each."""
 
 import itertools
 from collections.abc import Iterator
@@ -16,24 +16,25 @@ from hp_tool.errors import InputError
 MAX_MACHINES = 4_096
 """Maximum number of machines in one comparison; each number of devices counts separately."""
 MAX_GPUS = 4_096
-"""Maximum number of devices tried if the query leaves it open; trials double from one node."""
+"""Maximum number of devices tried if the query leaves the number open."""
 PLACE_KEYS = ("node_type", "gpu", "num_gpus")
+"""Keys of `cluster` that may be lists; each combination is one machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One machine, with a number of devices."""
+    """One machine of a comparison."""
 
     cluster: ClusterQuery
-    """Cluster of a query for this machine; num_gpus is None if open."""
+    """The query's `cluster` for this machine; num_gpus is None if the query leaves it open."""
     priced: bool = False
     """Whether the machine is in the price list."""
     date: str | None = None
-    """Date of the price, if it comes from the list."""
+    """Date of the price in the price list; None if the query sets the price."""
 
     @property
     def name(self) -> str:
-        """Name in notes: `8 x aws-p5.48xlarge`, without the number if it is open."""
+        """Name such as `8 x aws-p5.48xlarge`, or `aws-p5.48xlarge` if the number is open."""
         cluster = self.cluster
         gpu = getattr(cluster.gpu, "name", cluster.gpu)
         name = cluster.name or cluster.node_type or gpu or "a machine"
@@ -41,12 +42,12 @@ class Machine:
 
 
 def list_machines(query: Query) -> tuple[Machine, ...]:
-    """Return the machines of a query, in its order.
+    """Return the machines of a query, in the order of its list.
 
-    For `priced`, these are the machines with a price on the query's market.
+    `cluster: priced` stands for all machines of the price list with a price on the query's market.
 
     Raises:
-        InputError: There are none or too many.
+        InputError: The query has no machine or too many.
     """
     listed: list[Machine] = []
     clusters = query.cluster if isinstance(query.cluster, tuple) else (query.cluster,)
@@ -85,9 +86,9 @@ def _cluster_machines(cluster: str | ClusterQuery) -> Iterator[Machine]:
 
 
 def _priced_machines(wanted: ClusterQuery, *, kind: str | None) -> Iterator[Machine]:
-    """Return every machine of the price list, or those with the query's GPU or node type.
+    """Yield the machines of the price list that have the query's GPU and node type, if it sets any.
 
-    Values in the query override those of the list.
+    Values in the query override those of the price list.
     """
     device = None if kind is None else catalog.gpu(kind, field="cluster.gpu").name
     named = wanted.node_type if wanted.node_type != PRICED else None
@@ -135,11 +136,11 @@ def _interruptions(wanted: ClusterQuery, offer: Offer) -> float:
 def device_counts(query: Query, *, listed: bool) -> tuple[int, ...]:
     """Return the numbers of devices to try for a query of one machine.
 
-    The query's number takes precedence. If it is open, a deadline or budget tries one, two, four,
-    ... nodes up to MAX_GPUS; otherwise one node of a listed machine is used.
+    If the query sets no number, one, two, four, ... nodes up to MAX_GPUS devices are tried under a
+    deadline or budget. Without these, a machine of the price list has one node.
 
     Raises:
-        InputError: The number is undefined.
+        InputError: Neither the query nor the machine determines a number.
     """
     cluster = query.cluster
     assert isinstance(cluster, ClusterQuery)  # As listed.

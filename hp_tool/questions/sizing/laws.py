@@ -1,4 +1,4 @@
-"""Published scaling laws: division of compute between parameters and tokens, starting
+"""Published scaling laws, which divide compute between parameters and tokens, and starting
 hyperparameters.
 """
 
@@ -111,12 +111,12 @@ LAWS = {
 
 
 def over_trained_law(*, tokens_per_parameter: float) -> ScalingLaw:
-    """Return the law D = r N for any compute, so N = sqrt(C / 6r), for models trained beyond their
-    optimum.
+    """Return the law with a fixed number r of tokens per parameter, D = r N, so N = sqrt(C / 6r),
+    for models that are trained on more tokens than is compute-optimal.
     """
     return ScalingLaw(
         name=f"{tokens_per_parameter:g} tokens per parameter",
-        source="as asked",
+        source="set in the query",
         exponent=0.5,
         anchor_parameters=1.0,
         anchor_flops=6.0 * tokens_per_parameter,
@@ -161,7 +161,7 @@ _OPTIMIZER = (
     Choice(
         name="adam_betas",
         value=(0.9, 0.95),
-        rule="a second moment over fewer steps than 0.999's",
+        rule="beta 2 below Adam's default of 0.999, for a shorter average of squared gradients",
         source=_COMMON_SOURCE,
     ),
     Choice(name="adam_eps", value=1e-8, rule="constant", source=_GPT3_CONFIG),
@@ -223,8 +223,8 @@ def starting_hyperparameters(
         name="global_batch_size",
         value=global_batch_size,
         unit="sequences",
-        rule="0.2920 C^0.3271 tokens, in sequences that replicas divide evenly; what was given, "
-        "where it was",
+        rule="0.2920 C^0.3271 tokens, rounded to sequences that replicas divide evenly, unless "
+        "the query sets it",
         source=deepseek,
         extrapolated=outside,
         alternatives={
@@ -278,8 +278,8 @@ def _schedule_choices(*, steps: int, warmup: int) -> tuple[Choice, ...]:
             value=warmup,
             unit="steps",
             rule="linear over 2,000 steps, over 2% of a training shorter than 100,000",
-            source="2,000: arXiv 2302.13971, section 2.3, and 2401.02954, section 2.3; the share "
-            "is a habit, not a law",
+            source="2,000: arXiv 2302.13971, section 2.3, and 2401.02954, section 2.3; 2% is "
+            "common practice",
         ),
         Choice(
             name="batch_ramp",

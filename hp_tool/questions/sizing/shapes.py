@@ -1,5 +1,5 @@
-"""The shape of a model of a given size: depth, width, heads, MLP and vocabulary that devices divide
-evenly.
+"""Choose the shape of a model of a given size: depth, width, heads, MLP and vocabulary that can be
+split evenly over devices.
 """
 
 import math
@@ -12,26 +12,22 @@ from hp_tool.domain.sizing import Choice, SizingQuery
 from hp_tool.errors import InputError
 
 TENSOR_PARALLEL = 8
-"""Degree by which shapes must be divisible: the devices of a typical node."""
+"""Tensor-parallel degree that must divide shapes: the number of devices of a typical node."""
 TILE = 128
-"""Matrix dimensions per rank are multiples of this, which fills whole tiles of tensor-core
-matmuls.
-"""
+"""Matrix dimensions per rank are multiples of this number, so that they fill tensor-core tiles."""
 TOLERANCE = 0.03
-"""Relative deviation from the target parameters that is accepted for a depth with better
-divisors.
+"""Accepted relative deviation from the target parameters, if more pipeline sizes divide the depth.
 """
 ASPECT_TOLERANCE = 1.4
-"""Factor by which h/L may deviate from the rule; published models of one size differ by more."""
-MIN_PARAMETERS_FOR_NODE = 10e9
-"""Number of parameters from which heads must be divisible by a whole node; smaller models need half
-a node.
+"""Factor by which h/L may deviate from `aspect_ratio`; published models of one size differ by more.
 """
+MIN_PARAMETERS_FOR_NODE = 10e9
+"""Number of parameters from which the number of heads must be divisible by 8; below, by 4."""
 DEFAULT_VOCABULARY = {"llama": 128_256, "gpt": 50_257}
 MAX_LAYERS = 256
 MAX_HEADS = 512
 _SMALL, _LARGE = (0.76e9, 64.0), (6.7e9, 128.0)
-"""Sizes and h/L of GPT-3's models; between them the ratio doubles."""
+"""(parameters, h/L) of two GPT-3 models, between which the ratio doubles."""
 
 
 def aspect_ratio(*, parameters: float) -> float:
@@ -49,10 +45,10 @@ def choose_shape(query: SizingQuery, *, parameters: float) -> ModelSpec:
     """Return a model with about this number of active parameters and the query's style, vocabulary,
     heads and experts.
 
-    Prefers depths divisible by 8, else by 4, 2 or 1 (pipeline stages), if the size is within 3% of
-    the target and h/L within a factor of 1.4 of the rule. Of these, the shape nearest to the rule
-    is used. If there is none, deviations in size count ten times as much as deviations of the
-    ratio.
+    Depths divisible by 8 are preferred, then those divisible by 4, 2 and 1, because pipeline stages
+    divide them. Shapes qualify if their size is within 3% of the target and h/L within a factor of
+    1.4 of `aspect_ratio`; the one nearest to that ratio is returned. If no shape qualifies,
+    deviations in size count ten times as much as deviations of the ratio.
     """
     target_ratio = query.aspect_ratio or aspect_ratio(parameters=parameters)
     multiple = TILE * TENSOR_PARALLEL
@@ -91,17 +87,23 @@ def shape_choices(model: ModelSpec, query: SizingQuery, *, parameters: float) ->
     wide = model.hidden_size / model.num_hidden_layers
     ratio = query.aspect_ratio
     rule = (
-        f"{ratio:g} as asked"
+        f"{ratio:g}, as set in the query"
         if ratio is not None
         else f"{aspect_ratio(parameters=parameters):.0f} at this size"
     )
-    table = "arXiv 2005.14165, table 2.1; flat around it: arXiv 2001.08361, section 3.1"
+    table = (
+        "arXiv 2005.14165, table 2.1; the loss changes little around it: arXiv 2001.08361, "
+        "section 3.1"
+    )
     tiles = (
         "matmul tiles of 128 on each tensor-parallel rank (NVIDIA, Matrix Multiplication "
         "Background User's Guide)"
     )
     mlp = (
-        ("8/3 hidden_size, the third matrix paid for", "arXiv 2002.05202")
+        (
+            "8/3 hidden_size, so that three matrices have the weights of two with 4 hidden_size",
+            "arXiv 2002.05202",
+        )
         if model.gated_mlp
         else ("4 hidden_size", table)
     )
@@ -143,8 +145,8 @@ def shape_choices(model: ModelSpec, query: SizingQuery, *, parameters: float) ->
             Choice(
                 name="num_key_value_heads",
                 value=model.kv_heads,
-                rule="8, one for each tensor-parallel rank of a node, unless given or fewer divide "
-                "the heads",
+                rule="8, one for each tensor-parallel rank of a node; fewer if 8 does not divide "
+                "the heads; or the query's number",
                 source="grouped queries: arXiv 2305.13245; 8: arXiv 2307.09288 and 2407.21783",
             )
         )
@@ -153,7 +155,7 @@ def shape_choices(model: ModelSpec, query: SizingQuery, *, parameters: float) ->
             Choice(
                 name="moe_intermediate_size",
                 value=model.moe_intermediate_size or width,
-                rule="a token's experts together as wide as the dense MLP",
+                rule="the experts of one token are together as wide as the dense MLP",
                 source="fine-grained experts: arXiv 2401.06066, section 3.1",
             )
         )
@@ -161,7 +163,7 @@ def shape_choices(model: ModelSpec, query: SizingQuery, *, parameters: float) ->
 
 
 def _shape_options(query: SizingQuery, parameters: float, vocabulary: int) -> Iterator[ModelSpec]:
-    """Yield shapes of every width, each with the depths nearest to the target size."""
+    """Yield shapes of each width, with the depths nearest to the target size."""
 
     def model(heads: int, layers: int) -> ModelSpec:
         return _model(query, parameters, heads=heads, layers=layers, vocabulary=vocabulary)
@@ -183,9 +185,9 @@ def _shape_options(query: SizingQuery, parameters: float, vocabulary: int) -> It
 def _model(
     query: SizingQuery, parameters: float, *, heads: int, layers: int, vocabulary: int
 ) -> ModelSpec:
-    """Return the model; heads have 128 dimensions from a billion parameters on, 64 below.
+    """Return the model with these numbers of heads and layers.
 
-    GPT-3 and Llama use these sizes and sizes in between.
+    Heads have 128 dimensions from a billion parameters on and 64 below, as in GPT-3 and Llama.
     """
     h, degree = heads * (128 if parameters >= 1e9 else 64), _tensor_degree(heads)
     gated = query.style == "llama"
