@@ -1,4 +1,4 @@
-"""The web application: routers behind the gate, using one store."""
+"""The web application: its routes and middleware, with one store."""
 
 import logging
 import threading
@@ -54,18 +54,19 @@ at fault."""  # noqa: E501
 
 
 def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastAPI:
-    """Return the application for `store`. Without a store, it opens the database of the settings
-    and closes it at the end.
+    """Return the application for `store`.
+
+    Without a store, the application opens the database in the settings, and closes it at its end.
 
     Raises:
-        StoreError: The database does not answer, or has the schema of another version.
+        StoreError: The database does not respond, or another version wrote its schema.
     """
     opened = store or open_store(settings.database_url)
     agents = AgentsRoute()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        with logs.surviving("look for outdated calibrations", log):
+        with logs.log_errors("look for outdated calibrations", log):
             if notice := await run_in_threadpool(outdated_notice, opened):
                 log.warning(notice)
         threading.Thread(target=prepare, name="load what fits need").start()
@@ -134,10 +135,10 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
 
 
 def _refit(store: AccessStore) -> tuple[MadeCalibration, ...]:
-    """Return the result of `learning.refit`; nothing if it failed, in which case answers report it
-    as pending.
+    """Return the result of `learning.refit`. If it fails, return nothing; answers then report the
+    fit as pending.
     """
-    with logs.surviving("fit calibrations to what measurements teach now", log):
+    with logs.log_errors("fit calibrations to what measurements teach now", log):
         return refit(store=store)
     return ()
 
@@ -146,20 +147,22 @@ def serve(*, settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; open event streams get a few seconds to end."""
     logs.configure(form=settings.log_form, level=settings.log_level)
     app = create_app(settings)
-    threading.Thread(target=_warm, args=(app,), name="render the front page", daemon=True).start()
+    threading.Thread(
+        target=_render_front_page, args=(app,), name="render the front page", daemon=True
+    ).start()
     uvicorn.run(app, **server_options(settings))
 
 
-def _warm(app: FastAPI) -> None:
+def _render_front_page(app: FastAPI) -> None:
     """Render the front page once, so that its first reader does not wait for schemas, templates,
     the catalogue and a ranking.
     """
-    with logs.surviving("render the front page", log):
+    with logs.log_errors("render the front page", log):
         ask.front_page(store=app.state.store, calibrations=app.state.calibrations.of(""))
 
 
 def server_options(settings: Settings) -> dict[str, Any]:
-    """Return the options with which uvicorn serves the application."""
+    """Return the options with which uvicorn runs the application."""
     return {
         "log_config": None,
         "host": settings.host,

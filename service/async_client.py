@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class AsyncClient(Endpoints):
-    """A connection to one service that any number of tasks of one event loop may share."""
+    """A connection to a service that any number of tasks of one event loop may use."""
 
     def __init__(
         self,
@@ -51,8 +51,9 @@ class AsyncClient(Endpoints):
     async def events(
         self, *, search_id: str, after: int = 0, patience_s: float = MAX_UNREACHABLE_S
     ) -> AsyncGenerator[EventView]:
-        """Yield the search's events after seq `after`, each once, until the search ends; reconnect
-        as often as necessary.
+        """Yield each event of the search after number `after` once, until the search ends.
+
+        Reconnects as often as necessary.
 
         Raises:
             StoreError: The server is unreachable for `patience_s` seconds.

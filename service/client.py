@@ -23,28 +23,28 @@ from service.clients import httpx
 from service.clients.calls import (
     Call,
     JsonObject,
-    parsed,
+    parse_response,
     raise_problem,
     require_result,
     unreachable_error,
 )
-from service.clients.endpoints import Endpoints, part
+from service.clients.endpoints import Endpoints, path_segment
 from service.clients.retries import MAX_UNREACHABLE_S, ReconnectPolicy, RetryTransport
 from service.settings import read_secret
 
 T = TypeVar("T")
 BATCH_LINES = 256
 BATCH_BYTES = 1 << 16
-"""Maximum bytes of one request of a batch; small compared with socket buffers."""
+"""Maximum size of one request of a batch, which is small compared with socket buffers."""
 SILENCE_S = 60.0
-"""Seconds of silence after which an event stream counts as dead; the service pings it every 15
-s.
+"""Seconds without data after which an event stream counts as dead. The service sends something
+every 15 s.
 """
 
 
 def connection(*, server: str, api_key: str | None) -> tuple[str, dict[str, str]]:
-    """Return the base URL and headers of a client. `api_key` defaults to HP_API_KEY or the content
-    of the file that HP_API_KEY_FILE names.
+    """Return the base URL and the headers of a client. `api_key` defaults to HP_API_KEY, or to the
+    content of the file that HP_API_KEY_FILE names.
     """
     if not server.startswith(("http://", "https://")):
         raise InputError(f"{server!r} is not an http(s) URL", field="server")
@@ -53,8 +53,9 @@ def connection(*, server: str, api_key: str | None) -> tuple[str, dict[str, str]
 
 
 class Lines:
-    """Splits a stream into lines. httpx's splitter would also split at separators that JSON may
-    contain within a line (U+2028).
+    """Split a stream into lines.
+
+    httpx would also split at separators that JSON may contain within a line (U+2028).
     """
 
     def __init__(self) -> None:
@@ -67,7 +68,7 @@ class Lines:
 
 
 class EventStream:
-    """Parser of the server-sent events of one connection."""
+    """Parse the server-sent events of one connection."""
 
     def __init__(self, *, search_id: str, after: int) -> None:
         """Create the parser.
@@ -77,9 +78,9 @@ class EventStream:
         """
         self.after = after
         self.ended = False
-        """Whether the search has ended; a stream that stops before that was interrupted."""
+        """True if the search has ended. A stream that stops before that was interrupted."""
         self.call: Call[EventView] = Call(
-            path=f"/v1/searches/{part(search_id)}/events",
+            path=f"/v1/searches/{path_segment(search_id)}/events",
             answer=EventView,
             headers={"Last-Event-ID": str(after)},
             timeout=httpx.Timeout(30.0, read=SILENCE_S),
@@ -88,15 +89,16 @@ class EventStream:
         self._name = ""
 
     def feed(self, chunk: bytes) -> Iterator[EventView]:
-        """Return the events that `chunk` completes. Named events mark the end of the stream and do
-        not belong to a search.
+        """Return the events that `chunk` completes.
+
+        Named events mark the end of the stream and are not returned.
         """
         for line in self._lines.feed(chunk):
             if line.startswith("event: "):
                 self._name = line.removeprefix("event: ")
                 self.ended = self._name == STREAM_END
             elif line.startswith("data: ") and not self._name:
-                event: EventView = parsed(EventView, line.removeprefix("data: "))
+                event: EventView = parse_response(EventView, line.removeprefix("data: "))
                 self.after = event.seq
                 yield event
             elif not line:
@@ -104,8 +106,8 @@ class EventStream:
 
 
 def batches(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield request bodies of at most BATCH_LINES lines, each ended by the line with which it
-    reaches BATCH_BYTES.
+    """Yield the bodies of requests, each with at most BATCH_LINES lines. A body ends with the line
+    that exceeds BATCH_BYTES.
     """
     body, count = bytearray(), 0
     for line in lines:
@@ -163,8 +165,8 @@ class Client(Endpoints):
 
     @contextmanager
     def _stream(self, request: httpx.Request) -> Iterator[Iterator[bytes]]:
-        """Yield the chunks of an answer as they arrive; raise the error if the server returns
-        one.
+        """Yield the chunks of an answer as they arrive; raise the error if the server returns an
+        error.
         """
         try:
             response = self._http.send(request, stream=True)
@@ -186,8 +188,8 @@ class Client(Endpoints):
         top: int = 10,
         calibration: bool = True,
     ) -> Iterator[str]:
-        """Yield one answer line per query line, in order, as they arrive. Neither side stores the
-        whole batch.
+        """Yield one answer per line, in order, as the answers arrive. Neither side stores all
+        lines.
 
         Lines are sent in small requests. The server answers while a request is still being sent, so
         a large request would fill the buffers in both directions, and each side would wait for the
@@ -219,8 +221,9 @@ class Client(Endpoints):
     def events(
         self, *, search_id: str, after: int = 0, patience_s: float = MAX_UNREACHABLE_S
     ) -> Iterator[EventView]:
-        """Yield the search's events after seq `after`, each once, until the search ends; reconnect
-        as often as necessary.
+        """Yield each event of the search after number `after` once, until the search ends.
+
+        Reconnects as often as necessary.
 
         Raises:
             StoreError: The server is unreachable for `patience_s` seconds.

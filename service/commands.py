@@ -1,5 +1,6 @@
-"""Commands of the service, registered through the entry-point group hp_tool.commands. Imports
-inside functions avoid loading the web framework at every start.
+"""Commands of the service, which the entry-point group hp_tool.commands registers.
+
+Imports inside the functions keep the web framework from loading at every start.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ if TYPE_CHECKING:
     from service.api.views import SearchView
     from service.client import Client
 
-keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke the service's API keys.")
-SearchArgument = Annotated[str, typer.Argument(metavar="SEARCH", help="A search's id.")]
+keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys of the service.")
+SearchArgument = Annotated[str, typer.Argument(metavar="SEARCH", help="Id of the search.")]
 ScopeName = Literal["read", "submit", "admin"]
-"""Name of a scope; each includes the previous ones."""
+"""Names of scopes. Each scope includes the previous ones."""
 ServerOption = Annotated[
     str | None,
-    typer.Option("--server", envvar="HP_SERVER", help="Ask this server instead of the database."),
+    typer.Option(
+        "--server", envvar="HP_SERVER", help="URL of a server to use instead of the database."
+    ),
 ]
 
 
@@ -46,11 +49,14 @@ def serve(
         str | None, typer.Option(help="Address to listen on; default HP_HOST, else 127.0.0.1.")
     ] = None,
     port: Annotated[
-        int | None, typer.Option(help="Port; 0 takes a free one; default HP_PORT, else 8000.")
+        int | None, typer.Option(help="Port, or 0 for any free port; default HP_PORT, else 8000.")
     ] = None,
     database_url: UrlOption = None,
 ) -> None:
-    """Run the API and the dashboard. Anything but loopback needs HP_API_KEY or HP_API_KEY_FILE."""
+    """Run the API and the dashboard.
+
+    An address other than loopback needs HP_API_KEY or HP_API_KEY_FILE.
+    """
     require("service", by="`hp-tool serve`")
     from service import app
     from service.settings import from_environment
@@ -63,7 +69,8 @@ def worker(
     lease_s: Annotated[
         float,
         typer.Option(
-            min=1.0, help="Seconds after which another worker may take over from one that died."
+            min=1.0,
+            help="Seconds after which another worker may continue the search of a dead one.",
         ),
     ] = 30.0,
     searches_per_cluster: Annotated[
@@ -71,8 +78,8 @@ def worker(
         typer.Option(
             min=1,
             envvar="HP_SEARCHES_PER_CLUSTER",
-            help="Searches that all workers together run on one cluster at most (launcher local: "
-            "on one host).",
+            help="Maximum number of searches that all workers together run on one cluster "
+            "(launcher local: on one host).",
         ),
     ] = None,
     searches: Annotated[
@@ -81,21 +88,21 @@ def worker(
             min=1,
             max=256,
             envvar="HP_SEARCHES_PER_WORKER",
-            help="Searches that this worker runs at once.",
+            help="Number of searches that this worker runs at the same time.",
         ),
     ] = 1,
     retention_days: Annotated[
         float | None,
         typer.Option(
-            help="Delete events, audit rows and ends of logs older than this; default "
+            help="Delete events, audit rows and log excerpts after this many days; default "
             "HP_RETENTION_DAYS, else never."
         ),
     ] = None,
 ) -> None:
-    """Take queued searches from the database and run them. SIGTERM hands those under way back to
-    the queue.
+    """Claim queued searches from the database and run them.
 
-    HP_RETENTION_... say what it deletes once a day (see `hp-tool db prune`); by default nothing.
+    SIGTERM returns running searches to the queue. The variables HP_RETENTION_... set which data the
+    worker deletes once a day (see `hp-tool db prune`); by default it deletes nothing.
     """
     require("search", by="`hp-tool worker`")
     from hp_tool.loop import tuning
@@ -119,14 +126,16 @@ def mcp(
         bool,
         typer.Option(
             "--skill",
-            help="Print the path of SKILL.md, which explains the tools to an agent, and stop.",
+            help="Print the path of SKILL.md, which explains the tools to an agent, and exit.",
         ),
     ] = False,
     server: ServerOption = None,
     database_url: UrlOption = None,
 ) -> None:
     """Serve tools to a language-model agent over standard input and output (Model Context
-    Protocol); a service has them at /mcp.
+    Protocol).
+
+    `hp-tool serve` serves the same tools at /mcp.
     """
     from service import agents
 
@@ -143,21 +152,21 @@ def report(
     search: SearchArgument,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The page; default SEARCH.html."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="HTML file to write; default SEARCH.html."
+        ),
     ] = None,
     optuna: Annotated[
         Path | None,
         typer.Option(
             "--optuna",
             metavar="FILE",
-            help="Its study as an SQLite file for optuna-dashboard, instead.",
+            help="Write the Optuna study as a SQLite file for optuna-dashboard instead.",
         ),
     ] = None,
     database_url: UrlOption = None,
 ) -> None:
-    """Write a search with its charts into one HTML file that opens anywhere, without a server or a
-    network.
-    """
+    """Write a search with its charts to an HTML file that needs no server and no network."""
     require("service", by="`hp-tool report`")
     from hp_tool import store as stores
     from hp_tool.errors import InputError
@@ -188,17 +197,20 @@ def report(
 def budget(
     search: SearchArgument,
     runs: Annotated[
-        int | None, typer.Option(help="Maximum profile runs, those already done included.")
+        int | None, typer.Option(help="Maximum number of profile runs, including finished ones.")
     ] = None,
     gpu_seconds: Annotated[
-        float | None, typer.Option(help="Maximum device seconds of them, spent ones included.")
+        float | None,
+        typer.Option(help="Maximum GPU-seconds of profile runs, including those already used."),
     ] = None,
     server: ServerOption = None,
     database_url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a search that has not ended spend more or less; what is left out stays. Its worker
-    follows within seconds.
+    """Change the budget of a search that has not ended.
+
+    An option that you omit changes nothing. The search's worker applies the new budget within
+    seconds.
     """
     from hp_tool.domain.fields import check_bounds
     from hp_tool.domain.query import SearchSettings
@@ -206,7 +218,7 @@ def budget(
     from hp_tool.questions import schema
 
     if runs is None and gpu_seconds is None:
-        raise InputError("nothing to change: give --runs, --gpu-seconds or both", field="--runs")
+        raise InputError("nothing to change; pass --runs, --gpu-seconds or both", field="--runs")
     check_bounds(SearchSettings, {"budget_runs": runs, "budget_gpu_seconds": gpu_seconds})
 
     def in_store(store: AccessStore) -> SearchRecord:
@@ -217,7 +229,7 @@ def budget(
             search_id=search, budget_runs=runs, budget_gpu_seconds=gpu_seconds, limits=limits
         )
 
-    changed = _changed(
+    changed = _apply_change(
         server,
         database_url,
         on_server=lambda client: client.change_budget(
@@ -230,28 +242,29 @@ def budget(
         return
     settings = {"budget_runs": SearchSettings().budget_runs} | (changed.query.get("search") or {})
     seconds = settings.get("budget_gpu_seconds")
-    bound = "no bound on GPU-seconds" if seconds is None else f"{seconds:g} GPU-seconds"
+    bound = "no limit on GPU-seconds" if seconds is None else f"{seconds:g} GPU-seconds"
     typer.echo(f"search {changed.id} ({changed.state}): {settings['budget_runs']} runs, {bound}")
 
 
 def label(
     search: SearchArgument,
-    name: Annotated[str, typer.Option(help="What to call it.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the search.")] = "",
     tag: Annotated[
-        list[str] | None, typer.Option(help="A tag; may be given several times.")
+        list[str] | None, typer.Option(help="Tag; repeat the option for several tags.")
     ] = None,
-    note: Annotated[str, typer.Option(help="What to remember of it.")] = "",
+    note: Annotated[str, typer.Option(help="Note about the search.")] = "",
     server: ServerOption = None,
     database_url: UrlOption = None,
 ) -> None:
-    """Give a search a name, tags and a note, in place of those it has; the dashboard's list finds
-    it by their words.
+    """Replace the name, tags and note of a search.
+
+    The dashboard's list of searches can be filtered by their words.
     """
     from hp_tool.domain.records import Label
     from hp_tool.questions import schema
 
     labels = schema.parse(Label, {"name": name, "tags": tag or [], "note": note})
-    labelled = _changed(
+    labelled = _apply_change(
         server,
         database_url,
         on_server=lambda client: client.label(
@@ -268,12 +281,14 @@ def cancel(
     database_url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Cancel a search. A waiting or failed one ends at once, one with runs under way as soon as a
-    worker has ended those.
+    """Cancel a search.
+
+    A waiting or failed search ends at once. A search with running jobs ends as soon as a worker has
+    ended them.
     """
     from hp_tool.questions import schema
 
-    cancelled = _changed(
+    cancelled = _apply_change(
         server,
         database_url,
         on_server=lambda client: client.cancel(search_id=search),
@@ -288,15 +303,15 @@ def cancel(
         )
 
 
-def _changed(
+def _apply_change(
     server: str | None,
     database_url: str | None,
     *,
     on_server: Callable[[Client], SearchView],
     in_store: Callable[[AccessStore], SearchRecord],
 ) -> SearchView:
-    """Return the search after a change, made on the server if one is named, else in the
-    database.
+    """Change a search through the server if one is given, else in the database; return the
+    search.
     """
     from hp_tool.errors import InputError
     from service.api.views import SearchView
@@ -317,24 +332,30 @@ def _changed(
 
 @keys.command()
 def create(
-    owner: Annotated[str, typer.Option(help="Whose searches it sees and submits.")],
+    owner: Annotated[str, typer.Option(help="User whose searches the key may see and submit.")],
     scope: Annotated[
         ScopeName,
-        typer.Option(help="read: ask and look; submit: spend GPU time; admin: everything."),
+        typer.Option(help="read: predict and view; submit: also use GPU time; admin: everything."),
     ],
     expires_days: Annotated[
-        float | None, typer.Option(help="Days until it expires; left out: never.")
+        float | None, typer.Option(help="Days until the key expires; default: never.")
     ] = None,
     requests_per_second: Annotated[
-        float | None, typer.Option(help="Left out: the service's default.")
+        float | None, typer.Option(help="Rate limit of the key; default: that of the service.")
     ] = None,
     gpu_seconds_per_day: Annotated[
-        float | None, typer.Option(help="Quota of its searches; left out: none.")
+        float | None,
+        typer.Option(
+            help="Daily GPU-seconds of the owner's searches with this key; default: no limit."
+        ),
     ] = None,
     database_url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a key and print it. It is shown this once; the database keeps a digest."""
+    """Create a key and print it.
+
+    The key is printed only once, because the database stores only its digest.
+    """
     require("service", by="`hp-tool keys`")
     from hp_tool.domain.access import Scope
     from hp_tool.questions.schema import to_json
@@ -357,13 +378,14 @@ def create(
     else:
         typer.echo(token)
         typer.echo(
-            f"key {record.id} of {owner}, scope {scope}. Keep it: it is not shown again.", err=True
+            f"key {record.id} of {owner}, scope {scope}. Store it now: it is not shown again.",
+            err=True,
         )
 
 
 @keys.command("list")
 def list_(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """Show every key, newest first, without secrets."""
+    """List all keys, newest first, without their secrets."""
     require("service", by="`hp-tool keys`")
     from hp_tool.questions.schema import to_json
     from hp_tool.store import open_store
@@ -385,7 +407,7 @@ def list_(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
             if view.revoked_at
             else f"until {view.expires_at:%Y-%m-%d}"
             if view.expires_at
-            else "no end"
+            else "no expiry"
         )
         quota = (
             ""
@@ -398,11 +420,14 @@ def list_(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
 @keys.command()
 def revoke(
     key_id: Annotated[
-        str, typer.Argument(help="The key's id, its part after hp_; see `keys list`.")
+        str, typer.Argument(help="Id of the key: the part after hp_, as in `keys list`.")
     ],
     database_url: UrlOption = None,
 ) -> None:
-    """Make a key worthless for ever; a running service notices within seconds."""
+    """Revoke a key permanently.
+
+    A running service rejects the key within seconds.
+    """
     require("service", by="`hp-tool keys`")
     from hp_tool.store import open_store
 
@@ -413,7 +438,7 @@ def revoke(
 
 
 def _audit(store: AccessStore, action: str, key_id: str) -> None:
-    """Record the action under the caller's user name on this host, because the command line needs
+    """Write the action to the audit log under the user's name on this host, because commands need
     no key.
     """
     try:

@@ -1,5 +1,6 @@
-"""`python -m service.describe [FILE]`: write the API's description, as in /openapi.json, to a file
-or standard output.
+"""Write the API's description, as in /openapi.json, to a file or to standard output.
+
+`python -m service.describe [FILE]`
 """
 
 import json
@@ -14,8 +15,8 @@ from service.settings import Settings
 
 
 def description() -> str:
-    """Return the description as text, with keys in a fixed order, so that two versions can be
-    compared line by line.
+    """Return the description as text with keys in a fixed order, so that versions can be compared
+    line by line.
     """
     # The application needs a store, though its description reads nothing.
     with (

@@ -1,8 +1,8 @@
-"""API keys: issuing and recognising them, and the principal of a request.
+"""API keys: issue and recognize them, and determine the caller of a request.
 
-A key is `hp_ID_SECRET`. The id identifies the row, which stores the SHA-256 of the 256-bit secret.
-Slow hashes are meant for passwords that people can remember; a random secret of this size cannot be
-guessed from its digest, and every request hashes it.
+A key is `hp_ID_SECRET`. The id identifies the row, which stores the SHA-256 digest of the 256-bit
+secret. Slow hashes protect passwords that people can remember. A random secret of this size cannot
+be guessed from its digest, and every request hashes it.
 """
 
 import base64
@@ -24,21 +24,21 @@ from hp_tool.errors import HpToolError, NotFoundError
 
 FORM = re.compile(r"hp_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 REMEMBERED_S = 5.0
-"""Seconds for which a key is trusted without asking the database, and therefore how long a revoked
-key may still work in other processes.
+"""Seconds for which a key is valid without asking the database. A revoked key may still work for
+this long in other processes.
 """
 MOST_REMEMBERED = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """The caller of a request, with its rights."""
+    """The caller of a request and its rights."""
 
     owner: str | None
     """Owner of the data; None for the operator."""
     scope: Scope
     key: KeyRecord | None = None
-    """The stored key; None if none was needed."""
+    """The stored key; None if the request needed none."""
 
     @property
     def key_id(self) -> str | None:
@@ -47,7 +47,7 @@ class Principal:
 
 
 OPERATOR = Principal(owner=None, scope=Scope.ADMIN)
-"""Principal of whoever runs the service: knows HP_API_KEY, or uses its machine where no key is
+"""Caller that runs the service: it knows HP_API_KEY, or uses the service's machine if no key is
 needed.
 """
 
@@ -61,7 +61,7 @@ def issue(
     requests_per_second: float | None = None,
     gpu_seconds_per_day: float | None = None,
 ) -> tuple[KeyRecord, str]:
-    """Return a new key, and the token that its owner sends. The token cannot be shown again."""
+    """Return a new key, and the token that its owner sends, which cannot be shown again."""
     key_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
     key = NewKey(
         id=key_id,
@@ -75,7 +75,7 @@ def issue(
 
 
 class ForbiddenKeyError(HpToolError):
-    """A key of this service that may no longer be used, with its owner."""
+    """A key of this service that is no longer valid, and its owner."""
 
     def __init__(self, key: KeyRecord, message: str, *, code: str) -> None:
         super().__init__(message, code=code)
@@ -83,7 +83,7 @@ class ForbiddenKeyError(HpToolError):
 
 
 class Keyring:
-    """Recognises keys. One instance per process, used only on its event loop."""
+    """Recognize keys. Each process has one instance, which it uses on its event loop only."""
 
     def __init__(self, *, find: Callable[[str], KeyRecord], api_key: str | None) -> None:
         """Create the keyring.
@@ -97,10 +97,10 @@ class Keyring:
         self._remembered: dict[str, tuple[KeyRecord, float]] = {}
 
     async def principal(self, headers: Headers) -> Principal:
-        """Return the principal whose key is in these headers.
+        """Return the caller whose key is in these headers.
 
         Raises:
-            HpToolError: `unauthorized` (no such key), `key_expired`, `key_revoked`.
+            HpToolError: `unauthorized` (no such key), `key_expired` or `key_revoked`.
         """
         token = token_of(headers)
         if token is None and self._api_key is None:
@@ -127,8 +127,8 @@ class Keyring:
         return Principal(owner=key.owner, scope=key.scope, key=key)
 
     def recognises(self, headers: Headers) -> bool:
-        """Return whether these headers contain a stored key that was valid before, so that it
-        cannot be a guess.
+        """Return True if these headers contain a stored key that was valid before, so that it is
+        not a guess.
         """
         form = FORM.fullmatch(token_of(headers) or "")
         if form is None:
@@ -137,7 +137,7 @@ class Keyring:
         return known is not None and known[0].id == form[1]
 
     def forget(self, key_id: str) -> None:
-        """Drop a cached key, because it was revoked in this process."""
+        """Remove a key from the cache, because it was revoked in this process."""
         self._remembered = {
             digest: known for digest, known in self._remembered.items() if known[0].id != key_id
         }
@@ -163,8 +163,8 @@ class Keyring:
 
 
 def token_of(headers: Headers) -> str | None:
-    """Return the key in the Authorization header: `Bearer KEY`, or Basic with the key as password;
-    None without the header.
+    """Return the key in the Authorization header (`Bearer KEY`, or Basic with the key as password);
+    None without one.
     """
     authorization = headers.get("authorization")
     if authorization is None:

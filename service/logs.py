@@ -1,5 +1,6 @@
-"""Logs as JSON lines, or as text for people. Each line names the request and the search to which it
-belongs.
+"""Write logs as JSON lines, or as text for people.
+
+Each line contains the ids of the request and the search to which it belongs.
 """
 
 import json
@@ -17,15 +18,15 @@ from hp_tool.errors import HpToolError
 Form = Literal["json", "text"]
 
 _IDS: ContextVar[Mapping[str, str]] = ContextVar("ids", default=MappingProxyType({}))
-"""request_id and search_id of the lines logged in this context."""
+"""Ids (request_id, search_id) of the lines that are logged in this context."""
 
 _FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
-"""Attributes of every log record; all others come from `extra`."""
+"""Attributes that every log record has. All others come from `extra`."""
 
 
 class JsonLines(logging.Formatter):
-    """Formatter of JSON lines: {"at", "level", "logger", "message", "request_id"?, "search_id"?,
-    "error"?} and the fields of `extra`.
+    """Format records as JSON lines: {"at", "level", "logger", "message", "request_id"?,
+    "search_id"?, "error"?} and the fields of `extra`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -43,7 +44,7 @@ class JsonLines(logging.Formatter):
 
 
 class Text(logging.Formatter):
-    """Formatter of text lines: time, message, and the ids at the end."""
+    """Format records as text: time, message, and the ids at the end."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
@@ -53,8 +54,8 @@ class Text(logging.Formatter):
         return f"{super().format(record)} {ids}".rstrip()
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
-        """Return the line with line ends and escape sequences escaped, so that a path or a name
-        cannot forge another line.
+        """Return the line with line ends and escape sequences escaped, so that a path or name
+        cannot imitate another line.
         """
         record.message = "".join(
             c if c.isprintable() else c.encode("unicode_escape").decode() for c in record.message
@@ -63,7 +64,9 @@ class Text(logging.Formatter):
 
 
 def configure(*, form: Form, level: str) -> None:
-    """Log to stderr: the service and its server from `level` on, libraries from warnings on."""
+    """Log to stderr: messages of the service and its server from `level`, of libraries from
+    warnings.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else Text())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
@@ -72,8 +75,8 @@ def configure(*, form: Form, level: str) -> None:
 
 
 @contextmanager
-def about(*, request: str | None = None, search: str | None = None) -> Iterator[None]:
-    """Return a context in which every logged line has these ids."""
+def log_context(*, request: str | None = None, search: str | None = None) -> Iterator[None]:
+    """Return a context in which every logged line contains these ids."""
     ids = {"request_id": request, "search_id": search}
     token = _IDS.set({**_IDS.get(), **{name: value for name, value in ids.items() if value}})
     try:
@@ -83,9 +86,9 @@ def about(*, request: str | None = None, search: str | None = None) -> Iterator[
 
 
 @contextmanager
-def surviving(task: str, log: logging.Logger) -> Iterator[None]:
-    """Return a context that logs an error of `task` instead of raising it, for loops that one
-    failure must not end.
+def log_errors(task: str, log: logging.Logger) -> Iterator[None]:
+    """Return a context that logs an error of `task` instead of raising it, for loops that must
+    continue after a failure.
     """
     try:
         yield

@@ -44,13 +44,13 @@ VARIABLES = {
     **LOGGING,
     **AMOUNTS,
 }
-"""Environment variables of settings whose text needs no parsing."""
+"""Environment variables of settings that are plain text."""
 Level = Literal["info", "debug", "warning"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings of the API process. Secrets are excluded from `repr`, and so from logs."""
+    """Settings of the API process. `repr`, and therefore logs, omit secrets."""
 
     database_url: str | None = field(default=None, repr=False)
     """SQLAlchemy URL; None for the SQLite file in the user's data folder. May contain a
@@ -70,9 +70,7 @@ class Settings:
     requests_per_second: float = 100.0
     """Default rate limit of a stored key, in requests per second."""
     requests_per_second_per_owner: float = 400.0
-    """Rate limit of all stored keys of one owner together; a key with a higher rate of its own
-    keeps it.
-    """
+    """Rate limit of all stored keys of one owner together. A key with a higher rate keeps it."""
     wrong_keys_per_second: float = 5.0
     """Wrong keys per second from one address. Beyond the limit, the address must wait with any key
     that was not valid before.
@@ -159,9 +157,9 @@ class Settings:
 
     @property
     def reserved_connections(self) -> int:
-        """A fifth of all connections, reserved for addresses with few connections.
+        """Number of connections reserved for addresses with few connections: a fifth of all.
 
-        Returns None if one address, such as a proxy, may use all connections.
+        None if one address, such as a proxy, may use all connections.
         """
         return max(
             min(self.max_connections // 5, self.max_connections - self.connections_per_address), 0
@@ -169,7 +167,7 @@ class Settings:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only programs on this machine can connect."""
+        """True if only programs on this machine can connect."""
         if self.host == "localhost":
             return True
         try:
@@ -179,8 +177,10 @@ class Settings:
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Accepted Host names. On loopback the list is closed, so that a foreign name that resolves
-        to this host (DNS rebinding) fails.
+        """Accepted Host names.
+
+        On loopback only listed names are accepted, so that a foreign name that resolves to this
+        host is rejected (DNS rebinding).
         """
         if self.allowed_hosts:
             return self.allowed_hosts
@@ -194,7 +194,7 @@ def from_environment(
     port: int | None = None,
     database_url: str | None = None,
 ) -> Settings:
-    """Return the settings from HP_* variables; arguments (command-line flags) take precedence.
+    """Return the settings from HP_* variables. Arguments, from command-line flags, take precedence.
 
     Raises:
         InputError: A value is malformed, or the host is not loopback and no key is set.
@@ -214,17 +214,16 @@ def from_environment(
 
 
 def log_settings(environment: Mapping[str, str] = os.environ) -> tuple[Form, Level]:
-    """Return the format and level of the logs, for API and workers alike."""
+    """Return the format and level of the logs, for API and workers."""
     parsed = _parsed(environment, LOGGING)
     return parsed.get("log_form", "json"), parsed.get("log_level", "info")
 
 
 def webhook_settings(environment: Mapping[str, str] = os.environ) -> WebhookSettings | None:
-    """Return the signing key and networks of webhooks, for API and workers alike; None without a
-    secret, so that nothing is sent.
+    """Return the key and networks of webhooks, for API and workers; None without a secret.
 
     They come from HP_WEBHOOK_SECRET, or the file that HP_WEBHOOK_SECRET_FILE names, and
-    HP_WEBHOOK_NETWORKS.
+    HP_WEBHOOK_NETWORKS. Without a secret, nothing is sent.
 
     Raises:
         InputError: A value is malformed.
@@ -247,7 +246,7 @@ def _operators_key(environment: Mapping[str, str]) -> str | None:
     """Return the operator's key.
 
     Raises:
-        InputError: It is set but protects nothing.
+        InputError: The key is set but empty or too short to protect the service.
     """
     key = read_secret(environment, "HP_API_KEY")
     if key is None and "HP_API_KEY" in environment:
@@ -256,7 +255,7 @@ def _operators_key(environment: Mapping[str, str]) -> str | None:
             field="HP_API_KEY",
         )
     if key is not None and len(key) < SHORTEST_KEY:
-        fix = "python3 -c 'import secrets; print(secrets.token_urlsafe())' makes a good one"
+        fix = "python3 -c 'import secrets; print(secrets.token_urlsafe())' creates one"
         raise InputError(
             f"HP_API_KEY has fewer than {SHORTEST_KEY} characters and is easy to guess; {fix}",
             field="HP_API_KEY",
@@ -266,7 +265,7 @@ def _operators_key(environment: Mapping[str, str]) -> str | None:
 
 def read_secret(environment: Mapping[str, str], name: str) -> str | None:
     """Return a secret from the variable `name`, or from the file that `name`_FILE names, as
-    container engines provide them.
+    container engines provide it.
     """
     path = environment.get(f"{name}_FILE")
     if not path:

@@ -1,5 +1,6 @@
-"""The worker: claims queued searches from the store and runs them. Leases coordinate any number of
-workers.
+"""The worker, which claims queued searches from the store and runs them.
+
+Leases coordinate any number of workers.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hp_tool.loop.tuning.lease import LEASE_S
 from hp_tool.loop.tuning.run import default_holder
 from hp_tool.questions.edition import count_query_terms
 from service import logs
-from service.logs import surviving
+from service.logs import log_errors
 from service.settings import webhook_settings
 from service.webhooks.delivery import Deliveries, warn_of_overdue
 
@@ -39,10 +40,10 @@ NOTHING = Retention()
 SHORTEST_IDLE_S = 0.25
 LONGEST_IDLE_S = 5.0
 SWEEP_EVERY_S = 60.0
-"""Seconds between checks for jobs that no live search owns."""
+"""Seconds between searches for jobs that no live search owns."""
 ANNOUNCE_EVERY_S = 10.0
 FOLLOW_EVERY_S = 60.0
-"""Seconds between checks for newly reported measurements by a worker without a search."""
+"""Seconds between checks for newly reported measurements, by a worker without a search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,7 @@ class Worker:
 
     store: AccessStore
     storage: BaseStorage | None = None
-    """Optuna's storage; None: in memory."""
+    """Storage of Optuna; None stores studies in memory."""
     holder: str
     """Readable name of the worker."""
     per_cluster: int | None = None
@@ -59,24 +60,25 @@ class Worker:
     limit.
     """
     searches: int = 1
-    """Number of searches that the worker runs at once."""
+    """Number of searches that the worker runs at the same time."""
     lease_s: float = LEASE_S
     follow_every_s: float = FOLLOW_EVERY_S
     database_url: str = ""
-    """The store's URL, for Optuna's tables; only retention needs it."""
+    """URL of the store, with which retention finds Optuna's tables."""
     retention: Retention = NOTHING
     """Data that is deleted once a day; by default nothing."""
     stopping: threading.Event
-    """Event that makes the worker hand its search back to the queue, with the job running, and
-    return.
+    """Event that makes the worker return its searches to the queue, while their jobs continue, and
+    end.
     """
     outdated: threading.Event = field(default_factory=threading.Event)
-    """Event set when the worker meets data of a newer edition: it finishes its searches, claims no
-    more, and returns.
+    """Event that the worker sets if newer data than it supports is found: it finishes its searches,
+    claims no more, and ends.
     """
 
     def run(self) -> None:
-        """Run searches until `stopping` is set or a newer edition's search or schema is met.
+        """Run searches until `stopping` is set, or until a newer hp_tool's search or schema is
+        found.
 
         Neither an error of a search nor an unreachable database ends the worker.
         """
@@ -91,21 +93,19 @@ class Worker:
             other.join()
 
     def _serve(self, *, chores: bool = False) -> None:
-        """Run one search after another; with `chores`, also do the worker's other tasks in
-        between.
-        """
+        """Run one search after another. With `chores`, do the worker's other tasks in between."""
         idle_s = SHORTEST_IDLE_S
         follower, followed_at, pruned_at = Follower(store=self.store), -math.inf, -math.inf
         while not self.stopping.is_set() and not self.outdated.is_set():
             if chores and self.retention and time.monotonic() - pruned_at >= PRUNE_EVERY_S:
-                with surviving("delete what is old", log):
+                with log_errors("delete old data", log):
                     pruned = tuning.prune(
                         store=self.store, database_url=self.database_url, retention=self.retention
                     )
-                    log.info("deleted what is old: %s", pruned)
+                    log.info("deleted old data: %s", pruned)
                 pruned_at = time.monotonic()
             if chores and time.monotonic() - followed_at >= self.follow_every_s:
-                with surviving("learn from reported measurements", log):
+                with log_errors("learn from reported measurements", log):
                     for made in follower.catch_up():
                         record = made.record
                         log.info(
@@ -117,7 +117,7 @@ class Worker:
                 followed_at = time.monotonic()
             lease = self._claim()
             if lease is not None:
-                with logs.about(search=lease.search_id):
+                with logs.log_context(search=lease.search_id):
                     self._search(lease)
                 idle_s = SHORTEST_IDLE_S
             else:
@@ -125,10 +125,10 @@ class Worker:
                 idle_s = min(2 * idle_s, LONGEST_IDLE_S)
 
     def _claim(self) -> Lease | None:
-        """Return the lease of the next search; None if there is none, the database is unreachable,
-        or this edition is too old.
+        """Return the lease of the next search; None without one, without the database, or if this
+        hp_tool is too old.
         """
-        with surviving("look for work", log):
+        with log_errors("look for work", log):
             try:
                 claim = self.store.claim_search(
                     holder=self.holder,
@@ -149,13 +149,13 @@ class Worker:
         with _RETIRING:
             if not self.outdated.is_set():
                 log.warning(
-                    "%s. This worker takes no more searches; it ends when those it has have ended",
+                    "%s. This worker claims no more searches and ends after its current ones",
                     error.message,
                 )
                 self.outdated.set()
 
     def _search(self, lease: Lease) -> None:
-        log.info("search %s: taken (claim %d)", lease.search_id, lease.token)
+        log.info("search %s: claimed (token %d)", lease.search_id, lease.token)
         try:
             result = tuning.run_search(
                 store=self.store,
@@ -165,24 +165,23 @@ class Worker:
                 should_release=self.stopping.is_set,
                 lease_s=self.lease_s,
             )
-        except (
-            HpToolError
-        ) as error:  # Already stored with the search, unless the lease or the store is lost.
+        except HpToolError as error:
+            # The error is stored with the search, unless the lease or the store is lost.
             log.warning("search %s: %s (%s)", lease.search_id, error.message, error.code)
             if isinstance(error, StoreError):
                 self._hand_back(lease)
-        except Exception:  # Likewise; a bug that one search triggers must not stop the others.
+        except Exception:  # A bug that one search triggers must not stop the others.
             log.exception("search %s: unhandled error", lease.search_id)
         else:
             log.info(
                 "search %s: %s",
                 lease.search_id,
-                result.search.state if result else "handed back to the queue",
+                result.search.state if result else "returned to the queue",
             )
 
     def _hand_back(self, lease: Lease) -> None:
-        """Release the search once the database is reachable, so that any worker may claim it at
-        once.
+        """Return the search to the queue when the database is reachable, so that any worker may
+        claim it at once.
         """
         idle_s = SHORTEST_IDLE_S
         while not self.stopping.wait(idle_s):
@@ -190,7 +189,7 @@ class Worker:
                 self.store.release_search(lease=lease)
             except StoreError:
                 idle_s = min(2 * idle_s, LONGEST_IDLE_S)
-            except HpToolError:  # Another worker has it by now, or it has ended.
+            except HpToolError:  # Another worker has claimed the search, or it has ended.
                 return
             else:
                 return
@@ -213,20 +212,20 @@ def sweep(*, store: AccessStore, stopping: threading.Event, every_s: float) -> N
     """End jobs that no live search owns, every `every_s` seconds until `stopping` is set."""
     sweeper = tuning.Sweeper(store=store)
     while not stopping.wait(every_s):
-        with surviving("sweep", log):
+        with log_errors("sweep", log):
             sweeper.sweep()
 
 
 def announce(*, store: AccessStore, holder: str, stopping: threading.Event, every_s: float) -> None:
-    """Store every `every_s` seconds that this worker is alive and what it can run, until `stopping`
-    is set; then remove its record.
+    """Record every `every_s` seconds that this worker is alive and what it can run, until
+    `stopping` is set; then remove the record.
     """
     while True:
-        with surviving("announce this worker", log):
+        with log_errors("announce this worker", log):
             store.announce_worker(holder=holder, offers=tuning.offers())
         if stopping.wait(every_s):
             break
-    with surviving("take leave", log):
+    with log_errors("take leave", log):
         store.retire_worker(holder=holder)
 
 
@@ -238,7 +237,9 @@ def work(
     searches: int = 1,
     retention: Retention = NOTHING,
 ) -> None:
-    """Run a worker in this process until SIGTERM or SIGINT; a second SIGINT interrupts at once."""
+    """Run a worker in this process until SIGTERM or SIGINT. A second SIGINT interrupts it at
+    once.
+    """
     from hp_tool import store as stores
 
     stopping = threading.Event()

@@ -5,7 +5,7 @@ from pathlib import Path
 from hp_tool.extras import require
 
 SKILL = Path(__file__).parent / "skills/hp-tool/SKILL.md"
-"""Guide for agents, as an agent skill: its folder can be installed as one."""
+"""Guide for agents as an agent skill, which can be installed by copying its folder."""
 
 
 def require_sdk() -> None:

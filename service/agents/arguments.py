@@ -1,4 +1,4 @@
-"""Tool arguments: queries with common keys described, and imported runs."""
+"""Arguments of the tools: queries with descriptions of common keys, and imported runs."""
 
 from typing import Any, Literal
 
@@ -73,10 +73,10 @@ class QueryArgument(BaseModel):
 
 
 class ImportArgument(ImportRequest):
-    """A run's script or file as text; over stdio, `command`, `log` and `files` may be paths."""
+    """A run's script or file, as text. Over stdio, `command`, `log` and `files` may be paths."""
 
     gpu: str | None = None
-    """Catalogue name of the device, which scripts seldom contain."""
+    """Catalogue name of the device, which scripts rarely contain."""
 
     def options(self) -> dict[str, Any]:
         """Return the request's fields without the command."""

@@ -1,4 +1,4 @@
-"""Answers for agents: few figures with interval and basis, and lists of bounded length."""
+"""Answers for agents: a few figures with interval and basis, and lists of bounded length."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -12,7 +12,7 @@ from hp_tool.wording import figures as render
 Answer = Mapping[str, Any]
 Basis = Literal["measured", "fitted", "extrapolated"]
 STEP_PROPORTIONAL = ("days", "effective_days", "gpu_hours", "cost")
-"""Figures proportional to the step time."""
+"""Figures that are proportional to the step time."""
 TRAINING = (
     render.STEP,
     render.MEMORY,
@@ -32,13 +32,13 @@ SERVING = (
     render.OUTPUT_PRICE,
 )
 LOAD = ("concurrency", "users", "max_concurrency", "highest_load")
-"""Load of a serving estimate: requests in flight, users, room in memory, and the most within the
-targets.
+"""Fields of a serving estimate's load: requests in flight, users, capacity, and the maximum within
+the targets.
 """
 IDLE = {axis.key: axis.idle for axis in AXES if axis.idle is not None} | {
     "data_parallel_shard_size": 0
 }
-"""Values of `parallel` that are omitted, because a layout with them does not use the axis."""
+"""Values of `parallel` that mean that a layout does not use the axis. They are omitted."""
 ROW_FIELDS = (
     "rank",
     "group",
@@ -46,7 +46,7 @@ ROW_FIELDS = (
     "set",
     *(field.name for field in fields(Priced)),
 )
-"""Fields of a row beside its estimate: its position, and costs if machines are compared."""
+"""Fields of a row in addition to its estimate: its position, and costs if machines are compared."""
 MAX_ROWS = 20
 MAX_ITEMS = 40
 MAX_TEXT = 300
@@ -59,13 +59,15 @@ def figure(value: float, interval: Sequence[float] | None, basis: Basis) -> dict
 
 
 def predicted(answer: Answer) -> Answer:
-    """Return the estimate of an answer or row, calibrated if possible."""
+    """Return the estimate of an answer or row; the calibrated one, if there is one."""
     estimate: Answer = answer.get("calibrated_estimate") or answer["estimate"]
     return estimate
 
 
 def basis_of(estimate: Answer) -> tuple[Basis, list[str]]:
-    """Return whether constants were fitted on similar runs, and if not, what was not measured."""
+    """Return `fitted` if the constants were fitted to similar runs, else `extrapolated` and what
+    was not measured.
+    """
     provenance = estimate.get("provenance") or {}
     if "calibration" in provenance and "calibration_unused" not in provenance:
         return "fitted", []
@@ -84,7 +86,7 @@ def basis_of(estimate: Answer) -> tuple[Basis, list[str]]:
 
 
 def estimate(answer: Answer) -> dict[str, Any]:
-    """Summarize an estimate: configuration, figures, memory and time by part."""
+    """Return a summary of an estimate: configuration, figures, and memory and time by part."""
     basis, extrapolated_because = basis_of(answer)
     intervals, memory = answer.get("intervals") or {}, answer.get("memory") or {}
     time = answer.get("time") or {}
@@ -92,7 +94,7 @@ def estimate(answer: Answer) -> dict[str, Any]:
     return _without_empty(
         {
             "feasible": answer["feasible"],
-            "reasons": bounded(reason["message"] for reason in answer.get("reasons", ())),
+            "reasons": limit_items(reason["message"] for reason in answer.get("reasons", ())),
             "parallel": parallel(answer.get("parallel") or {}),
             "replicas": answer.get("replicas"),
             "load": {name: answer[name] for name in LOAD if answer.get(name) is not None},
@@ -117,7 +119,7 @@ def estimate(answer: Answer) -> dict[str, Any]:
 
 
 def recommendation(row: Answer) -> dict[str, Any]:
-    """Summarize one row of a ranking, with its measurement if it has one."""
+    """Return a summary of a ranking's row, with its measurement, if any."""
     summary = estimate(predicted(row))
     shown = (
         "feasible",
@@ -141,7 +143,9 @@ def recommendation(row: Answer) -> dict[str, Any]:
 
 
 def measurement(row: Answer) -> dict[str, Any]:
-    """Summarize a measurement; a reduced run also gives the step of the whole configuration."""
+    """Return a summary of a measurement. For a reduced run it includes the extrapolated step
+    time.
+    """
     if not row:
         return {}
     figures = {
@@ -169,7 +173,7 @@ def measurement(row: Answer) -> dict[str, Any]:
 
 
 def run(trial: Answer) -> dict[str, Any]:
-    """Summarize a profile run: its prediction and its measurement."""
+    """Return a summary of a profile run: its prediction and its measurement."""
     before = trial["predicted"]
     step_s = before.get("calibrated_step_s", before.get("step_s"))
     return _without_empty(
@@ -186,7 +190,9 @@ def run(trial: Answer) -> dict[str, Any]:
 
 
 def choice(row: Answer) -> dict[str, Any]:
-    """Summarize a value from a published rule, with the range of other rules' values."""
+    """Return a summary of a value from a published rule, with the range of values from other
+    rules.
+    """
     values = [*(row.get("alternatives") or {}).values(), row["value"]]
     spread = (
         [min(values), max(values)] if len(values) > 1 and all(map(_is_number, values)) else None
@@ -215,8 +221,10 @@ def parallel(config: Answer) -> dict[str, Any]:
     }
 
 
-def bounded(items: Iterable[Any], *, max_items: int = MAX_ITEMS) -> list[Any]:
-    """Return the first items with long texts cut; the last item counts those omitted."""
+def limit_items(items: Iterable[Any], *, max_items: int = MAX_ITEMS) -> list[Any]:
+    """Return the first items with long texts cut. If items are omitted, the last item states their
+    number.
+    """
     rows = [
         item if not isinstance(item, str) or len(item) <= MAX_TEXT else item[:MAX_TEXT] + " ..."
         for item in items
@@ -229,7 +237,9 @@ def bounded(items: Iterable[Any], *, max_items: int = MAX_ITEMS) -> list[Any]:
 
 
 def sizing(answer: Answer) -> dict[str, Any]:
-    """Summarize a sizing: model, tokens and hyperparameters by published rules, and days."""
+    """Return a summary of a sizing: model, tokens and hyperparameters by published rules, and
+    days.
+    """
     row = answer.get("recommendation")
     estimate = predicted(row) if row else {}
     ratios = (
@@ -300,13 +310,13 @@ def _figures(shown: Iterable[render.Figure], answer: Answer, basis: Basis) -> di
 
 
 def _parts(memory: Answer) -> dict[str, float]:
-    """Return the parts that sum to the total."""
+    """Return the parts of the memory that sum to the total."""
     sizes = {name: memory.get(f"{name}_bytes") for name in (*MEMORY_KEYS, *SERVING_MEMORY_KEYS)}
     return {name: _round(size) for name, size in sizes.items() if size}
 
 
 def _round(value: float) -> float:
-    """Round to four significant digits; integers are exact."""
+    """Round to four significant digits; leave integers unchanged."""
     if isinstance(value, int):
         return value
     short = float(f"{value:.4g}")
@@ -322,7 +332,7 @@ def _without_empty(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def explanation(answer: Answer) -> dict[str, Any]:
-    """Summarize an explanation of traces or of a log."""
+    """Return a summary of an explanation of traces or of a log."""
     changes = [
         {
             "change": suggestion["change"],
@@ -337,7 +347,7 @@ def explanation(answer: Answer) -> dict[str, Any]:
             "step_s": _round(answer["step_s"]),
             "steps": answer["steps"],
             "critical_rank": answer.get("critical_rank"),
-            "findings": bounded(finding["text"] for finding in answer["findings"]),
+            "findings": limit_items(finding["text"] for finding in answer["findings"]),
             **{
                 key: {part["name"]: _round(part[key]) for part in answer["parts"] if part[key]}
                 for key in ("measured_s", "predicted_s")
@@ -349,7 +359,7 @@ def explanation(answer: Answer) -> dict[str, Any]:
 
 
 def watched(job: Answer) -> dict[str, Any]:
-    """Summarize a watched job and its verdict."""
+    """Return a summary of a watched job and its verdict."""
     verdict = job["verdict"]
     paces = {
         name: {

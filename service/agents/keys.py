@@ -1,4 +1,4 @@
-"""Keys of a query by section, from the schema that validates it."""
+"""List the keys of a query by section, from the schema that validates it."""
 
 from typing import Any, Literal
 
@@ -43,7 +43,7 @@ def keys_of(section: Section) -> dict[str, Any]:
 
 
 def _types(option: dict[str, Any]) -> list[str]:
-    """Return the types or choices of one branch of a value."""
+    """Return the types or choices of one alternative of a value."""
     if "enum" in option or "const" in option:
         return [str(value) for value in option.get("enum", [option.get("const")])]
     bounds = [f"{option[end]:g}" for end in ("minimum", "maximum") if end in option]
@@ -56,7 +56,9 @@ def _types(option: dict[str, Any]) -> list[str]:
 
 
 def _in_words(declared: dict[str, Any], types: list[str]) -> str:
-    """Describe a key, such as `integer or null, default 1: Sequences per replica`."""
+    """Return the description of a key, such as `integer or null, default 1: Sequences per
+    replica`.
+    """
     kinds = " or ".join(dict.fromkeys(kind for kind in types if kind != "null"))
     default = declared.get("default")
     words = (

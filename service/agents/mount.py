@@ -13,20 +13,22 @@ from starlette.types import Receive, Scope, Send
 from service.agents import require_sdk
 
 if TYPE_CHECKING:
-    from service.agents.server import Mounted
+    from service.agents.server import MountedServer
 
 
 class AgentsRoute:
-    """The /mcp endpoint, usable within `open`; raises MissingExtraError without the SDK."""
+    """The /mcp endpoint, which works while `open` is active. It raises MissingExtraError without
+    the SDK.
+    """
 
     def __init__(self) -> None:
         self._tasks: TaskGroup | None = None
-        self._mounted: Mounted | None = None
+        self._mounted: MountedServer | None = None
         self._building = anyio.Lock()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Keep the endpoint open while the application runs."""
+        """Open the endpoint while the application runs."""
         async with anyio.create_task_group() as self._tasks:
             yield
             self._mounted = None
@@ -36,10 +38,10 @@ class AgentsRoute:
         require_sdk()
         async with self._building:
             if self._mounted is None:
-                from service.agents.server import Mounted
+                from service.agents.server import MountedServer
 
                 assert self._tasks is not None  # open while the application runs
-                mounted = Mounted()
+                mounted = MountedServer()
                 await self._tasks.start(mounted.run)
                 self._mounted = mounted
         await self._mounted.app(scope, receive, send)

@@ -1,4 +1,4 @@
-"""MCP server: over stdio for a local agent, or in the service at /mcp with its keys."""
+"""MCP server: over stdio for a local agent, or at /mcp of the service, with its keys."""
 
 import difflib
 import subprocess
@@ -56,7 +56,7 @@ is extrapolated. Names end in SI units (_s, _bytes). The resource hp-tool://skil
 
 
 def build(tools: Tools) -> MCPServer:
-    """Build the server; unknown tool arguments are errors."""
+    """Build the server. It rejects unknown tool arguments."""
     server: MCPServer = MCPServer(
         "hp-tool",
         version=__version__,
@@ -79,7 +79,7 @@ def build(tools: Tools) -> MCPServer:
 
 
 class _Tool(Tool):
-    """A tool whose errors name the wrong argument and list the valid ones."""
+    """A tool whose errors name the invalid argument and list the valid ones."""
 
     async def run(
         self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
@@ -116,7 +116,7 @@ def _tool(tools: Tools, name: str, annotations: ToolAnnotations) -> Tool:
 
 
 def run_stdio(*, server: str | None, database_url: str | None) -> None:
-    """Serve one agent over stdio, using the service at `server` or one in this process."""
+    """Serve one agent over stdio, with the service at `server` or one in this process."""
 
     async def run() -> None:
         connection = AsyncClient(server=server) if server else _local_service(database_url)
@@ -148,7 +148,7 @@ async def _local_service(database_url: str | None) -> AsyncIterator[AsyncClient]
 
 
 def _run_in_background(search_id: str) -> None:
-    """Run the search in a separate process, which survives the agent's session."""
+    """Run the search in a separate process, which continues after the agent's session."""
     command = [
         sys.executable,
         "-c",
@@ -162,8 +162,8 @@ def _run_in_background(search_id: str) -> None:
     subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True)
 
 
-class Mounted:
-    """The server in a route of the service; tools call the service with the caller's key."""
+class MountedServer:
+    """The server as a route of the service. Tools call the service with the caller's key."""
 
     def __init__(self) -> None:
         server = build(Tools(connect=_as_caller))
@@ -177,14 +177,14 @@ class Mounted:
         self.app: ASGIApp = StreamableHTTPASGIApp(self._sessions)
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Run the session manager until cancelled."""
+        """Run the session manager until this task is cancelled."""
         async with self._sessions.run():
             task_status.started()
             await anyio.sleep_forever()
 
 
 def _as_caller(context: Context) -> AbstractAsyncContextManager[AsyncClient]:
-    """Return a client with the caller's key, so that all checks apply as on any route."""
+    """Return a client with the caller's key, so that all checks of a route apply."""
     request = context.request_context.request
     assert isinstance(request, Request)  # the transport is HTTP
     transport = httpx.ASGITransport(request.app, raise_app_exceptions=False)

@@ -1,4 +1,7 @@
-"""Agents' tools over the service's routes, with short answers. Agents read their docstrings."""
+"""Tools for agents over the service's routes, with short answers.
+
+Agents read the docstrings of the tools.
+"""
 
 import functools
 import json
@@ -29,9 +32,11 @@ from service.async_client import AsyncClient
 P = ParamSpec("P")
 Answer = dict[str, Any]
 MAX_EXPORT = 60_000
-"""Longest exported text, in characters; the largest, a Kubernetes manifest, has a tenth."""
+"""Maximum length of an exported text in characters, about ten times that of a Kubernetes
+manifest.
+"""
 MAX_QUERY = 8_000
-"""Longest query that an answer repeats, in characters."""
+"""Maximum length of a query that an answer repeats, in characters."""
 FOLLOWED_RUNS = 10
 MAX_RECORDINGS = 16
 Options = Annotated[dict[str, Any], Field(max_length=100)]
@@ -41,7 +46,9 @@ Text = Annotated[str, Field(max_length=200_000)]
 
 
 def answering(tool: Callable[P, Awaitable[Answer]]) -> Callable[P, Awaitable[CallToolResult]]:
-    """Wrap a tool: answers become compact JSON, and errors include their code and field."""
+    """Wrap a tool so that its answers become compact JSON, and its errors include code and
+    field.
+    """
 
     @functools.wraps(tool)
     async def answered(*args: P.args, **arguments: P.kwargs) -> CallToolResult:
@@ -61,11 +68,13 @@ def answering(tool: Callable[P, Awaitable[Answer]]) -> Callable[P, Awaitable[Cal
 
 
 ARGUMENTS = {"--set": "overrides", "--file": "files", "--ignore": "ignore", "--var": "variables"}
-"""Arguments of import_config by the equivalent option of `hp-tool import`."""
+"""Arguments of import_config, by the equivalent option of `hp-tool import`."""
 
 
 def with_tool_arguments(error: HpToolError) -> str:
-    """Return the error's message with import_config's arguments instead of command-line options."""
+    """Return the error's message with arguments of import_config in place of command-line
+    options.
+    """
     message = error.message
     for missing in error.details.get("missing", ()):
         field, example = missing["field"], missing.get("example")
@@ -77,7 +86,9 @@ def with_tool_arguments(error: HpToolError) -> str:
 
 
 def _argument(field: str, example: str) -> str:
-    """Return the import_config argument for a field: `overrides {"model": "llama-3-8b"}`."""
+    """Return the argument of import_config that sets a field, such as `overrides {"model":
+    "llama-3-8b"}`.
+    """
     argument = {"cluster.gpu": "gpu", "cluster.num_gpus": "num_gpus"}.get(field)
 
     value = json.dumps(example) if field == "model" else example
@@ -90,22 +101,24 @@ def _argument(field: str, example: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Tools:
-    """The tools, over one connection to a service."""
+    """The tools of one connection to a service."""
 
     connect: Callable[[Context], AbstractAsyncContextManager[AsyncClient]]
-    """Opens a client with the rights of the tool's caller."""
+    """Function that opens a client with the rights of the tool's caller."""
     own_files: bool = False
-    """Whether arguments may name files of this machine; only for its own user."""
+    """True if arguments may name files of this machine, which only its own user may do."""
     run: Callable[[str], None] = lambda search_id: None
-    """Runs a queued search if no worker does."""
+    """Function that runs a queued search if no worker does."""
 
     def request(self, query: QueryArgument) -> Answer:
-        """Return the query for the service, with local files in place of their names."""
+        """Return the query for the service, with the content of local files in place of their
+        names.
+        """
         mapping = query.mapping()
         return schema.query_mapping(schema.parse_own_query(mapping)) if self.own_files else mapping
 
     def text(self, argument: str) -> str:
-        """Return the argument, or the content of the file that it names."""
+        """Return the argument; if it names a local file, the content of that file."""
         named = (
             self.own_files
             and "\n" not in argument
@@ -192,7 +205,7 @@ class Tools:
 
     @staticmethod
     async def _evaluate_fix(client: AsyncClient, query: Answer, fix: Answer) -> Answer:
-        """Return a fix with the figures of the resulting query."""
+        """Return a fix with the figures of the query that results from it."""
         fixed = Configuration.read(
             {"query": query, "recommendations": [fix]}, rank=1, parse=schema.parse_query
         )
@@ -228,12 +241,12 @@ class Tools:
             "better": figures.recommendation(better) if better else None,
             "gain_fraction": answer.get("gain_fraction"),
             "gain_interval": answer.get("gain_interval"),
-            "changes": figures.bounded(answer["changes"], max_items=100),
+            "changes": figures.limit_items(answer["changes"], max_items=100),
             "switched_on": answer["switched_on"],
-            "read": figures.bounded(
+            "read": figures.limit_items(
                 f"{row['flag']} {row['value']} -> {row['field']}" for row in answer["read"]
             ),
-            "ignored": figures.bounded(
+            "ignored": figures.limit_items(
                 f"{row['flag']}: {row['reason']}" for row in answer["ignored"]
             ),
         }
@@ -324,7 +337,7 @@ class Tools:
         return figures.explanation(answer)
 
     def recording(self, argument: str) -> BinaryIO:
-        """Open the argument as a file, or the file that it names."""
+        """Return the argument as an open file, or the open file that it names."""
         path = (
             Path(argument)
             if self.own_files and "\n" not in argument and len(argument) < 4096
@@ -473,7 +486,7 @@ class Tools:
             items = (await client.catalog(kind=kind))["items"]
         if name is None:
             return {
-                kind: figures.bounded(
+                kind: figures.limit_items(
                     (item["name"] for item in items if contains.lower() in item["name"]),
                     max_items=300,
                 )
@@ -497,7 +510,7 @@ class Tools:
 
 
 def _logged(logged: Answer, gap: float | None) -> Answer:
-    """Summarize what a log printed, and its difference from the prediction."""
+    """Return a summary of the figures in a log, and their difference from the prediction."""
     names = ("step_s", "tokens_per_second_per_gpu", "allocated_bytes", "reserved_bytes")
     measured = {
         name: figures.figure(logged[name], None, "measured")

@@ -1,3 +1,3 @@
-"""Analyse uploaded recordings in a child process with limits on memory, CPU time and answer
+"""Analyse uploaded recordings in a child process with limits on memory, CPU time and the answer's
 size.
 """

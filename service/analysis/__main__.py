@@ -1,6 +1,6 @@
 """`python -m service.analysis FOLDER`: analyse the upload in a folder.
 
-The process ends when standard input closes, so that it never outlives the service.
+The process ends when its standard input closes, so that it never outlives the service.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from service.analysis.job import (
 )
 
 CPU_GRACE_S = 2
-"""CPU seconds beyond the limit of the check in Python after which the kernel ends the process."""
+"""CPU seconds beyond the limit that Python checks, after which the kernel ends the process."""
 ABANDONED = 3
-"""Exit code when the service closes standard input."""
+"""Exit code if the service closes standard input."""
 
 
 def main() -> None:
@@ -52,8 +52,8 @@ def main() -> None:
 
 
 def restrict(limits: Limits) -> None:
-    """Set the limits of this process, and make it the first that the kernel kills when memory runs
-    out.
+    """Set the limits of this process, and make it the first process that the kernel kills if memory
+    runs out.
     """
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -73,7 +73,7 @@ def restrict(limits: Limits) -> None:
 
 
 def _analyse(job: Job, folder: Path) -> bytes | None:
-    """Return the answer as JSON; None after writing an error."""
+    """Return the answer as JSON; None if an error was written instead."""
     limits, started_s = job.limits, time.process_time()
 
     def check(_: Bounds) -> None:
@@ -103,7 +103,7 @@ def _analyse(job: Job, folder: Path) -> bytes | None:
 
 
 def _address_space_bytes() -> int:
-    """Return the size of this process's address space in bytes; 0 on systems without /proc."""
+    """Return the size of this process's address space in bytes; 0 on a system without /proc."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:

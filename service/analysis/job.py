@@ -1,6 +1,4 @@
-"""Request and answer exchanged between the service and the child process that analyses an
-upload.
-"""
+"""Request and answer that the service exchanges with the child process that analyses an upload."""
 
 from __future__ import annotations
 
@@ -19,9 +17,9 @@ from hp_tool.traces.explain.logged import LoggedExplanation
 
 MIB = 2**20
 JOB = "job.pickle"
-"""Name of the file, in the upload's folder, that describes the job to the child process."""
+"""Name of the file in the upload's folder that describes the job to the child process."""
 ANSWER, ERROR = "answer.json", "error.json"
-"""Names of the files that the child process writes into the folder; it writes one of the two."""
+"""Names of the files for the result. The child process writes one of the two."""
 MAX_ANSWER_BYTES = 32 * MIB
 TOO_COSTLY = "request_too_costly"
 
@@ -63,9 +61,9 @@ class Job:
     """One upload to analyse."""
 
     paths: Sequence[Path]
-    """The uploaded files, in the folder that receives the answer."""
+    """Uploaded files, in the folder that receives the answer."""
     names: Sequence[str]
-    """Names of the files in errors."""
+    """Names of the files that errors use."""
     query: Query | None
     limits: Limits
 

@@ -1,5 +1,5 @@
-"""Start the child process that analyses an upload, wait for it, and end it when nobody waits for
-its answer.
+"""Start the child process that analyses an upload, wait for it, and end it if the client
+disconnects.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 POLL_S = 0.05
 """Seconds between checks that the client is still waiting."""
 WALL_FACTOR, WALL_EXTRA_S = 4.0, 10.0
-"""Wall-clock time allowed per CPU second of an analysis, and additional seconds for its start, on a
-busy machine.
+"""Wall-clock seconds allowed per CPU second of an analysis, and additional seconds for its start on
+a busy machine.
 """
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Environment variables that keep numpy from reserving address space for every core."""
+"""Environment variables that prevent numpy from reserving address space for every core."""
 SECRETS = (
     "HP_API_KEY",
     "HP_API_KEY_FILE",
@@ -33,14 +33,15 @@ SECRETS = (
     "HP_WEBHOOK_SECRET",
     "HP_WEBHOOK_SECRET_FILE",
 )
-"""Environment variables that are withheld from a process that reads untrusted files."""
+"""Environment variables that a process which reads untrusted files does not receive."""
 _LOG_CHARACTERS = 4000
 
 
 def analyse(job: Job, *, folder: Path) -> bytes:
-    """Return the answer to `job` as JSON. `folder` has the uploaded files and receives the answer.
+    """Return the answer to `job` as JSON.
 
-    Call it in a thread. It ends the child process if `bounds.check_work` raises.
+    `folder` contains the uploaded files and receives the answer. Call this function in a thread. It
+    ends the child process if `bounds.check_work` raises an error.
 
     Raises:
         HpToolError: The upload cannot be explained within the limits, or the client disconnected.
@@ -76,7 +77,7 @@ def analyse(job: Job, *, folder: Path) -> bytes:
 
 
 def _is_running(child: subprocess.Popen[bytes]) -> bool:
-    """Wait briefly and return whether the child is still running."""
+    """Wait briefly; return True if the child process still runs."""
     try:
         child.wait(POLL_S)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""Parse request bodies strictly, without FastAPI's coercion, and write typed answers."""
+"""Parse request bodies strictly, without FastAPI's conversions, and write typed answers."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -24,15 +24,17 @@ from service.settings import Settings
 
 T = TypeVar("T")
 SHORT_BYTES = 4096
-"""JSON up to this size is parsed on the event loop, faster than a thread starts."""
+"""Maximum size of JSON that is parsed on the event loop, because starting a thread would take
+longer.
+"""
 LINES_PER_TURN = 64
-"""Lines answered per call of a thread: enough to amortize the call, few enough to stream answers
-and to stop soon after a disconnect.
+"""Number of lines answered per call of a thread: enough to amortize the call, but few enough to
+stream answers and to stop soon after a disconnect.
 """
 
 
 async def read_body(request: Request, read: Callable[[bytes], T]) -> T:
-    """Parse the body with `read`, in a thread unless it is short JSON."""
+    """Parse the body with `read`; in a thread, unless the body is short JSON."""
     body = await request.body()
     if len(body) <= SHORT_BYTES and _is_json(body):
         return read(body)
@@ -63,7 +65,7 @@ def _is_json(body: bytes) -> bool:
 
 
 def read_query(data: bytes, *, find: Find) -> Query:
-    """Parse the query in a body or batch line, and look up registered names.
+    """Parse the query in a body or batch line, and look up its registered names.
 
     Raises:
         InputError: The data is not a valid query.
@@ -73,10 +75,10 @@ def read_query(data: bytes, *, find: Find) -> Query:
 
 
 def resolve(query: Query, *, find: Find) -> Query:
-    """Look up a query's registered names.
+    """Look up the registered names in a query.
 
-    A query cannot open files of the server: only the command line and the Python API read a name as
-    a path (`OwnFile`).
+    A query cannot open files of the server, because only the command line and the Python API read a
+    name as a path (`OwnFile`).
 
     Raises:
         UnsupportedError: The query contains a command.
@@ -87,7 +89,9 @@ def resolve(query: Query, *, find: Find) -> Query:
 
 
 def refuse_trainer(query: Query) -> None:
-    """Raise UnsupportedError if a query contains a command; only local runs allow those."""
+    """Raise UnsupportedError if a query contains a command, which only `hp-tool tune` on this host
+    runs.
+    """
     if isinstance(query.trainer, TrainerCommand):
         raise UnsupportedError(
             "Workers do not run commands from a query. Name a trainer that the administrator "
@@ -101,7 +105,7 @@ async def _query_of(request: Request) -> Query:
 
 
 AskedBody = Annotated[Query, Depends(_query_of)]
-"""The query in the body as sent; names are not looked up yet."""
+"""Query in the body as sent, before registered names are looked up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +125,7 @@ async def _sent_body(request: Request) -> SentQuery:
 
 
 SentBody = Annotated[SentQuery, Depends(_sent_body)]
-"""The query in the body with its mapping; names are not looked up yet."""
+"""Query in the body and the mapping that it was parsed from, before names are looked up."""
 
 
 async def _body(request: Request, query: AskedBody, find: FindDep) -> Query:
@@ -133,11 +137,11 @@ async def _body(request: Request, query: AskedBody, find: FindDep) -> Query:
 
 
 QueryBody = Annotated[Query, Depends(_body)]
-"""The query in the body, with registered names looked up."""
+"""Query in the body, with registered names looked up."""
 
 
 class LineSplitter:
-    """Splits a stream into non-empty lines; overlong lines are skipped, not buffered."""
+    """Split a stream into non-empty lines. Overlong lines are skipped and not stored."""
 
     def __init__(self, *, limit: int) -> None:
         """Accept lines of up to `limit` bytes."""
@@ -174,10 +178,10 @@ class LineSplitter:
 
 
 class Duplex(StreamingResponse):
-    """A response written while the request is still being read.
+    """Response that is written while the request is still being read.
 
-    StreamingResponse detects disconnects by reading the request, which would swallow parts of the
-    body. Here the body's reader detects them.
+    StreamingResponse detects disconnects by reading the request, and would consume parts of the
+    body. Here the code that reads the body detects them.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -187,11 +191,11 @@ class Duplex(StreamingResponse):
 def stream_answers(
     request: Request, answers_of: Callable[[list[Line]], list[str]]
 ) -> StreamingResponse:
-    """Stream one answer per line of the body, in order; an overlong line returns its error.
+    """Stream one answer per line of the body, in order. The answer to an overlong line is an error.
 
     Args:
         request: The request.
-        answers_of: Function that answers lines; runs in a thread.
+        answers_of: Function that answers lines; it runs in a thread.
     """
     settings: Settings = request.app.state.settings
 

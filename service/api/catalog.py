@@ -1,4 +1,6 @@
-"""Names for queries: the catalogue's models, GPUs, clusters, recipes, trainers; registered ones."""
+"""Routes of the names that queries may use: models, GPUs, clusters, recipes, trainers, and
+registered ones.
+"""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -60,7 +62,7 @@ TRACE_EXAMPLE: dict[str, Any] = {
 
 T = TypeVar("T")
 MAX_ENTRIES = 1000
-"""Maximum entries of a page; fewer for traces, which may be a megabyte each."""
+"""Maximum number of entries per page. Traces have fewer, because each may have a megabyte."""
 MAX_TRACES = 20
 Limit = Annotated[int, Query(ge=1, le=MAX_ENTRIES)]
 
@@ -116,11 +118,11 @@ class CountedModel(ModelSpec):
 
     num_parameters: int
     num_active_parameters: int
-    """Without experts that a token is not routed to."""
+    """Number of parameters without the experts that a token is not routed to."""
 
     @classmethod
     def of(cls, spec: ModelSpec) -> Self:
-        """Create from a model."""
+        """Return a model with its parameter counts."""
         values: dict[str, Any] = {
             field.name: getattr(spec, field.name) for field in fields(spec)
         } | catalog.parameter_counts(spec)
@@ -194,7 +196,7 @@ def traces(
 def _add_routes(
     kind: RegistrationKind, *, example: dict[str, Any], registers: str, removes: str
 ) -> None:
-    """Add the routes that register and remove entries of this kind."""
+    """Add the routes that register and remove entries of a kind."""
 
     def register(
         new: NewBody, response: Response, store: StoreDep, principal: PrincipalDep
@@ -290,7 +292,9 @@ def _catalogue_listing(entries: Sequence[Any], *, limit: int, cursor: str | None
 
 
 def _page(names: Iterable[str], *, limit: int, cursor: str | None) -> tuple[list[str], str | None]:
-    """Return the names after the cursor (the previous page's last name), and the next cursor."""
+    """Return the names after the cursor, which is the last name of the previous page, and the next
+    cursor.
+    """
     left = sorted(name for name in names if cursor is None or name > cursor)
     return left[:limit], left[limit - 1] if len(left) > limit else None
 

@@ -1,4 +1,4 @@
-"""Dependencies of the routes. All are async, because FastAPI would run others in threads."""
+"""Dependencies of routes. All are async, because FastAPI would run the others in threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hp_tool.loop.learning import StoredCalibrations
 from hp_tool.questions.registered import Find
 from hp_tool.questions.training.calibrated import CalibratedPredictor, Calibrations
 from hp_tool.questions.training.problem import TrainingProblem
-from service.http.answer_cache import Learnt, applied
+from service.http.answer_cache import Learnt, applied_calibration
 from service.http.ownership import PrincipalStore
 from service.http.turns import Turns
 from service.keys import Principal
@@ -35,12 +35,12 @@ async def get_settings(request: Request) -> Settings:
 
 
 async def get_principal(request: Request) -> Principal:
-    """Return the principal whose key the gate checked."""
+    """Return the caller, whose key the gate has checked."""
     return cast(Principal, request.state.principal)
 
 
 async def get_store(request: Request) -> Store:
-    """Return the store, restricted to the principal's rights."""
+    """Return the store, restricted to the caller's rights."""
     state = request.app.state
     return cast(
         Store,
@@ -51,17 +51,19 @@ async def get_store(request: Request) -> Store:
 
 
 async def get_watch_store(store: StoreDep) -> WatchStore:
-    """Return the store of watched jobs, restricted to the principal's rights."""
+    """Return the store of watched jobs, restricted to the caller's rights."""
     return cast(WatchStore, store)
 
 
 async def get_system_store(request: Request) -> AccessStore:
-    """Return the unrestricted store, for administrators and routes without user data."""
+    """Return the unrestricted store, for administrators and for routes without user data."""
     return cast(AccessStore, request.app.state.store)
 
 
 async def get_find(store: StoreDep) -> Find:
-    """Return the lookup of registered names; cached, so a name is stable within a request."""
+    """Return the lookup of registered names. It is cached, so that a name does not change within a
+    request.
+    """
 
     @lru_cache(maxsize=256)
     def find(kind: RegistrationKind, name: str) -> JsonObject | None:
@@ -95,12 +97,14 @@ class Recorded:
         self.unused = calibrations.unused
 
     def __call__(self, problem: TrainingProblem) -> CalibratedPredictor | None:
-        self._learnt.append((self._calibrations, problem, applied(self._calibrations, problem)))
+        self._learnt.append(
+            (self._calibrations, problem, applied_calibration(self._calibrations, problem))
+        )
         return self._calibrations(problem)
 
 
 async def get_recorded(request: Request, calibrations: CalibrationsDep) -> Calibrations | None:
-    """Return calibrations that record their use, so the cache knows when an answer is outdated."""
+    """Return calibrations that record their use, so that the cache detects outdated answers."""
     learnt: Learnt = []
     request.state.learnt = learnt
     if calibrations is None:
@@ -121,7 +125,7 @@ async def _estimate_turn(request: Request) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def turn(request: Request, turns: Turns) -> AsyncIterator[None]:
-    """Wait for the turn of the request's key, and hold it.
+    """Wait for the turn of the request's key, and occupy it until the request ends.
 
     If the client disconnects, the work stops at its next `bounds.check_work`.
 
@@ -134,7 +138,7 @@ async def turn(request: Request, turns: Turns) -> AsyncIterator[None]:
 
 async def refuse_unknown_parameters(request: Request) -> None:
     """Raise InputError for a query parameter that the route does not have, which is probably a
-    typo.
+    typing error.
     """
     if not request.query_params:
         return
@@ -180,7 +184,7 @@ def in_utc(instant: datetime) -> datetime:
 
 
 def reject_number(text: object) -> object:
-    """Return the text; raise ValueError for a number, which pydantic would read as Unix time."""
+    """Return the text; raise ValueError for a number, which pydantic would parse as Unix time."""
     if isinstance(text, str) and re.fullmatch(r"\s*[-+]?[0-9._]+\s*", text):
         raise ValueError("use the format 2026-01-02T03:04:05Z")
     return text
@@ -194,7 +198,7 @@ Cursor = Annotated[
 
 
 def _paging(first: Order) -> Callable[..., Awaitable[Paging]]:
-    """Return the paging dependency of long lists, with a default order."""
+    """Return the dependency for the pages of a long list, with a default order."""
 
     async def paging(
         since: Annotated[Instant | None, Query(description="Created at this time or later")] = None,
@@ -216,10 +220,10 @@ SystemStoreDep = Annotated[AccessStore, Depends(get_system_store)]
 FindDep = Annotated[Find, Depends(get_find)]
 PrincipalDep = Annotated[Principal, Depends(get_principal)]
 RefittedDep = Annotated[None, Depends(refitted)]
-"""Fits due calibrations before the route reads them."""
+"""Dependency that fits due calibrations before the route uses them."""
 RecordedDep = Annotated[Calibrations | None, Depends(get_recorded)]
 CalibrationsDep = Annotated[Calibrations | None, Depends(get_calibrations)]
 RankingTurn = Annotated[None, Depends(_ranking_turn, scope="function")]
-"""Last parameter of routes that rank configurations; such requests take turns by key."""
+"""Last parameter of routes that rank configurations: these requests take turns by key."""
 EstimateTurn = Annotated[None, Depends(_estimate_turn, scope="function")]
-"""RankingTurn for estimates, which do not wait for rankings."""
+"""As RankingTurn, for estimates, which do not wait for rankings."""

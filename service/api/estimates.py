@@ -1,4 +1,4 @@
-"""Routes that answer at once: estimates, recommendations, sizings, batch, exports and imports."""
+"""Routes that answer at once: estimates, recommendations, sizings, batches, exports and imports."""
 
 import functools
 from collections.abc import Mapping
@@ -185,7 +185,7 @@ class ExportRequest(BaseModel):
 
 
 class ImportRequest(BaseModel):
-    """A configuration that is in use."""
+    """An existing configuration or run of another tool."""
 
     model_config = ConfigDict(
         extra="forbid", use_attribute_docstrings=True, json_schema_extra={"example": IMPORT_EXAMPLE}

@@ -44,8 +44,8 @@ EXAMPLE: dict[str, Any] = {
 async def explanations(request: Request, settings: SettingsDep, find: FindDep) -> Response:
     """Compare the recorded step of each rank with its prediction.
 
-    Reports the parts that differ, their causes, and the time that changes would save. Takes traces,
-    or one log with Megatron's timers. Equivalent to `hp-tool explain --json`. The upload is
+    Reports the parts that differ, their causes, and the time that changes would save. Accepts
+    traces, or one log with Megatron's timers. Equivalent to `hp-tool explain --json`. The upload is
     deleted.
     """
 
@@ -62,11 +62,11 @@ async def explanations(request: Request, settings: SettingsDep, find: FindDep) -
 async def with_form(
     request: Request, answer: Callable[[FormData], T], *, settings: Settings, texts: int
 ) -> T:
-    """Call `answer` with the posted form in a thread, when its key has its turn.
+    """Call `answer` with the posted form, in a thread, at the turn of the request's key.
 
     Args:
         request: The request.
-        answer: Computes the result from the form.
+        answer: Function that returns the result for the form.
         settings: Limits of the service.
         texts: Maximum number of text fields.
     """
@@ -90,7 +90,9 @@ async def with_form(
 
 
 def check_fields(form: FormData, *, texts: tuple[str, ...]) -> None:
-    """Raise InputError for unknown fields, and for files in text fields or vice versa."""
+    """Raise InputError for unknown fields, for a file in a text field, or for text in a file
+    field.
+    """
     for name, value in form.multi_items():
         if name not in ("trace", *texts):
             known = ", ".join(("trace", *texts))
@@ -104,15 +106,15 @@ def check_fields(form: FormData, *, texts: tuple[str, ...]) -> None:
 
 
 def read_upload_query(form: FormData, *, find: Find) -> Query | None:
-    """Return the form's query with registered names looked up; None without one."""
+    """Return the query in the form, with registered names looked up; None without a query."""
     text = form.get("query")
     return read_query(text.encode(), find=find) if isinstance(text, str) and text.strip() else None
 
 
 def explain_uploads(form: FormData, *, query: Query | None, settings: Settings) -> bytes:
-    """Explain the form's files and return JSON; the files are deleted before this returns.
+    """Return the explanation of the form's files as JSON, and delete the files.
 
-    A child process reads them, so that exhausted memory or time does not affect the server.
+    A child process reads the files, so that exhausted memory or time does not affect the server.
     """
     uploads = [
         upload

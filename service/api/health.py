@@ -15,7 +15,7 @@ router = APIRouter(tags=["health"])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """Response of a healthy service; others return a problem."""
+    """Response of a service that works; other responses are problems."""
 
     status: Literal["ok"] = "ok"
 
@@ -28,7 +28,7 @@ async def healthz() -> Health:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readiness(Health):
-    """Readiness checks, if none failed."""
+    """Results of the readiness checks, if none failed."""
 
     checks: list[Check]
 

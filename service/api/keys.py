@@ -1,4 +1,4 @@
-"""API keys and the audit log, for administrators."""
+"""Routes of API keys and of the audit log, for administrators."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -45,7 +45,7 @@ class KeyView(View):
     requests_per_second: float | None
     gpu_seconds_per_day: float | None
     gpu_seconds_today: float | None
-    """Used since midnight UTC or reserved by unfinished searches; null in lists."""
+    """GPU-seconds used since midnight UTC or reserved by unfinished searches; null in lists."""
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None

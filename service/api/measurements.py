@@ -45,7 +45,7 @@ calibrations = versioned("/calibrations", tag="calibrations")
 Gpu = Annotated[str | None, Query(max_length=100, description="Catalogue name of the device")]
 Framework = Annotated[str | None, Query(max_length=100)]
 MAX_REPORTS = 1000
-"""Maximum reports in a list, as each takes milliseconds; NDJSON has no limit."""
+"""Maximum number of reports in a list, because each takes milliseconds. NDJSON has no limit."""
 EXAMPLE = {
     "query": {name: part for name, part in SEARCH_EXAMPLE.items() if name != "search"},
     "parallel": {"tensor_parallel_size": 2},
@@ -58,7 +58,9 @@ class MeasurementChange(Strict):
     """New state of a measurement."""
 
     state: Literal["accepted", "excluded"]
-    """accepted: calibrates predictions, even if it was held or deleted; excluded: does not."""
+    """accepted: the measurement calibrates predictions, even if it was held or deleted. excluded:
+    it does not.
+    """
 
 
 async def _body(request: Request) -> bytes | list[bytes]:
@@ -113,7 +115,7 @@ def report(
 
 
 def _key(idempotency_key: str | None, number: int, line: bytes) -> str | None:
-    """Return the idempotency key of one report in a list or stream with one key."""
+    """Return the idempotency key of one report in a list or stream that has one key."""
     return None if idempotency_key is None else f"{json_digest(idempotency_key)}:{number - 1}"
 
 
@@ -220,7 +222,9 @@ def delete(request: Request, store: StoreDep, measurement_id: str) -> Measuremen
 def change_state(
     request: Request, store: Store, *, measurement_id: str, state: MeasurementState
 ) -> MeasurementView:
-    """Change a measurement's state; its cluster's calibrations are refitted when next read."""
+    """Change a measurement's state. Calibrations of its cluster are refitted when they are next
+    used.
+    """
     record = store.set_measurement_state(measurement_id=measurement_id, state=state)
     _reload_calibrations(request)
     return MeasurementView.of(record)

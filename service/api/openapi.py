@@ -1,4 +1,6 @@
-"""OpenAPI description: bodies that routes parse themselves, security, and error responses."""
+"""Complete the OpenAPI description: bodies that routes parse themselves, security, and error
+responses.
+"""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -15,7 +17,7 @@ from service.http.routes import OPEN_PATHS
 
 _REF = "#/components/schemas/{model}-Input"
 _BODIES: dict[str, type] = {}
-"""Body types that routes parse themselves, by name; filled when routes are declared."""
+"""Types of bodies that routes parse themselves, by name. Declaring a route adds its type."""
 _METHODS = ("get", "put", "post", "delete", "patch")
 _KEY = "key"
 _FRAMEWORKS_OWN = ("HTTPValidationError", "ValidationError")
@@ -31,11 +33,11 @@ _HEADERS: dict[int, dict[str, Any]] = {
 
 
 def body(kind: type, *, example: Mapping[str, Any], or_list: bool = False) -> dict[str, Any]:
-    """Return `openapi_extra` of a route that parses a body of type `kind` itself.
+    """Return `openapi_extra` of a route that parses its body itself.
 
     Args:
         kind: Type of the body.
-        example: Example body.
+        example: Example of a body.
         or_list: Also accept a list, whose entries are accepted or rejected one by one.
     """
     _BODIES[kind.__name__] = kind
@@ -121,7 +123,9 @@ def install(app: FastAPI) -> None:
 
 
 def _complete(operation: dict[str, Any], *, method: str, path: str) -> None:
-    """Add security and error responses; keep descriptions that the route declares."""
+    """Add security and error responses to an operation. Descriptions that the route declares
+    remain.
+    """
     if path not in OPEN_PATHS:
         operation["security"] = [{_KEY: []}]
     responses = operation["responses"]

@@ -1,4 +1,6 @@
-"""Error responses: one table of statuses, one shape (RFC 9457 plus code and field)."""
+"""Convert errors to responses of one form (RFC 9457, with code and field) by one table of
+statuses.
+"""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -33,11 +35,11 @@ STATUS_BY_CODE: dict[str, int] = {
     BUSY: 503,
 }
 RETRY_S = "2"
-"""Seconds of Retry-After if the database is unreachable or all connections are in use; both
-conditions are brief.
+"""Retry-After in seconds if the database is unreachable or all connections are in use, which are
+brief conditions.
 """
 BODY = "body"
-"""Name of the field in errors about a request body as a whole."""
+"""Field that errors about a complete request body name."""
 CODE_BY_STATUS: dict[int, str] = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -51,15 +53,15 @@ class Problem(BaseModel):
     detail: str
     """What is wrong and what to do."""
     code: str
-    """Stable error code."""
+    """Stable code of the error."""
     field: str | None = None
     """Dotted path of the input at fault."""
 
 
 def problem(error: HpToolError, *, path_parameters: Collection[str] = ()) -> JSONResponse:
-    """Return the response for an error.
+    """Return the response to an error.
 
-    An unknown name is a 404 in the path, and bad input in a body.
+    An unknown name is a 404 if it is in the path, and invalid input if it is in a body.
     """
     in_body = (
         isinstance(error, NotFoundError)
@@ -90,7 +92,7 @@ def install(app: FastAPI) -> None:
     """Install handlers for all kinds of errors."""
 
     @app.exception_handler(HpToolError)
-    async def _ours(request: Request, error: HpToolError) -> JSONResponse:
+    async def _handle_hp_tool_error(request: Request, error: HpToolError) -> JSONResponse:
         return problem(error, path_parameters=request.path_params)
 
     @app.exception_handler(RequestValidationError)
@@ -104,7 +106,7 @@ def install(app: FastAPI) -> None:
         detail = (
             f"{where} is missing"
             if errors[0]["type"] == "missing"
-            else f"{where} must be {expected}{_got(errors[0])}"
+            else f"{where} must be {expected}{_received_value(errors[0])}"
         )
         return _response(422, code="invalid_input", detail=detail, field=where)
 
@@ -138,9 +140,10 @@ def install(app: FastAPI) -> None:
 
 
 def _path(loc: Sequence[int | str]) -> str:
-    """Return the field as sent, without its location (query, body) and union branches.
+    """Return the name of the field as it was sent, without its location (query, body) and union
+    branches.
 
-    For an error about a whole location, return the location.
+    For an error about a complete location, return the location.
     """
     return ".".join(str(part) for part in loc[1:] if "[" not in str(part)) or str(loc[0])
 
@@ -163,7 +166,9 @@ EXPECTED = {
 
 
 def _expected(error: Mapping[str, Any]) -> str:
-    """Return the expected value in words; the framework's message for types not in EXPECTED."""
+    """Return the expected value in words; for types that are not in EXPECTED, the framework's
+    message.
+    """
     words = EXPECTED.get(error["type"])
     return (
         str(error["msg"]).removeprefix("Input should be ")
@@ -172,16 +177,17 @@ def _expected(error: Mapping[str, Any]) -> str:
     )
 
 
-def _got(error: Mapping[str, Any]) -> str:
+def _received_value(error: Mapping[str, Any]) -> str:
     """Return the received value if it is short."""
     sent = error.get("input")
     return f", not {sent!r}" if isinstance(sent, str | int | float) and len(str(sent)) <= 40 else ""
 
 
 def _allowed(request: Request) -> set[str]:
-    """Return the methods of all routes that match the path.
+    """Return the methods of all routes that match the path, because the framework names only the
+    first.
 
-    The framework names only the first match. Literal routes win over parameterized ones.
+    Routes without parameters take precedence.
     """
     routes = [
         route

@@ -10,7 +10,7 @@ from hp_tool.store.columns import decode_configuration
 
 
 def search_answer(record: SearchRecord) -> dict[str, Any]:
-    """Return the answer of an ended search: its result, or the reason it has none."""
+    """Return the answer of an ended search: its result, or why it has none."""
     if record.result is not None:
         return record.result
     error = record.error or {

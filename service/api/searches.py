@@ -1,4 +1,4 @@
-"""Routes of searches: submit, list, inspect and control; the dashboard uses them, too."""
+"""Routes that submit, list, show and control searches. The dashboard uses their functions, too."""
 
 import contextlib
 import re
@@ -72,12 +72,12 @@ EXAMPLE: dict[str, Any] = {
     "search": {"budget_runs": 4, "run_timeout_s": 120.0},
 }
 MAX_SEQ = 2**31 - 1
-"""Largest value of the database column."""
+"""Largest value of the database's column of event numbers."""
 KEY_CHECK_INTERVAL_S = 2.0
-"""Seconds between two checks that an event stream's key is still valid."""
+"""Seconds between two checks that the key of an event stream is still valid."""
 KEY_REUSED = "The Idempotency-Key was used for a different request"
 Action = Literal["cancel", "pause", "resume", "clone"]
-"""Actions; each is the last segment of a POST route."""
+"""Actions on a search. Each is the last segment of a POST route."""
 ACTION_DESCRIPTIONS: dict[Action, str] = {
     "cancel": "Cancel a search. A waiting or failed search ends at once; a running one, or one "
     "with open runs, as soon as a worker reads the request.",
@@ -125,15 +125,16 @@ def submit(
             # Return it even if its names now mean something else, or no worker could run it.
             return _accepted(earlier, response)
     return _accepted(
-        store.create_search(**searched(body.query, sent=body.mapping, find=find), **sent), response
+        store.create_search(**prepare_search(body.query, sent=body.mapping, find=find), **sent),
+        response,
     )
 
 
 def check_webhook(url: str | None, *, settings: Settings) -> None:
-    """Check a webhook's URL, if there is one.
+    """Check the URL of a webhook, if it is set.
 
     Raises:
-        InputError: The service sends none (`webhooks_disabled`), or not to this URL.
+        InputError: The service sends no webhooks (`webhooks_disabled`), or not to this URL.
     """
     if url is None:
         return
@@ -147,13 +148,13 @@ def check_webhook(url: str | None, *, settings: Settings) -> None:
     settings.webhooks.check(url)
 
 
-def searched(query: domain.Query, *, sent: JsonObject, find: Find) -> dict[str, Any]:
-    """Return what is stored for a search: the query with registered names looked up, and the
-    edition.
+def prepare_search(query: domain.Query, *, sent: JsonObject, find: Find) -> dict[str, Any]:
+    """Return the query with registered names looked up, and the edition of hp_tool, as a search
+    stores them.
 
     Raises:
-        InputError, NotFoundError, UnsupportedError: The query cannot be run. Raised now instead of
-        later in a worker.
+        InputError, NotFoundError, UnsupportedError: The query cannot be run. The error is raised
+            now, because a worker would raise it only later.
     """
     resolved = resolve(query, find=find)
     resolve_search(resolved)
@@ -229,7 +230,7 @@ def change_budget(
 
     Its worker follows within seconds and does not interrupt a run in progress.
     """
-    return SearchView.of(changed_budget(store, search_id=search_id, change=change))
+    return SearchView.of(update_budget(store, search_id=search_id, change=change))
 
 
 @router.put(
@@ -302,7 +303,7 @@ async def get_result(
         await watch.news(search_id, seen=Head(record.state, MAX_SEQ), limit_s=left_s)
 
 
-def start_of(
+def stream_start(
     store: StoreDep,
     search_id: str,
     last_event_id: Annotated[str | None, Header()] = None,
@@ -311,9 +312,9 @@ def start_of(
         Query(ge=0, le=MAX_SEQ, description="Return events after this seq; Last-Event-ID wins"),
     ] = 0,
 ) -> int:
-    """Return the seq after which an event stream starts.
+    """Return the number of the event after which a stream starts.
 
-    It is checked before the stream starts, while errors can still be returned.
+    It is checked before the stream starts, because errors cannot be returned afterwards.
     """
     store.get_search(search_id=search_id)
     if last_event_id is None:
@@ -328,7 +329,7 @@ def start_of(
 
 @router.get("/{search_id}/events", response_class=EventSourceResponse)
 async def events(
-    request: Request, search_id: str, store: StoreDep, start: Annotated[int, Depends(start_of)]
+    request: Request, search_id: str, store: StoreDep, start: Annotated[int, Depends(stream_start)]
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream all events, or those after Last-Event-ID, until the search ends.
 
@@ -353,7 +354,7 @@ async def events(
 
 
 async def _is_still_allowed(request: Request) -> bool:
-    """Return whether the key that opened the stream is still valid."""
+    """Return True if the key that opened the stream is still valid."""
     keyring: Keyring = request.app.state.keyring
     try:
         await keyring.principal(request.headers)
@@ -409,11 +410,11 @@ def _accepted(record: SearchRecord, response: Response) -> SearchView:
     return SearchView.of(record)
 
 
-def changed_budget(store: Store, *, search_id: str, change: BudgetChange) -> SearchRecord:
+def update_budget(store: Store, *, search_id: str, change: BudgetChange) -> SearchRecord:
     """Change the budget of a search.
 
     Raises:
-        InputError: A number is out of range, or no field is given.
+        InputError: A number is out of range, or both are missing.
         NotFoundError: There is no such search.
         ConflictError: The search has ended.
     """
@@ -428,8 +429,9 @@ def changed_budget(store: Store, *, search_id: str, change: BudgetChange) -> Sea
 def apply_action(
     store: Store, *, search_id: str, action: Action, idempotency_key: str | None = None
 ) -> SearchRecord:
-    """Apply an action and return the search; for clone, the new search (or the one created earlier
-    with this key).
+    """Apply an action and return the search.
+
+    A clone returns the new search, or the one that was created earlier with this key.
 
     Raises:
         NotFoundError: There is no such search.

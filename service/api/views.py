@@ -1,4 +1,6 @@
-"""Response views of the store's records, without a web framework because clients use them too."""
+"""Response views of stored records. This module imports no web framework, because clients use
+it.
+"""
 
 from __future__ import annotations
 
@@ -50,16 +52,22 @@ STATUS_BY_CLASS: tuple[tuple[type[HpToolError], int], ...] = (
     (MissingExtraError, 501),
     (HpToolError, 500),
 )
-"""HTTP status by error class, for codes without their own; clients use it in reverse."""
+"""HTTP status by class of error, for codes without their own status. Clients use the table in
+reverse.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A record in the API: its fields of the same names, and fields that the view computes."""
+    """A record as the API returns it: fields of the record with the same names, and computed
+    fields.
+    """
 
     @classmethod
     def of(cls, *records: Any, **more: Any) -> Self:
-        """Create a view; each field comes from `more` or the first record that has it."""
+        """Return a view whose fields come from `more`, or from the first record that has the
+        field.
+        """
         values = cls.computed(records[0]) | more
         for record in records:
             values = {
@@ -71,7 +79,7 @@ class View:
 
     @staticmethod
     def computed(record: Any) -> dict[str, Any]:
-        """Return the fields that the record lacks or that differ from it."""
+        """Return the fields that the record lacks, or whose value differs from the record's."""
         return {}
 
 

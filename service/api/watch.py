@@ -1,4 +1,6 @@
-"""Wait for events of searches: one database poll at a time serves all streams and requests."""
+"""Wait for events of searches. One poll of the database at a time serves all streams and
+requests.
+"""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -17,7 +19,9 @@ class _Waiter:
 
 
 class Watch:
-    """Wakes waiters when their search changes. One per process, used on its event loop only."""
+    """Wake waiting requests when their search changes. Each process has one instance, which it uses
+    on its event loop only.
+    """
 
     def __init__(
         self, *, heads: Callable[[Collection[str]], Mapping[str, Head]], poll_s: float
@@ -28,7 +32,7 @@ class Watch:
         self._poller: asyncio.Task[None] | None = None
 
     async def news(self, search_id: str, *, seen: Head, limit_s: float) -> None:
-        """Wait until the search has a new event or state or is deleted, at most `limit_s`.
+        """Wait at most `limit_s` for a new event or state of the search, or its deletion.
 
         Raises:
             StoreError: The database does not respond.

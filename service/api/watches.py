@@ -1,4 +1,4 @@
-"""Watched jobs: create a watch, store the job's steps, and report when it slows down."""
+"""Routes of watched jobs: create a watch, store a job's steps, and report slowdowns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Live workers, their devices and their searches."""
+"""Routes of live workers, their devices and their searches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Shared code of the service's clients; importing it requires the extra `client`."""
+"""Code that both clients of the service use. Importing it requires the extra `client`."""
 
 from hp_tool.extras import require
 

@@ -1,4 +1,4 @@
-"""Typed requests of the clients, and conversion of problems to exceptions."""
+"""Typed requests of the clients, and the conversion of problems to exceptions."""
 
 from __future__ import annotations
 
@@ -54,27 +54,29 @@ ERROR_BY_CODE: dict[str, type[HpToolError]] = {
 }
 """Exception class by error code, for failed searches, which store only the code."""
 PROBLEM_KEYS = {"type", "title", "status", "detail", "code", "field"}
-"""Standard keys of a problem; other keys are the error's details."""
+"""Standard keys of a problem. Other keys are details of the error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[T]):
-    """One request and the type of its response."""
+    """A request and the type of its response."""
 
     method: str = "GET"
     path: str
     answer: Any
-    """Type T, for pydantic."""
+    """Type of the response, for pydantic."""
     json: Mapping[str, Any] | list[Mapping[str, Any]] | None = None
     files: Sequence[tuple[str, Any]] | None = None
-    """Form parts as in httpx; open files are streamed."""
+    """Parts of a form, as in httpx. Open files are streamed."""
     params: Mapping[str, Any] | None = None
-    """Query parameters; None values are omitted."""
+    """Query parameters; None omits a parameter."""
     headers: Mapping[str, str] | None = None
     timeout: Any = httpx.USE_CLIENT_DEFAULT
-    """Seconds or httpx.Timeout."""
+    """Timeout in seconds, or an httpx.Timeout."""
     may_be_pending: bool = False
-    """Whether a 202 means that there is no result yet (returned as None)."""
+    """True if the response may be a 202, which means that there is no result yet and is returned as
+    None.
+    """
 
     def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
         """Build the request for an httpx client."""
@@ -92,11 +94,13 @@ class Call(Generic[T]):
         raise_problem(response)
         if self.may_be_pending and response.status_code == httpx.codes.ACCEPTED:
             return cast(T, None)
-        return cast(T, parsed(self.answer, response.content))
+        return cast(T, parse_response(self.answer, response.content))
 
 
 class Endpoint(Generic[P, T]):
-    """A method of both clients: returns the response in `Client`, an awaitable in `AsyncClient`."""
+    """A method of both clients. It returns the response in `Client`, and an awaitable in
+    `AsyncClient`.
+    """
 
     def __init__(self, call: Callable[Concatenate[Any, P], Call[T]]) -> None:
         self._call = call
@@ -120,8 +124,8 @@ class Endpoint(Generic[P, T]):
 
 
 def require_result(answer: JsonObject) -> JsonObject:
-    """Return an answer that has a result, even one with an error; raise the error of an answer
-    without a result.
+    """Return an answer that has a result, even an error; raise the error of an answer without a
+    result.
     """
     if "recommendations" in answer:
         return answer
@@ -162,7 +166,7 @@ def raise_problem(response: httpx.Response) -> None:
         ) from None
 
 
-def parsed(kind: Any, text: str | bytes) -> Any:
+def parse_response(kind: Any, text: str | bytes) -> Any:
     """Parse `text` as type `kind`; raise HpToolError if it does not match."""
     try:
         return schema.adapter(kind).validate_json(text)

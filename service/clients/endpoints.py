@@ -120,7 +120,7 @@ class Endpoints:
     @Endpoint
     def webhook(self, *, search_id: str) -> Call[WebhookView]:
         """Return the delivery state of a search's webhook."""
-        return Call(path=f"/v1/searches/{part(search_id)}/webhook", answer=WebhookView)
+        return Call(path=f"/v1/searches/{path_segment(search_id)}/webhook", answer=WebhookView)
 
     @Endpoint
     def searches(
@@ -142,7 +142,7 @@ class Endpoints:
     @Endpoint
     def search(self, *, search_id: str) -> Call[SearchView]:
         """Return a search and its state."""
-        return Call(path=f"/v1/searches/{part(search_id)}", answer=SearchView)
+        return Call(path=f"/v1/searches/{path_segment(search_id)}", answer=SearchView)
 
     @Endpoint
     def trials(
@@ -159,7 +159,9 @@ class Endpoints:
         Filters: state, status, since, until, order.
         """
         params = {"limit": limit, "cursor": cursor, **filters}
-        return Call(path=f"/v1/searches/{part(search_id)}/trials", answer=TrialsView, params=params)
+        return Call(
+            path=f"/v1/searches/{path_segment(search_id)}/trials", answer=TrialsView, params=params
+        )
 
     @Endpoint
     def act(self, *, search_id: str, action: str) -> Call[SearchView]:
@@ -197,7 +199,10 @@ class Endpoints:
         """Change a search's budget."""
         budget = drop_none({"budget_runs": budget_runs, "budget_gpu_seconds": budget_gpu_seconds})
         return Call(
-            method="PATCH", path=f"/v1/searches/{part(search_id)}", answer=SearchView, json=budget
+            method="PATCH",
+            path=f"/v1/searches/{path_segment(search_id)}",
+            answer=SearchView,
+            json=budget,
         )
 
     @Endpoint
@@ -207,13 +212,16 @@ class Endpoints:
         """Replace a search's name, tags and note, by which `searches(words=...)` finds it."""
         body = {"name": name, "tags": list(tags), "note": note}
         return Call(
-            method="PUT", path=f"/v1/searches/{part(search_id)}/label", answer=SearchView, json=body
+            method="PUT",
+            path=f"/v1/searches/{path_segment(search_id)}/label",
+            answer=SearchView,
+            json=body,
         )
 
     @Endpoint
     def result(self, *, search_id: str, wait_s: float = 0.0) -> Call[JsonObject | None]:
         """Return the result, waiting up to `wait_s` seconds; None if the search has not ended."""
-        path = f"/v1/searches/{part(search_id)}/result"
+        path = f"/v1/searches/{path_segment(search_id)}/result"
         params, timeout = {"wait_s": wait_s}, wait_s + 30.0
         return Call(
             path=path, answer=JsonObject, params=params, timeout=timeout, may_be_pending=True
@@ -250,19 +258,21 @@ class Endpoints:
     @Endpoint
     def measurement(self, *, measurement_id: str) -> Call[MeasurementView]:
         """Return a stored measurement."""
-        return Call(path=f"/v1/measurements/{part(measurement_id)}", answer=MeasurementView)
+        return Call(path=f"/v1/measurements/{path_segment(measurement_id)}", answer=MeasurementView)
 
     @Endpoint
     def change_measurement(self, *, measurement_id: str, state: str) -> Call[MeasurementView]:
         """Include a measurement in calibration (`accepted`) or not (`excluded`)."""
-        path = f"/v1/measurements/{part(measurement_id)}"
+        path = f"/v1/measurements/{path_segment(measurement_id)}"
         return Call(method="PATCH", path=path, answer=MeasurementView, json={"state": state})
 
     @Endpoint
     def delete_measurement(self, *, measurement_id: str) -> Call[MeasurementView]:
         """Remove a measurement from lists and calibrations, until `accepted` again."""
         return Call(
-            method="DELETE", path=f"/v1/measurements/{part(measurement_id)}", answer=MeasurementView
+            method="DELETE",
+            path=f"/v1/measurements/{path_segment(measurement_id)}",
+            answer=MeasurementView,
         )
 
     @Endpoint
@@ -314,13 +324,16 @@ class Endpoints:
     def report_steps(self, *, watch_id: str, batch: Mapping[str, Any]) -> Call[JsonObject]:
         """Report the newest steps of one process; those up to `acknowledged` are stored."""
         return Call(
-            method="POST", path=f"/v1/watches/{part(watch_id)}/steps", answer=JsonObject, json=batch
+            method="POST",
+            path=f"/v1/watches/{path_segment(watch_id)}/steps",
+            answer=JsonObject,
+            json=batch,
         )
 
     @Endpoint
     def watched(self, *, watch_id: str) -> Call[JsonObject]:
         """Return a watched job with its verdict."""
-        return Call(path=f"/v1/watches/{part(watch_id)}", answer=JsonObject)
+        return Call(path=f"/v1/watches/{path_segment(watch_id)}", answer=JsonObject)
 
     @Endpoint
     def after_loss(self, *, query: Mapping[str, Any], lost_nodes: int = 1) -> Call[JsonObject]:
@@ -346,7 +359,7 @@ class Endpoints:
     @Endpoint
     def catalog(self, /, *, kind: str, **paging: Any) -> Call[JsonObject]:
         """List `models`, `gpus`, `clusters`, `recipes`, `trainers` or `traces`, by name."""
-        return Call(path=f"/v1/{part(kind)}", answer=JsonObject, params=paging)
+        return Call(path=f"/v1/{path_segment(kind)}", answer=JsonObject, params=paging)
 
     @Endpoint
     def register(
@@ -354,10 +367,12 @@ class Endpoints:
     ) -> Call[RegistrationView]:
         """Register a spec under a name; `kind`: models, clusters or traces."""
         body = {"name": name, "spec": spec, "shared": shared}
-        return Call(method="POST", path=f"/v1/{part(kind)}", answer=RegistrationView, json=body)
+        return Call(
+            method="POST", path=f"/v1/{path_segment(kind)}", answer=RegistrationView, json=body
+        )
 
 
-def part(name: str) -> str:
+def path_segment(name: str) -> str:
     """Quote an id or name as a path segment; raise NotFoundError if it cannot be one."""
     if name in ("", ".", ".."):
         raise NotFoundError(f"{name!r} is not an id.")
@@ -369,7 +384,7 @@ def _action(search_id: str, action: str) -> Call[SearchView]:
     headers = _idempotent(None) if action == "clone" else None
     return Call(
         method="POST",
-        path=f"/v1/searches/{part(search_id)}/{part(action)}",
+        path=f"/v1/searches/{path_segment(search_id)}/{path_segment(action)}",
         answer=SearchView,
         headers=headers,
     )

@@ -1,4 +1,4 @@
-"""Retries: after rate limits, lost responses, and while a server is unreachable."""
+"""Repeat requests after rate limits and lost responses, and while a server is unreachable."""
 
 import asyncio
 import time
@@ -10,26 +10,28 @@ from hp_tool.errors import StoreError
 from service.http.routes import COMPUTING, SAFE_METHODS
 
 MAX_RETRY_AFTER_S = 10.0
-"""Maximum Retry-After, in seconds, that is waited for. A daily quota takes longer, so the caller
-decides.
+"""Maximum Retry-After, in seconds, that a client waits for. A daily quota takes longer, so the
+caller decides.
 """
 MAX_ATTEMPTS = 5
 MAX_LOST_ATTEMPTS = 3
 FIRST_WAIT_S = 0.2
-"""Seconds to wait after the first lost response; doubled each time."""
+"""Seconds to wait after the first lost response. The time doubles with each attempt."""
 UNAVAILABLE_STATUSES = frozenset({502, 503, 504})
-"""HTTP statuses during a restart of the server or its database."""
+"""HTTP statuses that occur while a server or its database restarts."""
 MAX_UNREACHABLE_S = 300.0
-"""Seconds to keep following a search on an unreachable server; longer than an update takes."""
+"""Seconds for which an unreachable server is retried while a search is followed; an update takes
+less.
+"""
 MAX_RECONNECT_WAIT_S = 5.0
 Outcome = httpx.Response | httpx.TransportError
 
 
 def wait_s(request: httpx.Request, outcome: Outcome, *, attempt: int) -> float | None:
-    """Return the seconds to wait before sending a request again; None if the outcome is final.
+    """Return the seconds to wait before repeating a request; None if the outcome is final.
 
     A 429 means that nothing was done, so any request is repeated. After a lost response, or a 503
-    with Retry-After, it is repeated only if it changes nothing or has an Idempotency-Key.
+    with Retry-After, a request is repeated only if it changes nothing or has an Idempotency-Key.
 
     Args:
         request: The request.
@@ -62,14 +64,14 @@ def wait_s(request: httpx.Request, outcome: Outcome, *, attempt: int) -> float |
 
 
 class ReconnectPolicy:
-    """Waits between reconnects to an unreachable server, and a limit on their total."""
+    """Waiting times between attempts to reconnect, with a limit on their sum."""
 
     def __init__(self, *, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._patience_s, self._clock = patience_s, clock
         self._unreachable_since: float | None = None
 
     def connected(self) -> None:
-        """Reset after a response."""
+        """Reset the waiting times after a response."""
         self._unreachable_since = None
 
     def wait_s(self, error: StoreError) -> float:

@@ -32,7 +32,7 @@ from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.wording.bill import bill_sentences
 from service.api.bodies import resolve
 from service.api.dependencies import CalibrationsDep, FindDep, RankingTurn, StoreDep
-from service.api.searches import searched
+from service.api.searches import prepare_search
 from service.dashboard import formats
 from service.dashboard.ask_question import Question
 from service.dashboard.new_search_form import (
@@ -125,7 +125,9 @@ def submit(values: Form, store: StoreDep, find: FindDep) -> Response:
     """Queue the search and redirect to its page; on an error, show the page with the message."""
     try:
         sent, label = to_query(values), schema.parse(Label, {"name": values.get("name", "")})
-        record = store.create_search(**searched(schema.parse_query(sent), sent=sent, find=find))
+        record = store.create_search(
+            **prepare_search(schema.parse_query(sent), sent=sent, find=find)
+        )
         if label.name:
             store.label_search(search_id=record.id, label=label)
     except HpToolError as error:
@@ -212,6 +214,6 @@ def _unsearchable(query: Query, *, workers: Sequence[WorkerRecord]) -> str | Non
 
 
 def _plan(query: Query, *, store: Store) -> SearchPlan | None:
-    with contextlib.suppress(HpToolError):  # The reason why it cannot be searched.
+    with contextlib.suppress(HpToolError):  # The reason why it cannot be prepare_search.
         return bill(query, store=store).plan
     return None

@@ -26,8 +26,8 @@ from service.api.searches import (
     Action,
     BudgetChange,
     apply_action,
-    changed_budget,
-    searched,
+    prepare_search,
+    update_budget,
 )
 from service.api.views import SearchView, View
 from service.dashboard import trials
@@ -211,7 +211,7 @@ def log_text(search_id: str, run_id: str, store: StoreDep) -> PlainTextResponse:
 def change_budget(search_id: str, values: Form, store: StoreDep) -> RedirectResponse:
     """Change the maximum number of profile runs of the search."""
     budget_runs = number(values.get("budget_runs", ""), field="budget_runs")
-    changed_budget(store, search_id=search_id, change=BudgetChange(budget_runs=budget_runs))
+    update_budget(store, search_id=search_id, change=BudgetChange(budget_runs=budget_runs))
     return done(f"/searches/{search_id}", "changed")
 
 
@@ -223,7 +223,7 @@ def run_longer(search_id: str, values: Form, store: StoreDep, find: FindDep) -> 
         "run_timeout_s": number(values.get("run_timeout_s", ""), field="run_timeout_s")
     }
     record = store.create_search(
-        **searched(schema.parse_query(sent), sent=sent, find=find), request=sent
+        **prepare_search(schema.parse_query(sent), sent=sent, find=find), request=sent
     )
     return RedirectResponse(f"/searches/{record.id}", status_code=303)
 

@@ -28,12 +28,14 @@ from service.http.metrics import Metrics
 MAX_BYTES = 64 * 2**20
 MAX_ANSWER_BYTES = 2**20
 ENTRY_OVERHEAD_BYTES = 8 * 1024
-"""Memory of a resolved problem: measured 3 to 5 KiB, and as much for the rest of an entry."""
+"""Memory of one entry in addition to its body: 3 to 5 KiB for a resolved problem, and as much for
+the rest.
+"""
 CHECK_EVERY_S = 1.0
 ROUTES = {
     path: SimpleNamespace(path_format=path) for path in ("/v1/estimates", "/v1/recommendations")
 }
-"""Cached routes, in the form in which the request log reads them."""
+"""Cached routes, in the form that the request log uses."""
 
 PREFIX = "/v1/"
 UNTAGGED = ("/v1/keys", "/v1/audit")
@@ -41,12 +43,12 @@ UNTAGGED = ("/v1/keys", "/v1/audit")
 Key = tuple[str | None, str, bytes, bytes]
 """Owner, route, parameters and digest of the query."""
 Learnt = list[tuple[Calibrations, TrainingProblem, JsonObject | str | None]]
-"""Calibrations that an answer requested: the problem, and the calibration used."""
+"""Calibrations that an answer requested: the problem, and the calibration that was used."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
-    """A cached answer, and what it depends on."""
+    """A cached answer and the data that it depends on."""
 
     body: bytes
     learnt: Learnt
@@ -59,7 +61,7 @@ class Entry:
 
 
 class AnswerCache:
-    """A least-recently-used cache of answers. Used on one event loop only."""
+    """A least-recently-used cache of answers, for use on one event loop only."""
 
     def __init__(
         self, *, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic
@@ -105,7 +107,7 @@ class AnswerCache:
             self._drop(next(iter(self._entries)))
 
     def recheck(self) -> None:
-        """Mark every entry to be rechecked before its next use, because a calibration was fitted.
+        """Check every entry again before its next use, because a calibration was fitted.
         Thread-safe.
         """
         self._recheck_after = self._clock()
@@ -117,19 +119,23 @@ class AnswerCache:
 
 def _is_current(learnt: Learnt) -> bool:
     """Return True if the newest calibrations are those that the answer used."""
-    return all(applied(calibrations, problem) == used for calibrations, problem, used in learnt)
+    return all(
+        applied_calibration(calibrations, problem) == used for calibrations, problem, used in learnt
+    )
 
 
-def applied(calibrations: Calibrations, problem: TrainingProblem) -> JsonObject | str | None:
-    """Return the calibration used for a problem, as in the answer's provenance, or the reason why
-    none was used.
+def applied_calibration(
+    calibrations: Calibrations, problem: TrainingProblem
+) -> JsonObject | str | None:
+    """Return the calibration used for a problem, as in the answer's provenance, or why none was
+    used.
     """
     predictor = calibrations(problem)
     return calibrations.unused(problem) if predictor is None else predictor.provenance
 
 
 class CachedAnswers:
-    """Middleware that returns cached answers, and caches the answers of the routes below."""
+    """Middleware that returns cached answers, and caches the answers of ROUTES."""
 
     def __init__(self, app: ASGIApp, cache: AnswerCache, metrics: Metrics) -> None:
         self.app = app
@@ -172,7 +178,9 @@ class CachedAnswers:
 
 
 class ETags:
-    """Adds ETags to JSON responses of GET requests below /v1/; streams are unchanged."""
+    """Middleware that adds ETags to JSON responses of GET requests below /v1/. Streams remain
+    unchanged.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -192,7 +200,7 @@ class ETags:
                 return
             if start is not None:
                 message, start = (
-                    _tagged(start, message, Headers(scope=scope).get("if-none-match", "")),
+                    _add_etag(start, message, Headers(scope=scope).get("if-none-match", "")),
                     None,
                 )
                 await send(message.pop("start"))
@@ -208,7 +216,7 @@ def _is_json(start: Message) -> bool:
     )
 
 
-def _tagged(start: Message, body: Message, known: str) -> Message:
+def _add_etag(start: Message, body: Message, known: str) -> Message:
     """Return the body with its start message and ETag; an empty 304 if If-None-Match has the tag.
 
     Args:

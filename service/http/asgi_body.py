@@ -1,4 +1,4 @@
-"""Read request bodies in middleware, with limits, and replay them to the application."""
+"""Read request bodies in middleware, with limits, and pass them on to the application."""
 
 import asyncio
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ from starlette.types import Message, Receive
 from hp_tool.errors import HpToolError
 
 MAX_PAUSE_S = 30.0
-"""Longest pause within a body, in seconds."""
+"""Maximum pause within a body, in seconds."""
 MAX_BODY_S = 120.0
-"""Longest time for a body, in seconds; uploads get more, in proportion to their size."""
+"""Maximum duration of a body, in seconds. Uploads may take longer, in proportion to their size."""
 MIN_BYTES_PER_SECOND = 65_536
 
 
@@ -20,7 +20,7 @@ def too_large(limit: int) -> HpToolError:
 
 
 def limit_size(receive: Receive, limit: int) -> Receive:
-    """Wrap `receive` to raise an error if the body exceeds the limit."""
+    """Wrap `receive` so that it raises an error if the body exceeds the limit."""
     seen = 0
 
     async def received() -> Message:
@@ -35,9 +35,9 @@ def limit_size(receive: Receive, limit: int) -> Receive:
 
 
 def limit_time(receive: Receive) -> Receive:
-    """Wrap `receive` to raise `request_timeout` if the body stalls or is too slow.
+    """Wrap `receive` so that it raises `request_timeout` if the body pauses or is too slow.
 
-    Use it for bodies that are answered after their end, because the sender then waits for nothing.
+    For bodies that are answered only after their end, because their sender then waits for nothing.
     """
     loop = asyncio.get_running_loop()
     began_s, seen, complete = loop.time(), 0, False
@@ -64,10 +64,10 @@ def limit_time(receive: Receive) -> Receive:
 
 
 async def read_body(receive: Receive) -> bytes | None:
-    """Read the body; return None if the client disconnects.
+    """Return the body; None if the client disconnects.
 
     Raises:
-        HpToolError: The body stalls or takes too long (`request_timeout`).
+        HpToolError: The body pauses or takes too long (`request_timeout`).
     """
     pieces, end_s = [], asyncio.get_running_loop().time() + MAX_BODY_S
     while True:

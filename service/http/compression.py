@@ -5,11 +5,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 MIN_BYTES = 1024
 LEVEL = 1
-"""Gzip level. Level 6 makes responses a fifth smaller but takes two to three times as long."""
+"""Level of gzip. Level 6 makes responses a fifth smaller, but takes two to three times as long."""
 
 
 class Compression:
-    """Compresses responses to GET requests, except event streams.
+    """Compress responses to GET requests, except event streams.
 
     Responses to POST are not compressed: for a cached recommendation that would take longer than
     the lookup, and the size of the page with a new key must not depend on the secret.

@@ -1,4 +1,4 @@
-"""HTML error pages for browsers, with a link back, in place of JSON."""
+"""Show errors to browsers as HTML pages with a link back, instead of JSON."""
 
 import json
 from urllib.parse import unquote, urlsplit
@@ -13,13 +13,13 @@ HEADINGS = {
     404: "Not found",
     409: "Not possible now",
     422: "Not understood",
-    503: "The database is away",
+    503: "The database is unavailable",
 }
 REPLACED_HEADERS = {b"content-length", b"content-type"}
 
 
 class ErrorPages:
-    """Replaces problem+json by HTML if the request is a browser navigation."""
+    """Middleware that replaces problem+json by HTML if a browser opens a page."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -76,7 +76,9 @@ def _is_navigation(scope: Scope) -> bool:
 
 
 def _back_link(scope: Scope) -> str:
-    """Return the previous page if it is another page of this service, else the list of searches."""
+    """Return the address of the previous page, if it is another page of this service, else of the
+    list of searches.
+    """
     headers = Headers(scope=scope)
     came_from = urlsplit(headers.get("referer", ""))
     path = came_from.path

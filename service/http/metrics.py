@@ -38,7 +38,7 @@ DURATION_BUCKETS_S = (
 
 
 class Metrics:
-    """Metrics of one application."""
+    """Prometheus metrics of one application."""
 
     def __init__(self, *, store: AccessStore) -> None:
         self._registry = CollectorRegistry()
@@ -80,7 +80,7 @@ class Metrics:
         self._cached.labels(route, "hit" if hit else "miss").inc()
 
     def text(self) -> bytes:
-        """Return the text exposition; queries the database."""
+        """Return the metrics in Prometheus's text format. Queries the database."""
         return generate_latest(self._registry)
 
 

@@ -31,11 +31,11 @@ from service.keys import Principal
 from service.settings import Settings
 
 SHARED = frozenset({"live_workers", "measured_clusters"})
-"""Methods whose results contain no owner's data."""
+"""Methods of the store whose results contain no owner's data."""
 
 
 class PrincipalStore:
-    """A `Store` limited to what its principal may see and spend. Writes belong to the principal."""
+    """A `Store` limited to what its caller may see and spend. The caller owns what it writes."""
 
     def __init__(self, *, store: AccessStore, principal: Principal, settings: Settings) -> None:
         self._store = store
@@ -43,11 +43,12 @@ class PrincipalStore:
         self._settings = settings
 
     def create_search(self, *, query: JsonObject, **options: Any) -> SearchRecord:
-        """Queue a search owned by the principal; under a ceiling, add a missing GPU-second budget.
+        """Queue a search that the caller owns. If budgets are limited, add a missing GPU-second
+        budget.
 
         Raises:
-            InputError: No live worker can run it (`launcher_mismatch`), or its budget is above the
-                ceiling (`gpu_seconds_ceiling`).
+            InputError: No live worker can run the search (`launcher_mismatch`), or its budget is
+                above the limit (`gpu_seconds_ceiling`).
             LimitError: Today's quota is used up.
             HpToolError: The priority is reserved for administrators (`forbidden`).
         """
@@ -84,7 +85,7 @@ class PrincipalStore:
         """Change the budget of a search.
 
         Raises:
-            InputError: The budget is above the ceiling (`gpu_seconds_ceiling`).
+            InputError: The budget is above the limit (`gpu_seconds_ceiling`).
             LimitError: Today's quota is used up.
         """
         query = self.get_search(search_id=search_id).query
@@ -107,7 +108,9 @@ class PrincipalStore:
         return record
 
     def add_measurement(self, *, measurement: NewMeasurement, **options: Any) -> MeasurementRecord:
-        """Store a measurement as the principal's; trusted reporters' count for everybody."""
+        """Store a measurement that the caller owns. Those of trusted reporters calibrate all
+        predictions.
+        """
         everybody = (
             self._settings.trusted_reports == "everybody" or self._principal.scope >= Scope.ADMIN
         )
@@ -128,7 +131,8 @@ class PrincipalStore:
     ) -> MeasurementRecord:
         """Change a measurement's state.
 
-        An administrator accepts it for everybody, an owner for their own predictions.
+        If an administrator accepts it, it calibrates all predictions; if its owner does, the
+        owner's predictions.
         """
         record = self.get_measurement(measurement_id=measurement_id)
         everybody = (
@@ -154,14 +158,18 @@ class PrincipalStore:
         )
 
     def list_calibrations(self, **which: Any) -> Page[CalibrationRecord]:
-        """List shared calibrations and the principal's own; administrators see all."""
+        """Return the shared calibrations and the caller's own; for administrators, all
+        calibrations.
+        """
         owners = None if self._principal.scope >= Scope.ADMIN else ("", self._principal.owner or "")
         return self._store.list_calibrations(owners=owners, **which)
 
     def put_registration(
         self, *, owner: str | None = None, **registration: Any
     ) -> RegistrationRecord:
-        """Register for `owner`, or for everybody if None; for others, requires scope admin."""
+        """Register a name for `owner`; for everybody if None. Names for others require scope
+        admin.
+        """
         return self._store.put_registration(owner=self._registrant(owner), **registration)
 
     def get_registration(self, *, kind: RegistrationKind, name: str) -> RegistrationRecord | None:
@@ -179,9 +187,9 @@ class PrincipalStore:
         self._store.remove_registration(owner=self._registrant(owner), **registration)
 
     def __getattr__(self, name: str) -> Any:
-        """Return any other method, restricted by its parameters to the principal's data.
+        """Return any other method, restricted by its parameters to the caller's data.
 
-        Methods that cannot be restricted require scope admin.
+        A method that cannot be restricted requires scope admin.
         """
         method = getattr(self._store, name)
         parameters = _parameters(getattr(type(self._store), name))
@@ -200,7 +208,9 @@ class PrincipalStore:
         raise HpToolError(f"{name} requires scope admin", code="forbidden")
 
     def _store_of(self, search_id: str, method: str) -> AccessStore:
-        """Return the store with this search; raise if the principal may not see it."""
+        """Return the store that contains this search; raise an error if the caller may not see
+        it.
+        """
         if search_id == SAMPLE:
             if method not in READING:
                 raise ConflictError(
@@ -232,7 +242,7 @@ class PrincipalStore:
         return tuple(limits)
 
     def _ceiling(self) -> float | None:
-        """Return the largest budget allowed for a search, if limited."""
+        """Return the largest budget of a search, if the service limits it."""
         bounds = [limit.per_day for limit in self._limits()]
         if self._settings.max_gpu_seconds_per_search is not None:
             bounds.append(self._settings.max_gpu_seconds_per_search)

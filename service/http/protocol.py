@@ -1,7 +1,7 @@
 """uvicorn's HTTP/1.1 protocol with limits on idle time, headers and connections per address.
 
-Without these, uvicorn waits for headers forever, accepts any amount of them, and lets one address
-use all connections, all before a key is checked.
+Without them, uvicorn waits for headers forever, accepts headers of any size, and lets one address
+use all connections. All of this happens before a key is checked.
 """
 
 import asyncio
@@ -15,33 +15,37 @@ from service.api.problems import plain_problem
 from service.settings import Settings
 
 HEADER_TIMEOUT_S = 10.0
-"""Seconds that a connection may take to send complete headers."""
+"""Seconds within which a connection must send complete headers."""
 RESERVE_PER_ADDRESS = 4
-"""Number of connections up to which an address may still use the reserve."""
+"""Maximum number of connections of an address that may use the reserve."""
 _IPV6_NETWORK = 64
-"""Prefix length of the IPv6 network that a subscriber gets."""
+"""Prefix length of the IPv6 network that a provider assigns to a subscriber."""
 
 
 class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Closes connections with late or too large headers, or from addresses with too many."""
+    """Close connections whose headers are late or too large, and those from addresses with too
+    many.
+    """
 
     headers_s = HEADER_TIMEOUT_S
     max_header_bytes: ClassVar[int]
     max_per_address: ClassVar[int]
     max_unreserved: ClassVar[int]
-    """Total connections beyond which only addresses with few connections may open one."""
+    """Number of connections beyond which only addresses with few connections may open one."""
     per_address: ClassVar[Counter[str]]
     _timeout: asyncio.TimerHandle | None = None
     _peer: str | None = None
     _refused = False
     _message_bytes = 0
-    """Bytes of the current message's target, headers and trailers."""
+    """Size of the current message's target, headers and trailers in bytes."""
     _unread_bytes = 0
-    """Bytes since the parser last completed something, as it buffers partial headers."""
+    """Bytes received since the parser last completed something, because it stores partial
+    headers.
+    """
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._peer = _network(transport.get_extra_info("peername"))
+        self._peer = _connection_network(transport.get_extra_info("peername"))
         self.per_address[self._peer] += 1
         count = self.per_address[self._peer]
         if count > self.max_per_address:
@@ -105,12 +109,16 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Respond 400 to a parser error, unless this protocol caused it and has responded."""
+        """Send status 400 for an error of the parser, unless this class caused the error and has
+        responded.
+        """
         if not self._refused:
             super().send_400_response(msg)
 
     def _count_header_bytes(self, size: int) -> None:
-        """Count header bytes; above the limit, stop the parser with an error uvicorn expects."""
+        """Count the bytes of headers. Above the limit, stop the parser with an error that uvicorn
+        expects.
+        """
         self._unread_bytes = 0
         self._message_bytes += size
         if self._message_bytes > self.max_header_bytes:
@@ -135,7 +143,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self.transport.close()
 
     def _update_timeout(self) -> None:
-        """Start the header timeout if no request is in progress, else cancel it."""
+        """Start the timeout for headers if no request is in progress, else cancel it."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._cancel_timeout()
         elif self._timeout is None:
@@ -153,7 +161,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 
 def protocol_class(settings: Settings) -> type[BoundedProtocol]:
-    """Return a server's protocol class, with its limits and connection counts."""
+    """Return the protocol class of a server, with its limits and its counts of connections."""
     limits = {
         "max_header_bytes": settings.max_header_kib * 1024,
         "max_per_address": settings.connections_per_address,
@@ -163,8 +171,9 @@ def protocol_class(settings: Settings) -> type[BoundedProtocol]:
     return type("BoundedProtocol", (BoundedProtocol,), limits)
 
 
-def _network(peer: object) -> str:
-    """Return the network by which connections are counted.
+def _connection_network(peer: object) -> str:
+    """Return the network by which connections are counted: an IPv4 address, an IPv6 /64 network, or
+    "" for a Unix socket.
 
     An IPv4 address, an IPv6 /64 network, or '' for a Unix socket.
     """

@@ -1,4 +1,6 @@
-"""Limits per request: CPU time, open requests per key, and cancellation on disconnect."""
+"""Limits of a request: CPU time, open requests per key, and cancellation when the client
+disconnects.
+"""
 
 import asyncio
 import time
@@ -15,22 +17,24 @@ from service.http.routes import AGENTS_PATH, UPLOADS
 from service.settings import Settings
 
 WAITING = ("/events", "/result", AGENTS_PATH)
-"""Path suffixes of requests that only wait for a search or for other requests."""
+"""Ends of the paths of requests that only wait, for a search or for other requests."""
 RETRY_AFTER_S = 1.0
 LISTEN_AFTER_S = 0.05
-"""Seconds before listening for a disconnect; most requests are answered sooner."""
+"""Seconds before the middleware listens for a disconnect. Most requests are answered sooner."""
 _LAST_CHECK_S: ContextVar[float] = ContextVar("seen_s")
-"""CPU time of this thread at the last check; each threadpool call has its own context."""
+"""CPU time of this thread at the last check. Each call in the thread pool has its own context."""
 
 
 class RequestLimits:
-    """Innermost middleware; cached answers do not reach it."""
+    """Innermost middleware, which cached answers do not reach."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
         self.settings = settings
         self.under_way: Counter[str | None] = Counter()
-        """Open requests by key, waiting ones separately; None for requests without a limit."""
+        """Number of open requests by key, with waiting ones separately; None for requests without a
+        limit.
+        """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -81,7 +85,7 @@ class RequestLimits:
 
 
 class Meter:
-    """Counts a request's combinations: limits CPU time, stops when the client disconnects."""
+    """Count a request's combinations, limit its CPU time, and stop it if the client disconnects."""
 
     def __init__(self, *, max_s: float) -> None:
         self._max_s = max_s
@@ -115,7 +119,9 @@ class Meter:
 
 
 class RequestReader:
-    """Reads a request; after a delay, one message ahead of the routes, to detect disconnects."""
+    """Read a request. After a delay, read one message ahead of the routes, to detect
+    disconnects.
+    """
 
     def __init__(self, receive: Receive, *, hung_up: Callable[[], None]) -> None:
         self._receive, self._hung_up = receive, hung_up
@@ -125,7 +131,7 @@ class RequestReader:
         self._wait()
 
     async def receive(self) -> Message:
-        """Return the next message; the last one (disconnect or error) repeatedly."""
+        """Return the next message. After a disconnect or an error, return it again."""
         if self._heard is None:
             self._asked = True
             try:
@@ -141,7 +147,7 @@ class RequestReader:
         return message
 
     def close(self) -> None:
-        """Stop listening when the request is answered."""
+        """Stop listening because the request was answered."""
         self._timer.cancel()
         if self._listening is not None:
             self._listening.cancel()
@@ -157,7 +163,9 @@ class RequestReader:
         self._listening = asyncio.create_task(self._listen(self._heard))
 
     async def _listen(self, heard: asyncio.Queue[Message | Exception]) -> None:
-        """Queue messages until the client disconnects; a fast sender waits as usual."""
+        """Queue messages until the client disconnects. A fast sender has to wait, as without this
+        class.
+        """
         try:
             while (message := await self._receive())["type"] != "http.disconnect":
                 await heard.put(message)

@@ -1,4 +1,6 @@
-"""Request ids, log lines and metrics for all requests; audit log rows for changing ones."""
+"""Assign request ids, and write log lines and metrics of all requests and audit rows of changing
+ones.
+"""
 
 import logging
 import re
@@ -25,11 +27,13 @@ ACCEPTED_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 METHODS = SAFE_METHODS | {"POST", "PUT", "PATCH", "DELETE"}
 UNMATCHED = "unmatched"
 SLOW_S = 1.0
-"""Faster successful reads are logged at level debug only, to limit the size of the log."""
+"""Seconds above which a successful read is logged at level info. Faster ones are logged at level
+debug.
+"""
 
 
 class RequestLog:
-    """Outermost middleware, so that requests rejected by the gate are logged too."""
+    """Outermost middleware, so that requests that the gate rejects are logged, too."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, store: AccessStore) -> None:
         self.app = app
@@ -57,7 +61,7 @@ class RequestLog:
             await send(message)
 
         started = time.perf_counter()
-        with logs.about(request=request_id):
+        with logs.log_context(request=request_id):
             try:
                 await self.app(scope, receive, observed)
             except Exception:
@@ -86,7 +90,7 @@ class RequestLog:
             if principal is not None and principal.owner is not None:
                 details["owner"] = principal.owner
             search_id = scope.get("path_params", {}).get("search_id")
-            with logs.about(search=search_id):
+            with logs.log_context(search=search_id):
                 log.log(level, "%s %s %d", method, scope["path"], status, extra=details)
         # Not audited, because such requests could fill the table.
         over_limit = status == HTTPStatus.TOO_MANY_REQUESTS and route == UNMATCHED
@@ -125,7 +129,8 @@ class RequestLog:
 
 
 def created_path(path: str, *, location: str) -> str:
-    """Return the path of the created resource if `Location` is below the request's path.
+    """Return the path of the created resource, if `Location` is below the request's path; else the
+    request's path.
 
     Otherwise return the request's path.
     """
@@ -134,9 +139,9 @@ def created_path(path: str, *, location: str) -> str:
 
 
 def route_of(scope: Scope) -> str:
-    """Return the matched pattern, such as `/v1/searches/{search_id}`.
+    """Return the pattern that the request matched, such as `/v1/searches/{search_id}`.
 
-    The route has only its own part of the pattern; its router's prefix has no parameters.
+    A route has only its own part of the pattern, but the prefix of its router has no parameters.
     """
     pattern = getattr(scope.get("route"), "path_format", None)
     if not isinstance(pattern, str):

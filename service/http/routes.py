@@ -1,16 +1,18 @@
-"""Groups of routes, for the gate and for clients."""
+"""Groups of routes that the gate and the clients treat alike."""
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 BATCH_PATH = "/v1/batch"
 AGENTS_PATH = "/mcp"
-"""Tools call other routes with the caller's key, which check and record changes."""
+"""Route of the tools for agents. They call other routes with the caller's key, which check and
+record changes.
+"""
 EXPLANATIONS_PATH = "/v1/explanations"
 EXPLAIN_PAGE = "/explain"
 UPLOADS = frozenset({EXPLANATIONS_PATH, EXPLAIN_PAGE})
-"""Routes that accept traces; they have their own CPU time limit."""
+"""Routes that accept traces and have their own limit of CPU time."""
 STREAMED = frozenset({BATCH_PATH, "/v1/measurements/bulk", *UPLOADS})
-"""Routes whose bodies may have any length and are not buffered."""
+"""Routes whose bodies may have any length and are not stored."""
 COMPUTING = frozenset(
     {
         *(
@@ -26,5 +28,5 @@ COMPUTING = frozenset(
         *(AGENTS_PATH, *UPLOADS),
     }
 )
-"""Routes that change nothing; they use POST because a query is large."""
+"""Routes that only compute. They use POST because a query is large."""
 ADMINISTRATION = ("/v1/keys", "/v1/audit", "/keys", "/audit")

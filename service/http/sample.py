@@ -8,9 +8,9 @@ from hp_tool.store.sample import open_sample
 from hp_tool.store.sql import SqlStore
 
 SAMPLE = "sample"
-"""The sample search's id."""
+"""Id of the sample search."""
 READING = frozenset({"runs", "list_runs", "run_figures", "get_run", "events"})
-"""Store methods that read the sample."""
+"""Methods of the store that read the sample."""
 RECORDED = Path(__file__).with_name("sample.json")
 
 

@@ -1,4 +1,6 @@
-"""Gate for all requests: host, origin, key, rate and size checks; security response headers."""
+"""Gate for all requests: checks of host, origin, key, rate and size, and security headers of
+responses.
+"""
 
 import contextlib
 import time
@@ -40,18 +42,20 @@ RESPONSE_HEADERS = {
 RAW_HEADERS = tuple(
     (name.lower().encode(), value.encode()) for name, value in RESPONSE_HEADERS.items()
 )
-"""In ASGI form, lower case like the framework's headers."""
+"""SECURITY_HEADERS as bytes, in the lower case of the framework's headers."""
 MAX_BUCKETS = 10_000
 AUDITED_REFUSALS_PER_SECOND = 1 / 60
-"""Audited refusals per second of one revoked or expired key, to limit the size of the audit log."""
+"""Audited rejections per second of one revoked or expired key, which limits the audit log's
+size.
+"""
 BURST_S = 5.0
-"""A rate limit allows this many seconds' worth of requests at once, such as a page with images."""
+"""Seconds whose requests a rate limit allows at once, such as for a page with images."""
 
 
 class Gate:
-    """Rejects requests with a problem+json response before they reach a route.
+    """Reject requests with a problem+json response before they reach a route.
 
-    Starlette's middleware would respond in plain text and buffer streams.
+    Starlette's middleware would respond in plain text and delay streams.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings, keyring: Keyring) -> None:
@@ -111,10 +115,10 @@ class Gate:
         await self.app(scope, receive, send_with_headers)
 
     async def _principal(self, scope: AsgiScope, request: Headers) -> Principal:
-        """Return the principal of a request.
+        """Return the caller of a request.
 
         An address that sent many wrong keys is rejected without a check, to prevent guessing. Keys
-        recognized earlier still work from there.
+        that were recognized earlier still work from there.
         """
         address = (scope.get("client") or ("",))[0]
         try:
@@ -142,7 +146,7 @@ class Gate:
 
 
 class RateLimits:
-    """Token buckets by key, owner or address in this process, used on one event loop only."""
+    """Token buckets by key, owner or address in this process, for use on one event loop only."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -174,7 +178,9 @@ class RateLimits:
 
 
 def check_host(headers: Headers, accepted: Set[str]) -> None:
-    """Raise HpToolError unless the Host header names this service, against DNS rebinding."""
+    """Raise HpToolError unless the Host header names this service, as a protection against DNS
+    rebinding.
+    """
     name = (urlsplit("//" + headers.get("host", "")).hostname or "").lower()
     if "*" not in accepted and name not in accepted:
         raise HpToolError(
@@ -183,7 +189,7 @@ def check_host(headers: Headers, accepted: Set[str]) -> None:
 
 
 def check_text(scope: AsgiScope) -> None:
-    """Raise an error if path or parameters contain NUL, which PostgreSQL cannot store."""
+    """Raise an error if the path or a parameter contains NUL, which PostgreSQL cannot store."""
     if "\0" in scope["path"]:
         raise NotFoundError("The path contains a NUL character. Remove it.")
     if b"%00" in scope["query_string"]:
@@ -197,9 +203,9 @@ def check_text(scope: AsgiScope) -> None:
 
 
 def check_origin(method: str, headers: Headers) -> None:
-    """Raise HpToolError for changing requests from other sites' pages (CSRF).
+    """Raise HpToolError for changing requests from pages of other sites (CSRF).
 
-    Browsers send Sec-Fetch-Site, older ones Origin; programs send neither.
+    Browsers send Sec-Fetch-Site, older ones Origin. Programs send neither.
     """
     if method in SAFE_METHODS:
         return
@@ -215,7 +221,9 @@ def check_origin(method: str, headers: Headers) -> None:
 
 
 def check_scope(principal: Principal, *, method: str, path: str) -> None:
-    """Raise HpToolError if the key's scope is too small; unlisted changing routes need `submit`."""
+    """Raise HpToolError if the scope of the key is too small. Changing routes without an entry need
+    `submit`.
+    """
     reads = method in SAFE_METHODS or path in COMPUTING
     needed = (
         Scope.ADMIN if path.startswith(ADMINISTRATION) else Scope.READ if reads else Scope.SUBMIT

@@ -1,4 +1,4 @@
-"""Limited concurrency for expensive work, shared fairly among keys."""
+"""Limit the concurrency of expensive work, and share it fairly among keys."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from contextlib import asynccontextmanager
 from hp_tool.errors import LimitError
 
 BUSY = "busy"
-"""Error code of a request that waited too long for its turn."""
+"""Code of the error of a request that waited too long for its turn."""
 
 
 class Turns:
-    """One queue per key; keys take turns, so many requests of one key delay another by one request.
+    """A queue per key. Keys take turns, so that many requests of one key delay another key by one
+    request.
 
-    Used on one event loop only, so no lock is needed.
+    For use on one event loop only, so that no lock is needed.
     """
 
     def __init__(self, *, at_once: int, at_once_per_key: int, max_wait_s: float) -> None:
@@ -26,7 +27,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, key: str | None) -> AsyncIterator[None]:
-        """Wait for a turn of `key` (None: the operator) and hold it.
+        """Wait for a turn of `key` (None: the operator), and occupy it until the context ends.
 
         Raises:
             LimitError: The wait exceeded the limit (`busy`).
@@ -59,7 +60,7 @@ class Turns:
             ) from None
 
     def _grant(self) -> None:
-        """Grant free turns to keys in order."""
+        """Give free turns to the keys in order."""
         while self._free:
             next_key = next(
                 (name for name in self._waiting if self._at_work[name] < self._per_key), None

@@ -22,7 +22,7 @@ from hp_tool.domain.access import AccessStore
 from hp_tool.domain.records import SearchRecord
 from hp_tool.domain.watch_records import WatchRecord
 from hp_tool.errors import HpToolError, InputError
-from service.logs import surviving
+from service.logs import log_errors
 from service.webhooks.policy import Address, WebhookSettings
 from service.webhooks.signing import signed_headers
 
@@ -31,9 +31,9 @@ POLL_S = 2.0
 OVERDUE_CHECK_S = 60.0
 MAX_TEXT_LENGTH = 1000
 DELIVERY_TIMEOUT_S = 10.0
-"""Timeout of a delivery, from name lookup to the response's headers."""
+"""Timeout of a delivery in seconds, from the lookup of the name to the response's headers."""
 MAX_CONCURRENT, MAX_CONCURRENT_PER_OWNER = 8, 2
-"""Concurrent messages per worker: in total and per owner."""
+"""Maximum number of concurrent messages of a worker: in total, and per owner."""
 FAILURES = (
     httpcore.NetworkError,
     httpcore.TimeoutException,
@@ -44,7 +44,7 @@ FIGURES = ("profile_runs", "gpu_seconds", "grid_gpu_seconds")
 
 
 class DeliveryError(Exception):
-    """A failed delivery; the text gives the reason, without the receiver's response."""
+    """A failed delivery. The text gives the reason without the receiver's response."""
 
 
 def post(
@@ -66,9 +66,9 @@ def post(
         url: Target.
         settings: Admitted networks.
         body: JSON body.
-        headers: Signature headers.
+        headers: Headers with the signature.
         limit_s: Timeout in seconds.
-        ssl_context: Default: httpx's.
+        ssl_context: By default that of httpx.
 
     Raises:
         DeliveryError: The response is not 2xx, or there is none.
@@ -105,21 +105,23 @@ def post(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One claimed delivery attempt."""
+    """A claimed attempt of a delivery."""
 
     owner: str | None
     url: str = field(repr=False)
     body: bytes
     message_id: str
-    """Same for every attempt, so that receivers can drop duplicates."""
+    """Id of the message, which is the same for every attempt so that receivers can drop
+    duplicates.
+    """
     settle: Callable[[str | None], None]
-    """Stores the outcome: an error message, or None for success."""
+    """Function that stores the outcome: an error message, or None for success."""
     words: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deliveries:
-    """Delivers due messages, a few at a time; any number of workers may share a database."""
+    """Deliver due messages, a few at a time. Any number of workers may use a database."""
 
     store: AccessStore
     settings: WebhookSettings
@@ -127,16 +129,16 @@ class Deliveries:
     poll_s: float = POLL_S
     send: Callable[..., None] = post
     _under_way: Counter[str | None] = field(default_factory=Counter)
-    """Messages being sent, by owner."""
+    """Number of messages being sent, by owner."""
     _ended: threading.Condition = field(default_factory=threading.Condition)
-    """Notified when a message is done."""
+    """Condition that is notified when a message is done."""
 
     def run(self) -> None:
-        """Deliver queued webhooks until `stopping` is set."""
+        """Deliver messages until `stopping` is set."""
         with ThreadPoolExecutor(MAX_CONCURRENT, thread_name_prefix="webhook") as pool:
             while not self.stopping.is_set():
                 claim = None
-                with surviving("claim webhooks", log):
+                with log_errors("claim webhooks", log):
                     claim = self._claim()
                 if claim is not None:
                     pool.submit(self._deliver, claim)
@@ -145,14 +147,16 @@ class Deliveries:
                         self._ended.wait(self.poll_s)
 
     def step(self) -> bool:
-        """Make one due attempt; return False if none is due."""
+        """Make one attempt that is due; return False if none is."""
         claim = self._claim()
         if claim is not None:
             self._deliver(claim)
         return claim is not None
 
     def _claim(self) -> Claim | None:
-        """Claim a message of an owner below its limit, so slow receivers delay only their own."""
+        """Claim a message of an owner below its limit, so that slow receivers delay only their
+        owner's messages.
+        """
         with self._ended:
             if self._under_way.total() >= MAX_CONCURRENT:
                 return None
@@ -195,7 +199,7 @@ class Deliveries:
 
     def _deliver(self, claim: Claim) -> None:
         try:
-            with surviving("deliver webhooks", log):
+            with log_errors("deliver webhooks", log):
                 self._attempt(claim)
         finally:
             with self._ended:
@@ -224,7 +228,7 @@ class Deliveries:
 def warn_of_overdue(
     *, store: AccessStore, stopping: threading.Event, check_interval_s: float = OVERDUE_CHECK_S
 ) -> None:
-    """Warn the operator once if messages are overdue; runs when no signing secret is set."""
+    """Warn the operator once if messages are overdue. Runs if no signing secret is set."""
     while not stopping.is_set():
         with suppress(HpToolError):  # The worker itself reports an unreachable database.
             if overdue := store.state().overdue_webhooks:
@@ -239,13 +243,15 @@ def warn_of_overdue(
 
 
 def message_id(search: SearchRecord) -> str:
-    """Return the id of the message for this end of the search, the same for every attempt."""
+    """Return the id of the message about this end of the search, which is the same for every
+    attempt.
+    """
     assert search.finished_at is not None
     return f"{search.id}-{round(search.finished_at.timestamp() * 1e6)}"
 
 
 def message(search: SearchRecord) -> bytes:
-    """Return the message about an ended search: outcome, cost and path of its result."""
+    """Return the message about an ended search: outcome, cost, and path of its result."""
     assert search.finished_at is not None
     summary = (search.result or {}).get("search") or {}
     error = search.error and {
@@ -297,9 +303,10 @@ def _cut(value: Any) -> str | None:
 
 
 class GuardedBackend(httpcore.NetworkBackend):
-    """Connects to a host only if all its addresses are admitted.
+    """Connect to a host only if all its addresses are admitted.
 
-    It connects to the checked address, so a second lookup cannot differ (DNS rebinding).
+    The connection uses a checked address, so that a second lookup cannot return another one (DNS
+    rebinding).
     """
 
     def __init__(self, *, admits: Callable[[Address], bool], deadline: float) -> None:
@@ -332,7 +339,9 @@ class GuardedBackend(httpcore.NetworkBackend):
 
 
 class DeadlineStream(httpcore.NetworkStream):
-    """A connection with one deadline for all operations, so a slow receiver cannot prolong it."""
+    """A connection with one deadline for all operations, so that a slow receiver cannot prolong
+    it.
+    """
 
     def __init__(self, inner: httpcore.NetworkStream, *, deadline: float) -> None:
         self._inner = inner
@@ -371,7 +380,9 @@ def left_s(deadline: float) -> float:
 
 
 def _resolve_host(host: str, port: int, *, limit_s: float) -> list[Address]:
-    """Resolve a host name, in a thread because the system's lookup has no timeout."""
+    """Return the addresses of a host. The lookup runs in a thread, because the system's has no
+    timeout.
+    """
     outcome: queue.SimpleQueue[list[Address] | None] = queue.SimpleQueue()
 
     def look_up() -> None:

@@ -1,4 +1,6 @@
-"""Allowed webhook targets: users choose the URLs, so requests must not reach internal hosts."""
+"""Check the targets of webhooks. Users choose the URLs, so requests must not reach internal
+hosts.
+"""
 
 import ipaddress
 from dataclasses import dataclass, field
@@ -15,9 +17,9 @@ SPECIAL_NETWORKS = tuple(
         ("192.0.0.0/24", "192.88.99.0/24", "3fff::/20", "5f00::/16", "2001::/23"),
     )
 )
-"""Networks from IANA's special-purpose registries; Python's own lists differ by release."""
+"""Networks in IANA's special-purpose registries. Python's own lists differ by release."""
 ANYCAST = tuple(map(ipaddress.ip_address, ("192.0.0.9", "192.0.0.10")))
-"""Global addresses within SPECIAL."""
+"""Global addresses within SPECIAL_NETWORKS."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 TRANSLATED_NETWORKS = tuple(
@@ -26,24 +28,25 @@ TRANSLATED_NETWORKS = tuple(
         ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "::ffff:0:0:0/96", "::/96", "fec0::/10"),
     )
 )
-"""IPv6 translated to IPv4, perhaps to a private address (NAT64, 6to4, SIIT, IPv4-compatible), and
-deprecated site-local addresses.
+"""IPv6 addresses that are translated to IPv4 addresses, which may be private (NAT64, 6to4, SIIT,
+IPv4-compatible), and deprecated site-local addresses.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings:
-    """The operator's settings for webhooks."""
+    """The operator's settings of webhooks."""
 
     key: bytes = field(repr=False)
-    """HMAC key."""
+    """Key of the HMAC."""
     networks: tuple[Network, ...] = ()
     """Private networks that are allowed as targets."""
 
     def check(self, url: str) -> httpx.URL:
-        """Parse and check a URL; addresses of its host are checked when connecting.
+        """Parse and check a URL. The addresses of its host are checked only when connecting.
 
-        It must use https, or http to a loopback address in `networks`, without user or fragment.
+        The URL must use https, or http to a loopback address in `networks`, and contain no user or
+        fragment.
 
         Raises:
             InputError: The URL is not allowed (`webhook_refused`).
@@ -69,7 +72,9 @@ class WebhookSettings:
         return parsed
 
     def admits(self, address: Address, *, encrypted: bool) -> bool:
-        """Return True if a connection to this address is allowed; unencrypted only to loopback."""
+        """Return True if a connection to this address is allowed. Connections without encryption
+        are allowed only to loopback.
+        """
         mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
         address = mapped or address
         if not encrypted and not address.is_loopback:

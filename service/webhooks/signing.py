@@ -1,4 +1,4 @@
-"""Signatures of the Standard Webhooks specification, which many languages have libraries for."""
+"""Sign messages by the Standard Webhooks specification, for which many languages have libraries."""
 
 import base64
 import binascii
@@ -12,12 +12,12 @@ from hp_tool.errors import InputError
 
 PREFIX = "whsec_"
 MIN_SECRET_BYTES = 24
-"""Required by the specification."""
+"""Minimum number of bytes of a secret, which the specification requires."""
 TOLERANCE_S = 300.0
 
 
 def secret_bytes(secret: str) -> bytes:
-    """Return the HMAC key of a secret: base64 after `whsec_`, else the text itself.
+    """Return the HMAC key of a secret: the base64 text after `whsec_`, else the text itself.
 
     Raises:
         InputError: The secret is too short or not base64.
@@ -42,7 +42,7 @@ def secret_bytes(secret: str) -> bytes:
 
 
 def signed_headers(*, key: bytes, message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """Return the three headers of a message sent at `timestamp` (Unix seconds)."""
+    """Return the three headers of a message sent at `timestamp`, in Unix seconds."""
     return {
         "webhook-id": message_id,
         "webhook-timestamp": str(timestamp),
@@ -53,13 +53,13 @@ def signed_headers(*, key: bytes, message_id: str, timestamp: int, body: bytes) 
 def verify(
     *, secret: str, headers: Mapping[str, str], body: bytes, tolerance_s: float = TOLERANCE_S
 ) -> None:
-    """Verify that a holder of `secret` signed a message within `tolerance_s` of now.
+    """Verify that somebody with `secret` signed a message within `tolerance_s` of now.
 
     Args:
         secret: The shared secret.
         headers: Headers of the message.
-        body: Body bytes as received, before parsing JSON.
-        tolerance_s: Largest accepted age, in seconds.
+        body: Body as received, before parsing the JSON.
+        tolerance_s: Maximum age in seconds.
 
     Raises:
         InputError: The signature or the timestamp is invalid (`webhook_invalid`).

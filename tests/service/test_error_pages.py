@@ -65,7 +65,7 @@ def test_an_absent_database_is_a_page(
     answer = http.get("/", headers=BROWSER)
     assert (
         answer.status_code == 503
-        and "The database is away" in answer.text
+        and "The database is unavailable" in answer.text
         and "db.example" in answer.text
     )
 

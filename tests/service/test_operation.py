@@ -78,7 +78,7 @@ def test_log_lines_are_json_and_know_request_and_search() -> None:
     record = logging.makeLogRecord(
         {"msg": "%s done", "args": ("it",), "levelname": "INFO", "name": "service", "status": 200}
     )
-    with logs.about(request="r1", search="s1"):
+    with logs.log_context(request="r1", search="s1"):
         line = json.loads(logs.JsonLines().format(record))
     assert (
         line.items()
