@@ -45,63 +45,69 @@ def _is_nemo_rl(evidence: Evidence) -> bool:
 
 _UNSUPPORTED_TOOLS = (
     Sign(
-        of="text",
+        place="text",
         rank=8,
-        holds=matches_pattern(r"(?m)^from torchtitan\.experiments\.graph_trainer\b"),
+        matches=matches_pattern(r"(?m)^from torchtitan\.experiments\.graph_trainer\b"),
         refused="a configuration of torchtitan's GraphTrainer, which changes others in Python",
     ),
     Sign(
-        of="text",
+        place="text",
         rank=90,
-        holds=matches_pattern(r"(?s)\A\s*# [^!\n]+\n.*\n```\w*\n"),
+        matches=matches_pattern(r"(?s)\A\s*# [^!\n]+\n.*\n```\w*\n"),
         refused="a page of Markdown (import one of the commands that it shows)",
     ),
-    Sign(of="keys", rank=10, holds=_is_gpt_neox, refused="GPT-NeoX"),
-    Sign(of="keys", rank=80, holds=_is_olmo, refused="OLMo"),
-    Sign(of="keys", rank=90, holds=has_key_near_top("openrlhf"), refused="OpenRLHF"),
+    Sign(place="keys", rank=10, matches=_is_gpt_neox, refused="GPT-NeoX"),
+    Sign(place="keys", rank=80, matches=_is_olmo, refused="OLMo"),
+    Sign(place="keys", rank=90, matches=has_key_near_top("openrlhf"), refused="OpenRLHF"),
     Sign(
-        of="keys", rank=95, holds=has_key_near_top("max_duration"), refused="LLM Foundry (Composer)"
+        place="keys",
+        rank=95,
+        matches=has_key_near_top("max_duration"),
+        refused="LLM Foundry (Composer)",
     ),
     Sign(
-        of="keys",
+        place="keys",
         rank=96,
-        holds=has_key_near_top("auto_map", "architectures"),
+        matches=has_key_near_top("auto_map", "architectures"),
         refused="a model's config.json",
     ),
     Sign(
-        of="keys",
+        place="keys",
         rank=97,
-        holds=lambda evidence: {"meta", "model", "variants"} <= set(evidence.keys),
+        matches=lambda evidence: {"meta", "model", "variants"} <= set(evidence.keys),
         refused="a page of vLLM's recipes (import a command that it shows)",
     ),
     Sign(
-        of="keys",
+        place="keys",
         rank=22,
-        holds=has_any_key("verification_index"),
+        matches=has_any_key("verification_index"),
         refused="a model verification card of Megatron Bridge (import a command that it shows)",
     ),
     Sign(
-        of="keys", rank=97, holds=has_key_near_top("recipe_args"), refused="a recipe of speculation"
+        place="keys",
+        rank=97,
+        matches=has_key_near_top("recipe_args"),
+        refused="a recipe of speculation",
     ),
     Sign(
-        of="keys",
+        place="keys",
         rank=21,
-        holds=_is_nemo_rl,
+        matches=_is_nemo_rl,
         refused="NeMo RL's file of one of its algorithms",
     ),
     Sign(
-        of="keys",
+        place="keys",
         rank=50,
-        holds=lambda evidence: (
+        matches=lambda evidence: (
             {"model", "train_dataset"} <= evidence.keys
             and bool(evidence.keys & {"model_class", "dist_config", "sample_backend"})
         ),
         refused="a file of LLaMA-Factory's launcher v1",
     ),
     Sign(
-        of="keys",
+        place="keys",
         rank=50,
-        holds=lambda evidence: (
+        matches=lambda evidence: (
             "template" in evidence.keys
             and bool(evidence.keys & {"infer_backend", "export_dir"})
             and "stage" not in evidence.keys
@@ -109,51 +115,54 @@ _UNSUPPORTED_TOOLS = (
         refused="LLaMA-Factory's file of an inference or an export",
     ),
     Sign(
-        of="keys",
+        place="keys",
         rank=26,
-        holds=has_any_key("work_group", "exp_name"),
+        matches=has_any_key("work_group", "exp_name"),
         refused="an experiment of Primus",
     ),
     Sign(
-        of="keys",
+        place="keys",
         rank=27,
-        holds=lambda evidence: {"backend", "resources", "model"} <= set(evidence.keys),
+        matches=lambda evidence: {"backend", "resources", "model"} <= set(evidence.keys),
         refused="a deployment of srt-slurm",
     ),
-    Sign(of="keys", rank=98, holds=has_key_near_top("nodes_and_edges"), refused="a workflow"),
-    Sign(of="script", rank=10, holds=matches_pattern(r"\bopenrlhf\b"), refused="OpenRLHF"),
+    Sign(place="keys", rank=98, matches=has_key_near_top("nodes_and_edges"), refused="a workflow"),
+    Sign(place="script", rank=10, matches=matches_pattern(r"\bopenrlhf\b"), refused="OpenRLHF"),
     Sign(
-        of="script",
+        place="script",
         rank=5,
-        holds=matches_pattern(r"\bexamples/multimodal/\S*\.py\b|\bpretrain_vlm\.py\b"),
+        matches=matches_pattern(r"\bexamples/multimodal/\S*\.py\b|\bpretrain_vlm\.py\b"),
         refused="a script that trains a model of images and text",
     ),
     Sign(
-        of="script",
+        place="script",
         rank=9,
-        holds=matches_pattern(r"\bslime_plugins\."),
+        matches=matches_pattern(r"\bslime_plugins\."),
         refused="slime's arguments of a model, which its launch scripts source",
     ),
     Sign(
-        of="script",
+        place="script",
         rank=11,
-        holds=matches_pattern(r"\bdynamo\.trtllm\b"),
+        matches=matches_pattern(r"\bdynamo\.trtllm\b"),
         refused="Dynamo's workers of TensorRT-LLM (import a trtllm-serve command with its options)",
     ),
-    Sign(of="script", rank=14, holds=matches_pattern(r"\bdeepy\.py\b"), refused="GPT-NeoX"),
+    Sign(place="script", rank=14, matches=matches_pattern(r"\bdeepy\.py\b"), refused="GPT-NeoX"),
     Sign(
-        of="script", rank=15, holds=matches_pattern(r"\bcolossalai\s+run\b"), refused="ColossalAI"
+        place="script",
+        rank=15,
+        matches=matches_pattern(r"\bcolossalai\s+run\b"),
+        refused="ColossalAI",
     ),
     Sign(
-        of="script",
+        place="script",
         rank=16,
-        holds=matches_pattern(r"--rollout-function-path|--actor-num-gpus-per-node"),
+        matches=matches_pattern(r"--rollout-function-path|--actor-num-gpus-per-node"),
         refused="slime",
     ),
     Sign(
-        of="script",
+        place="script",
         rank=19,
-        holds=matches_pattern(r"\A(#[^\n]*\n|\s)*(from|import)\s+[\w.]+[ ,\n]"),
+        matches=matches_pattern(r"\A(#[^\n]*\n|\s)*(from|import)\s+[\w.]+[ ,\n]"),
         refused="a program in Python (import its launch script or configuration)",
     ),
 )
@@ -288,9 +297,9 @@ def _match_signs(place: Place, evidence: Evidence) -> str:
         UnsupportedError: The format is not read.
     """
     candidates = sorted(
-        (pair for pair in _signs() if pair[0].of == place), key=lambda pair: pair[0].rank
+        (pair for pair in _signs() if pair[0].place == place), key=lambda pair: pair[0].rank
     )
-    sign, name = next((pair for pair in candidates if pair[0].holds(evidence)), (None, ""))
+    sign, name = next((pair for pair in candidates if pair[0].matches(evidence)), (None, ""))
     if sign is not None and sign.refused:
         raise UnsupportedError(
             f"{sign.refused} is not supported; supported: {', '.join(readable())}",

@@ -105,7 +105,7 @@ def command_reader(engine: str) -> Callable[[Source, Reading], None]:
             first = words.pop(0)
             model = None if first.unknown else first.text
             if first.unknown:
-                reading.lack(
+                reading.add_missing(
                     "model",
                     f"the model is {describe_unknown_parts(first.unknown)}; add",
                     example="NAME",
@@ -249,7 +249,7 @@ def _read_options_file(source: Source, reading: Reading) -> None:
     if not names & {"tensor-parallel-size", "tp-size"}:
         size = "attention_data" if "enable-attention-dp" in names else "tensor"
         why = "the command's --tp_size says it, not this file; add"
-        reading.lack(f"parallel.{size}_parallel_size", why, example=8)
+        reading.add_missing(f"parallel.{size}_parallel_size", why, example=8)
     read_command(settings, engine="trtllm", model=None, reading=reading, source=source)
     for missing_field in reading.missing:
         reading.query["parallel"].pop(missing_field.field.removeprefix("parallel."), None)
@@ -377,7 +377,7 @@ def read_command(
             _check_longest(name, longest, model=model, positions=source.positions_of(model))
     bound = f" (at most {longest} together)" if longest is not None else ""
     for name, example in (("input_length", 4000), ("output_length", 1000)):
-        reading.lack(
+        reading.add_missing(
             f"inference.{name}",
             f"a server command does not set the load{bound}; add",
             example=example,
@@ -469,15 +469,15 @@ def _read_speculation(
             _parse_number(flags, "speculative-num-draft-tokens") - 1
         )  # Together with the token before them.
     if steps is None:
-        reading.lack(
+        reading.add_missing(
             "inference.speculative.num_speculative_tokens",
             "the command leaves it to the engine's default; add",
             example=3,
         )
     path = "inference.speculative"
-    reading.lack(f"{path}.acceptance_rate", "it depends on the load; add", example=0.7)
+    reading.add_missing(f"{path}.acceptance_rate", "it depends on the load; add", example=0.7)
     if "ngram" not in method.lower():
-        reading.lack(
+        reading.add_missing(
             f"{path}.draft_cost_fraction",
             "the time of one draft relative to one pass of the model; add",
             example=0.05,

@@ -37,7 +37,7 @@ def register_engine(
             title=title,
             kind="inference",
             place=place,
-            signs=(*signs, Sign(of="script", rank=rank, holds=matches_pattern(command))),
+            signs=(*signs, Sign(place="script", rank=rank, matches=matches_pattern(command))),
             read=command_reader(name),
             write=write or partial(replica_script, tool=f"{name} {version}", start=start),
             write_pools=write_pools,

@@ -336,7 +336,7 @@ def _count_value(count: Count | None, reading: Reading) -> int | None:
         )
         return int(text)
     if word.unknown:  # Missing even if another option contains a number.
-        reading.lack(
+        reading.add_missing(
             "cluster.num_gpus",
             f"{option} is {describe_unknown_parts(word.unknown)}; add",
             example="",

@@ -92,7 +92,7 @@ def read_pools(
             total = None if total is None else total + ranks * count
         else:
             total = None
-            merged.lack(
+            merged.add_missing(
                 path, f"the number of replicas of the {role} pool is not set; add", example=1
             )
         each.query["parallel"] = parallel

@@ -159,7 +159,7 @@ class Reading:
         """Record a setting that the query does not need."""
         self.ignored.append(Ignored(flag=setting.written, reason=reason, line=setting.line))
 
-    def bound(self, flag: str) -> None:
+    def note_length_bound(self, flag: str) -> None:
         """Record that each sample is assumed to have the length in `flag`, which is an upper
         bound.
         """
@@ -169,7 +169,7 @@ class Reading:
         )
         self.ignored.append(Ignored(flag=flag, reason=reason))
 
-    def lack(self, path: str, why: str, *, example: object = None, after: str = "") -> None:
+    def add_missing(self, path: str, why: str, *, example: object = None, after: str = "") -> None:
         """Record a missing field, once.
 
         The hint consists of `why`, the field's option if there is an example, and `after`.
@@ -180,14 +180,14 @@ class Reading:
         hint = why if shown is None else f"{why} {set_option(path, shown)}{after}"
         self.missing.append(Missing(field=path, hint=hint, example=shown))
 
-    def given_size(self, path: str) -> str:
+    def overridden_size(self, path: str) -> str:
         """Return the size that the caller sets for the field at `path`; an empty text for other
         fields and lists of sizes.
         """
         size = self.overrides.get(path) if path in _SIZE_FIELDS else None
         return str(size) if isinstance(size, int) else ""
 
-    def lack_value(self, setting: Setting, path: str) -> None:
+    def add_unknown_value(self, setting: Setting, path: str) -> None:
         """Record that the value of a setting for the field at `path` is unknown; ignore it if the
         field is set.
         """
@@ -196,15 +196,17 @@ class Reading:
             return
         at = f"line {setting.line}: " if setting.line else ""
         why = f"{at}{setting.written} is {describe_unknown_parts(setting.unknown)}; add"
-        self.lack(path, why, example={"cluster.num_gpus": "", "model": "NAME"}.get(path, "..."))
+        self.add_missing(
+            path, why, example={"cluster.num_gpus": "", "model": "NAME"}.get(path, "...")
+        )
 
-    def lack_unknown(self, settings: Iterable[Setting], fields: Mapping[str, str]) -> None:
+    def add_unknown_values(self, settings: Iterable[Setting], fields: Mapping[str, str]) -> None:
         """Record as missing the settings with unknown values that determine one of `fields` (by the
         setting's name).
         """
         for setting in settings:
             if setting.unknown and setting.name in fields:
-                self.lack_value(setting, fields[setting.name])
+                self.add_unknown_value(setting, fields[setting.name])
 
 
 class ImportRefusedError(UnsupportedError):
@@ -358,14 +360,14 @@ def sort_settings(
         elif (
             argument.fate == "read"
             and setting.unknown
-            and (size := reading.given_size(argument.why))
+            and (size := reading.overridden_size(argument.why))
         ):
             last[setting.name] = replace(setting, values=(size,), unknown=())
             reading.read.append(
                 Read(flag=setting.written, value=size, line=setting.line, field=argument.why)
             )
         elif argument.fate == "read" and setting.unknown:
-            reading.lack_value(setting, argument.why)
+            reading.add_unknown_value(setting, argument.why)
             del last[setting.name]
         elif argument.fate == "read":
             reading.read.append(

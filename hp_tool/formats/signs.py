@@ -25,13 +25,13 @@ class Evidence:
 class Sign:
     """A sign of a format. Of the matching signs, the one with the lowest rank is used."""
 
-    of: Place
+    place: Place
     """Where the sign is looked for: in any text (tried first), in a file of keys, or in a
     script.
     """
     rank: int
     """Lower for more specific signs."""
-    holds: Callable[[Evidence], bool]
+    matches: Callable[[Evidence], bool]
     refused: str = ""
     """Description of such a text if it is not read; else empty."""
 

@@ -102,7 +102,7 @@ def _toytrain() -> Iterator[None]:
     register(
         Format(
             name=NAME,
-            signs=(Sign(of="keys", rank=1, holds=has_any_key("toy")),),
+            signs=(Sign(place="keys", rank=1, matches=has_any_key("toy")),),
             read=read,
             write=write,
             options=lambda setup: key_values(content(setup)),

@@ -151,17 +151,19 @@ def _note_missing(reading: Reading, supplied: Mapping[str, Any], text: str) -> N
         named = cluster if isinstance(cluster, Mapping) else {}
         if "gpu" not in named and "stages" not in named:
             why = f"the file speaks of {gpu.split('-')[0]}" if gpu else "`hp-tool gpus` lists them"
-            reading.lack("cluster.gpu", "add", example=gpu or "h100-sxm-80gb", after=f" ({why})")
+            reading.add_missing(
+                "cluster.gpu", "add", example=gpu or "h100-sxm-80gb", after=f" ({why})"
+            )
         if "num_gpus" not in named and "stages" not in named:
             why = reading.hints.get("cluster.num_gpus", "the number of processes is not set")
-            reading.lack("cluster.num_gpus", f"{why}; add", example="")
+            reading.add_missing("cluster.num_gpus", f"{why}; add", example="")
     model = query.get("model")
     known = not isinstance(model, str) or not model or catalog.has_entry("models", model)
     if not known and (reason := refusal_of_checkpoint(str(model))):
         reading.refuse(f"model {model}: {reason}")
     elif isinstance(model, str) and not known:
         near = _nearest_model(model)
-        reading.lack(
+        reading.add_missing(
             "model",
             f"unknown model {model[:200]!r}; add",
             example=near or "NAME",
@@ -169,9 +171,11 @@ def _note_missing(reading: Reading, supplied: Mapping[str, Any], text: str) -> N
         )
     if not model:
         why = f"a {reading.tool} configuration does not name the model"
-        reading.lack("model", f"{why}; add", example="llama-3-8b", after=", or a config.json")
+        reading.add_missing(
+            "model", f"{why}; add", example="llama-3-8b", after=", or a config.json"
+        )
     if kind == "training" and "sequence_length" not in query.get("training", {}):
-        reading.lack(
+        reading.add_missing(
             "training.sequence_length", "the sequence length is not set; add", example=4096
         )
     covered = {

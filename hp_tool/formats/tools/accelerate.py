@@ -155,8 +155,12 @@ register(
         name="accelerate",
         title="Accelerate",
         signs=(
-            Sign(of="keys", rank=30, holds=has_any_key("distributed_type", "compute_environment")),
-            Sign(of="script", rank=60, holds=_is_launch),
+            Sign(
+                place="keys",
+                rank=30,
+                matches=has_any_key("distributed_type", "compute_environment"),
+            ),
+            Sign(place="script", rank=60, matches=_is_launch),
         ),
         read=read,
         write=text,

@@ -125,8 +125,8 @@ register(
         name="deepspeed",
         title="DeepSpeed",
         signs=(
-            Sign(of="keys", rank=60, holds=_is_its_file),
-            Sign(of="script", rank=61, holds=_TRAINER_OPTIONS),
+            Sign(place="keys", rank=60, matches=_is_its_file),
+            Sign(place="script", rank=61, matches=_TRAINER_OPTIONS),
         ),
         read=read,
         write=text,

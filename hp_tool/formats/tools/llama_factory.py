@@ -78,7 +78,7 @@ def read(source: Source, reading: Reading) -> None:
     file = source.keys(reading) if launched is None else _launched_file(*launched)
     settings = as_settings(file, lines=source.text)
     values = {setting.name: setting.text for setting in settings}
-    reading.lack_unknown(settings, {"disable-gradient-checkpointing": "parallel.recompute"})
+    reading.add_unknown_values(settings, {"disable-gradient-checkpointing": "parallel.recompute"})
     for name, value in _DEFAULTS.items():
         if name not in values:
             settings.append(
@@ -167,11 +167,11 @@ register(
         name="llama-factory",
         title="LLaMA-Factory",
         signs=(
-            Sign(of="keys", rank=51, holds=_is_its_file),
+            Sign(place="keys", rank=51, matches=_is_its_file),
             Sign(
-                of="script",
+                place="script",
                 rank=13,
-                holds=matches_pattern(r"\bllamafactory-cli\b|\bsrc/train\.py\s+\S+\.ya?ml\b"),
+                matches=matches_pattern(r"\bllamafactory-cli\b|\bsrc/train\.py\s+\S+\.ya?ml\b"),
             ),
         ),
         logs=("trainer",),

@@ -131,7 +131,7 @@ def _count_processes(source: Source, variables: Mapping[str, str], reading: Read
     counts = {name: written(name) for name in ("NPROC_PER_NODE", "NNODES")}
     for name, text in counts.items():
         if text and not text.isdecimal():
-            reading.lack(
+            reading.add_missing(
                 "cluster.num_gpus",
                 f"{name} is {text}, not a number (set it with --var {name}=...); add",
                 example="",
@@ -184,7 +184,7 @@ def _read_trainer_command(
         reading.refuse(f"tuner_type {kind} is not supported; supported: lora, full")
     micro_name = "per-device-train-batch-size"
     micro_text = (
-        reading.given_size("parallel.micro_batch_size")
+        reading.overridden_size("parallel.micro_batch_size")
         if micro_name in unknown
         else known.get(micro_name, "1")
     )
@@ -225,7 +225,7 @@ def _read_fsdp_file(name: str | None, script: Script, reading: Reading) -> dict[
         return {}
     text = find_file(script.files, name)
     if text is None and name != "fsdp2":
-        reading.lack(
+        reading.add_missing(
             "parallel.zero_stage",
             f"{name}: file not found; pass it with --file {name}",
             example=None,
@@ -292,7 +292,7 @@ def _read_megatron_command(settings: list[Setting], source: Source, reading: Rea
     length = last.get("max-length")
     if length is not None:
         if last.get("packing", _renamed_setting("packing", "false")).text.lower() == "false":
-            reading.bound(length.written)
+            reading.note_length_bound(length.written)
         passed += [replace(length, name=name) for name in ("seq-length", "max-position-embeddings")]
     if (
         last.get("torch-dtype", _renamed_setting("torch-dtype", "bfloat16")).text != "float32"
@@ -316,7 +316,7 @@ def _read_megatron_command(settings: list[Setting], source: Source, reading: Rea
     if "model" in last:
         reading.query["model"] = last["model"].text
     else:
-        reading.lack("model", "--model is missing; add", example="NAME")
+        reading.add_missing("model", "--model is missing; add", example="NAME")
     kind = last.get(
         "tuner-type", last.get("train-type", _renamed_setting("tuner-type", "full"))
     ).text
@@ -345,24 +345,24 @@ register(
         name="ms-swift",
         signs=(
             Sign(
-                of="script",
+                place="script",
                 rank=14,
-                holds=matches_pattern(
+                matches=matches_pattern(
                     r"(?m)^[^#\n]*(?<![\w/-])((megatron|swift)\s+(sft|pt)\b|swift/cli/\S*(sft|pt)\.py)"
                 ),
             ),
             Sign(
-                of="script",
+                place="script",
                 rank=14,
-                holds=matches_pattern(
+                matches=matches_pattern(
                     r"(?m)^[^#\n]*(?<![\w/-])((megatron|swift)\s+rlhf\b|swift/cli/\S*rlhf\.py)"
                 ),
                 refused="training on preferences or rewards by ms-swift (rlhf)",
             ),
             Sign(
-                of="script",
+                place="script",
                 rank=23,
-                holds=matches_pattern(
+                matches=matches_pattern(
                     r"(?m)^[^#\n]*(?<![\w/-])(megatron|swift)\s+"
                     r"(app|deploy|eval|export|infer|merge-lora|rollout|sample|web-ui)\b"
                 ),

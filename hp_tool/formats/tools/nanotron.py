@@ -211,7 +211,7 @@ def read(source: Source, reading: Reading) -> None:
         elif name in by_name:
             model[field] = size(name)
         elif field in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"):
-            reading.lack(
+            reading.add_missing(
                 f"model.{field}", f"model.model_config.{field} is missing; add", example="..."
             )
     of_experts = [
@@ -265,9 +265,9 @@ register(
         name="nanotron",
         signs=(
             Sign(
-                of="keys",
+                place="keys",
                 rank=40,
-                holds=lambda evidence: {"parallelism", "tokens"} <= evidence.keys,
+                matches=lambda evidence: {"parallelism", "tokens"} <= evidence.keys,
             ),
         ),
         read=read,

@@ -121,7 +121,7 @@ def _read_chunks(
         return {"virtual_pipeline_parallel_size": 2}
     if (layers := source.layers_of(model)) is None:
         why = "the number of layers, which layers_per_stage divides, is unknown; add"
-        reading.lack("parallel.virtual_pipeline_parallel_size", why, example=2)
+        reading.add_missing("parallel.virtual_pipeline_parallel_size", why, example=2)
         return {}
     chunks = -(-layers // per_chunk)
     rounding = keys.text("distributed.pipeline.round-virtual-stages-to-pp-multiple")
@@ -217,9 +217,9 @@ register(
         title="NeMo AutoModel",
         signs=(
             Sign(
-                of="keys",
+                place="keys",
                 rank=46,
-                holds=matches_pattern(r"(?m)(?:^|[{,-])\s*_target_:\s*nemo_automodel\."),
+                matches=matches_pattern(r"(?m)(?:^|[{,-])\s*_target_:\s*nemo_automodel\."),
             ),
         ),
         read=read,

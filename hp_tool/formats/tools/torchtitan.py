@@ -327,7 +327,7 @@ def read_sections(
     if shape is None and (release != "0.2" or name != "gpt_oss"):
         shape = models_by_flavor().get((name, flavor))
     if shape is None:
-        reading.lack("model", f"unknown model {name} {flavor}; add", example="")
+        reading.add_missing("model", f"unknown model {name} {flavor}; add", example="")
     schedule = split.get("pipeline_parallel_schedule", "1F1B")
     if schedule not in _SCHEDULES.values():
         raise UnsupportedError(
@@ -443,16 +443,18 @@ register(
         name="torchtitan",
         signs=(
             Sign(
-                of="text",
+                place="text",
                 rank=10,
-                holds=matches_pattern(
+                matches=matches_pattern(
                     r"(?m)^[ "
                     r"\t]*\[(parallelism|training|model|job|optimizer|activation_checkpoint)\][ "
                     r"\t]*(#.*)?$"
                 ),
             ),
             Sign(
-                of="script", rank=70, holds=matches_pattern(r"--job\.config_file|--model\.flavor")
+                place="script",
+                rank=70,
+                matches=matches_pattern(r"--job\.config_file|--model\.flavor"),
             ),
         ),
         read=read,

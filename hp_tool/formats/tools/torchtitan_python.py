@@ -220,7 +220,7 @@ def read(source: Source, reading: Reading) -> None:
     if family.startswith("."):
         family = _family_in_names((name, *functions.returning(CONFIG_CLASS)), flavor)
         if not family:
-            reading.lack(
+            reading.add_missing(
                 "model",
                 f"the file does not name the package of model_registry({flavor!r}); add",
                 example="NAME",
@@ -481,9 +481,9 @@ register(
         title="torchtitan, as Python",
         signs=(
             Sign(
-                of="text",
+                place="text",
                 rank=9,
-                holds=matches_pattern(r"(?m)^from torchtitan\b[^\n]* import|\bTrainer\.Config\("),
+                matches=matches_pattern(r"(?m)^from torchtitan\b[^\n]* import|\bTrainer\.Config\("),
             ),
         ),
         read=read,

@@ -99,7 +99,7 @@ def _read_training(keys: Settings, reading: Reading) -> dict[str, Any]:
     if length := keys.text("tokenizer.max-seq-len"):
         training["sequence_length"] = int(length) if length.isdecimal() else length
         if not keys.on("dataset.packed"):
-            reading.bound("tokenizer.max_seq_len")
+            reading.note_length_bound("tokenizer.max_seq_len")
     component = keys.text("model._component_").rpartition(".")[2]
     if component.startswith(("lora_", "qlora_")):
         attention = [
@@ -120,9 +120,9 @@ register(
         name="torchtune",
         signs=(
             Sign(
-                of="keys",
+                place="keys",
                 rank=45,
-                holds=matches_pattern(r"(?m)(?:^|[{,])\s*_component_:\s*torchtune\."),
+                matches=matches_pattern(r"(?m)(?:^|[{,])\s*_component_:\s*torchtune\."),
             ),
         ),
         logs=("torchtune",),

@@ -65,7 +65,7 @@ register(
     Format(
         name="trl",
         title="TRL",
-        signs=(Sign(of="keys", rank=55, holds=_is_its_file),),
+        signs=(Sign(place="keys", rank=55, matches=_is_its_file),),
         logs=("trainer",),
         read=read_file,
         reads="its YAML file (`trl sft --config`), with `--file` for Accelerate's or DeepSpeed's",

@@ -115,7 +115,7 @@ register_engine(
     version=VERSION,
     command=r"trtllm-serve|tensorrt_llm\.commands\.serve",
     rank=22,
-    signs=(Sign(of="keys", rank=97, holds=_OPTIONS),),
+    signs=(Sign(place="keys", rank=97, matches=_OPTIONS),),
     start=server_command,
     write=text,
     reads="a command that starts its server, with the options file that it writes or names; "

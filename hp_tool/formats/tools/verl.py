@@ -310,7 +310,7 @@ def read(source: Source, reading: Reading) -> None:
             max(size(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384) // length, 1) if length else 0
         )
     if micro == 0:
-        reading.lack(
+        reading.add_missing(
             "parallel.micro_batch_size",
             f"{_ACTOR}.ppo_micro_batch_size_per_gpu is missing; add",
             example=1,
@@ -414,17 +414,17 @@ register(
     Format(
         name="verl",
         signs=(
-            Sign(of="keys", rank=20, holds=has_any_key("actor_rollout_ref", "critic")),
+            Sign(place="keys", rank=20, matches=has_any_key("actor_rollout_ref", "critic")),
             Sign(
-                of="script",
+                place="script",
                 rank=17,
-                holds=matches_pattern(r"verl\.trainer\.(fsdp_)?sft_trainer"),
+                matches=matches_pattern(r"verl\.trainer\.(fsdp_)?sft_trainer"),
                 refused="verl's trainer of SFT",
             ),
             Sign(
-                of="script",
+                place="script",
                 rank=30,
-                holds=matches_pattern(r"\bverl\.trainer\.|actor_rollout_ref\."),
+                matches=matches_pattern(r"\bverl\.trainer\.|actor_rollout_ref\."),
             ),
         ),
         read=read,

@@ -75,7 +75,7 @@ def read_accelerate(
     )
     steps = leaves.pop("deepspeed-config.gradient-accumulation-steps", None)
     if steps is not None and steps.unknown:
-        reading.lack_value(steps, "training.global_batch_size")
+        reading.add_unknown_value(steps, "training.global_batch_size")
     elif steps is not None and steps.values != ("auto",):
         settings.append(replace(steps, name="gradient-accumulation-steps"))
     leaves = sort_settings(leaves.values(), table=table("accelerate"), reading=reading, spare=spare)
@@ -123,7 +123,7 @@ def read_accelerate(
     ):
         # The Trainer, which requires output_dir, has defaults for both.
         if names.isdisjoint((name, "train-batch-size", "output-dir")):
-            reading.lack(
+            reading.add_missing(
                 field,
                 f"it is set by the script's --{name.replace('-', '_')}, not by this file; add",
                 example="...",
@@ -206,7 +206,7 @@ def _read_shard_groups(
         return
     nodes = parse_whole_number(_leaf_value(leaves, "num-machines", "0"), "num_machines")
     if reading.num_gpus is None or not nodes:
-        reading.lack(
+        reading.add_missing(
             "parallel.data_parallel_shard_size",
             "HYBRID_SHARD shards within a node; add",
             example="8",

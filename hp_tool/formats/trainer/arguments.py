@@ -76,14 +76,14 @@ _DEFAULT_BATCH = "8"
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _TrainerSettings:
     """The keys of DeepSpeed's file and the trainer's arguments."""
 
     keys: Mapping[str, Setting]
     arguments: Mapping[str, Setting]
     reading: Reading
 
-    def key(self, name: str) -> str | None:
+    def file_value(self, name: str) -> str | None:
         setting = self.keys.get(name)
         return (
             None
@@ -108,14 +108,14 @@ class _Run:
         file_micro, file_batch = "train-micro-batch-size-per-gpu", "train-batch-size"
         steps_name = "gradient-accumulation-steps"
         micro = _parse_count(
-            self.key(file_micro)
+            self.file_value(file_micro)
             or self.argument("per-device-train-batch-size", "micro-batch-size")
-            or self.reading.given_size("parallel.micro_batch_size")
+            or self.reading.overridden_size("parallel.micro_batch_size")
             or (_DEFAULT_BATCH if "output-dir" in self.arguments else None),
             file_micro,
         )
-        steps = _parse_count(self.key(steps_name) or self.argument(steps_name), steps_name)
-        batch = _parse_count(self.key(file_batch) or self.argument(file_batch), file_batch)
+        steps = _parse_count(self.file_value(steps_name) or self.argument(steps_name), steps_name)
+        batch = _parse_count(self.file_value(file_batch) or self.argument(file_batch), file_batch)
         automatic = self.is_auto(file_micro, file_batch)
         if micro is None and (automatic or self.arguments) and not (batch and steps):
             _note_missing(self.reading, "parallel.micro_batch_size", auto=automatic)
@@ -135,7 +135,7 @@ class _Run:
     def zero_stage(self) -> int:
         name = "zero_optimization.stage"
         stage = parse_whole_number(
-            self.key("zero-optimization.stage") or self.argument("zero-stage") or 0, name
+            self.file_value("zero-optimization.stage") or self.argument("zero-stage") or 0, name
         )
         if stage not in (0, 1, 2, 3):
             raise InputError(f"{name} must be from 0 to 3, got {stage!r}", field=name)
@@ -145,7 +145,9 @@ class _Run:
         checkpointing = self.argument(
             "activation-checkpointing", "gradient-checkpointing"
         )  # The newer name takes precedence.
-        if (checkpointing or self.key(_SCRIPT_CHECKPOINTING) or "no").lower() not in _OFF_VALUES:
+        if (
+            checkpointing or self.file_value(_SCRIPT_CHECKPOINTING) or "no"
+        ).lower() not in _OFF_VALUES:
             return True
         trainer = (
             "per-device-train-batch-size" in self.arguments
@@ -179,7 +181,7 @@ def read_arguments(
     )
     keys |= sort_settings(automatic, table=table("deepspeed"), reading=of_file, spare=spare)
     reading.ignored += of_file.ignored
-    run = _Run(keys, arguments, reading)
+    run = _TrainerSettings(keys, arguments, reading)
     (micro, whole), stage = run.batch(num_gpus or 0), run.zero_stage()
     training: dict[str, Any] = {
         "global_batch_size": whole,
@@ -188,12 +190,15 @@ def read_arguments(
             "trainer-deepspeed" if content is not None or stage else "trainer"
         ],
     }
-    if (kept := run.key("data-types.grad-accum-dtype")) in ("bf16", "fp16"):
+    if (kept := run.file_value("data-types.grad-accum-dtype")) in ("bf16", "fp16"):
         training["gradient_precision"] = kept
-    device = run.key("zero-optimization.offload-optimizer.device")
-    if device or run.key("zero-optimization.cpu-offload") == "true":
+    device = run.file_value("zero-optimization.offload-optimizer.device")
+    if device or run.file_value("zero-optimization.cpu-offload") == "true":
         training["offload"] = "optimizer"
-    if device and (share := run.key("zero-optimization.offload-optimizer.ratio")) is not None:
+    if (
+        device
+        and (share := run.file_value("zero-optimization.offload-optimizer.ratio")) is not None
+    ):
         training["offload_fraction"] = parse_fraction(
             share, "zero_optimization.offload_optimizer.ratio"
         )
@@ -208,7 +213,7 @@ def read_arguments(
         )
         named = next(name for name in LENGTH_OPTIONS if name in arguments)
         if named in _LENGTH_BOUNDS and not packed:
-            reading.bound(arguments[named].written)
+            reading.note_length_bound(arguments[named].written)
     _read_lora(training, arguments, reading)
     dtype = (run.argument("torch-dtype", "dtype") or "").lower()
     narrow = dtype in SIXTEEN_BITS
@@ -224,7 +229,7 @@ def read_arguments(
             training |= {"precision": kept, **pure_state_fields(SIXTEEN_BITS[dtype])}
         elif dtype == "float32" and training["precision"] != "fp32":
             training["parameter_precision"] = "fp32"
-    optimizer = run.key("optimizer.type") or run.argument("optim")
+    optimizer = run.file_value("optimizer.type") or run.argument("optim")
     sharded = content is not None or bool(stage)
     _read_optimizer(training, optimizer, reading, sharded=sharded and "task" not in training)
     loss = run.argument("loss-type")
@@ -329,7 +334,7 @@ def _note_missing(reading: Reading, path: str, *, auto: bool) -> None:
         if auto
         else (f"{named} is not set")
     )
-    reading.lack(path, f"{why}; add", example=example)
+    reading.add_missing(path, f"{why}; add", example=example)
 
 
 def _read_precision(

@@ -185,7 +185,7 @@ def find_deepspeed_file(
         (word for word in reversed(words) if word.name in _DEEPSPEED_FILE and word.values), None
     )
     if setting is not None and setting.unknown:
-        reading.lack_value(setting, "parallel.zero_stage")
+        reading.add_unknown_value(setting, "parallel.zero_stage")
         return None
     named = None if setting is None or setting.values[0] == "none" else setting.values[0]
     if named is not None and named.lstrip().startswith("{"):
@@ -197,7 +197,7 @@ def find_deepspeed_file(
     if named is not None and text is None:
         stage = re.search(r"(?:zero|z|stage)[-_]?([0-3])(?!\d)", named)
         why = f"{named}: file not found; pass it with --file {named}"
-        reading.lack(
+        reading.add_missing(
             "parallel.zero_stage",
             f"{why}, or add" if stage else why,
             example=stage[1] if stage else None,

@@ -11,11 +11,11 @@ register(
         name="axolotl",
         title="Axolotl",
         signs=(
-            Sign(of="keys", rank=50, holds=has_any_key("base_model")),
+            Sign(place="keys", rank=50, matches=has_any_key("base_model")),
             Sign(
-                of="script",
+                place="script",
                 rank=12,
-                holds=matches_pattern(r"(?m)^[^#\n]*(?<![/\w-])axolotl(\.cli|\s+train)"),
+                matches=matches_pattern(r"(?m)^[^#\n]*(?<![/\w-])axolotl(\.cli|\s+train)"),
                 refused="a command of Axolotl (import the YAML file that it names)",
             ),
         ),

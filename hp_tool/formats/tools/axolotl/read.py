@@ -195,7 +195,7 @@ def _adapter_settings(
         _setting("lora-target-modules", "lora_target_modules", *(targets or ["q_proj", "v_proj"])),
     ]
     if "lora-r" not in texts:
-        reading.lack("training.lora", "the rank lora_r is not set; add", example="...")
+        reading.add_missing("training.lora", "the rank lora_r is not set; add", example="...")
     if texts.get("load-in-4bit") == "true":
         words.append(_setting("use-bnb-nested-quant", "load_in_4bit", "true"))
     return words

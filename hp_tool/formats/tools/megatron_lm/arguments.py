@@ -39,16 +39,16 @@ class Arguments:
         self.num_gpus = num_gpus or 0
         self.older = older
 
-    def on(self, *names: str) -> bool:
+    def is_given(self, *names: str) -> bool:
         return any(name in self.settings for name in names)
 
     def refuse(self, name: str, why: str) -> None:
         setting = self.settings.get(name)
         self.reading.refuse(f"--{name} {setting.text if setting else ''}".strip() + f": {why}")
 
-    def lack(self, name: str, why: str) -> None:
+    def add_missing(self, name: str, why: str) -> None:
         field = table(TABLE)[name].why
-        self.reading.lack(field, f"{why}; add", example="...")
+        self.reading.add_missing(field, f"{why}; add", example="...")
 
     def text(self, name: str, default: str) -> str:
         setting = self.settings.get(name)
@@ -62,7 +62,7 @@ class Arguments:
 
     def number(self, name: str, default: int | None = None) -> int:
         if name not in self.settings and default is None:
-            self.lack(name, f"--{name} is missing")
+            self.add_missing(name, f"--{name} is missing")
         text = self.text(name, str(1 if default is None else default))
         try:
             number = int(text[:20])
@@ -74,18 +74,18 @@ class Arguments:
             raise InputError(f"--{name} {text} is too large", field=f"--{name}")
         return number
 
-    def optional(self, name: str) -> int | None:
+    def optional_number(self, name: str) -> int | None:
         """Return the number in a flag without a default."""
-        return self.number(name) if self.on(name) else None
+        return self.number(name) if self.is_given(name) else None
 
-    def real(self, name: str, default: float) -> float:
+    def decimal(self, name: str, default: float) -> float:
         text = self.text(name, str(default))
         try:
             return float(text)
         except ValueError:
             raise InputError(f"--{name} must be a number, got {text}", field=f"--{name}") from None
 
-    def ours(self, name: str, theirs: Mapping[str, str], default: str) -> str:
+    def query_value(self, name: str, theirs: Mapping[str, str], default: str) -> str:
         """Return the query's value for a flag's value, from a mapping of query values to the tool's
         values.
         """
@@ -96,19 +96,19 @@ class Arguments:
         self.refuse(name, "not supported")
         return next(iter(theirs))
 
-    def model(self) -> dict[str, Any]:
+    def model_fields(self) -> dict[str, Any]:
         hidden, heads = self.number("hidden-size"), self.number("num-attention-heads")
-        swiglu = self.on("swiglu") or self.text("glu-activation", "") == "swiglu"
+        swiglu = self.is_given("swiglu") or self.text("glu-activation", "") == "swiglu"
         # validate_args: 4h, or two thirds of it in multiples of 64 under --swiglu.
         usual = int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden
         layers, bias, latent = (
             self.number("num-layers"),
-            not self.on("disable-bias-linear"),
-            self.on("multi-latent-attention"),
+            not self.is_given("disable-bias-linear"),
+            self.is_given("multi-latent-attention"),
         )
-        positions = self.positions()
-        grouped = self.on("group-query-attention", "num-key-value-heads") or (
-            latent and self.on("num-query-groups")
+        positions = self.position_embedding()
+        grouped = self.is_given("group-query-attention", "num-key-value-heads") or (
+            latent and self.is_given("num-query-groups")
         )
         groups = self.number("num-key-value-heads", self.number("num-query-groups", 1))
         model: dict[str, Any] = {
@@ -118,32 +118,32 @@ class Arguments:
             "num_key_value_heads": groups if grouped else heads,
             "head_dim": self.number("kv-channels", max(hidden // max(heads, 1), 1)),
             "intermediate_size": self.number("ffn-hidden-size", usual),
-            "vocab_size": self.vocabulary(),
-            "tie_word_embeddings": not self.on("untie-embeddings-and-output-weights"),
-            "gated_mlp": swiglu or self.on("quick-geglu", "glu-activation"),
-            "normalization": self.ours("normalization", words.NORMS, "LayerNorm"),
-            "embedding_norm": True if self.on("embed-layernorm") else None,
+            "vocab_size": self.padded_vocabulary(),
+            "tie_word_embeddings": not self.is_given("untie-embeddings-and-output-weights"),
+            "gated_mlp": swiglu or self.is_given("quick-geglu", "glu-activation"),
+            "normalization": self.query_value("normalization", words.NORMS, "LayerNorm"),
+            "embedding_norm": True if self.is_given("embed-layernorm") else None,
             "position_embedding": positions,
-            "attention_bias": bias or self.on("add-qkv-bias"),
-            "attention_output_bias": False if self.on("add-qkv-bias") and not bias else None,
+            "attention_bias": bias or self.is_given("add-qkv-bias"),
+            "attention_output_bias": False if self.is_given("add-qkv-bias") and not bias else None,
             "mlp_bias": bias,
             "max_position_embeddings": self.number("max-position-embeddings")
             if positions == "learned"
             else None,
             # For latent attention it switches the norms of the latents, which are always present.
-            "query_key_norm": "head" if self.on("qk-layernorm") and not latent else None,
+            "query_key_norm": "head" if self.is_given("qk-layernorm") and not latent else None,
             "attention_sinks": True
             if self.text("softmax-type", "vanilla") == "learnable"
             else None,
-            "num_nextn_predict_layers": self.optional("mtp-num-layers"),
-            **self.window(layers),
+            "num_nextn_predict_layers": self.optional_number("mtp-num-layers"),
+            **self.window_fields(layers),
         }
-        if self.experts():
+        if self.num_experts():
             width = self.number("moe-ffn-hidden-size", model["intermediate_size"])
             shared = self.number("moe-shared-expert-intermediate-size", 0)
-            limited = self.optional("moe-router-num-groups")
+            limited = self.optional_number("moe-router-num-groups")
             model |= {
-                "num_experts": self.experts(),
+                "num_experts": self.num_experts(),
                 "num_experts_per_tok": self.number("moe-router-topk", 1 if self.older else 2),
                 "moe_intermediate_size": width,
                 "num_shared_experts": 1 if shared % width else shared // width,
@@ -153,7 +153,7 @@ class Arguments:
                 if limited is None
                 else self.number("moe-router-group-topk", limited),
                 "shared_expert_intermediate_size": shared if shared % width else None,
-                "shared_expert_gate": True if self.on("moe-shared-expert-gate") else None,
+                "shared_expert_gate": True if self.is_given("moe-shared-expert-gate") else None,
             }
         if latent:
             model |= {
@@ -161,21 +161,21 @@ class Arguments:
                 "qk_nope_head_dim": self.number("qk-head-dim", 128),
                 "qk_rope_head_dim": self.number("qk-pos-emb-head-dim", 64),
                 "v_head_dim": self.number("v-head-dim", 128),
-                "q_lora_rank": self.optional("q-lora-rank"),
+                "q_lora_rank": self.optional_number("q-lora-rank"),
             }
-        unlike = self.listed_layers(layers) | self.unlike_layers(
-            layers, hidden, experts=bool(self.experts())
+        unlike = self.listed_layer_fields(layers) | self.hybrid_layer_fields(
+            layers, hidden, experts=bool(self.num_experts())
         )
         if "blocks" in unlike and "sliding_window" in model:
             self.refuse("window-size", "not supported with layers of different kinds")
         return model | unlike
 
-    def listed_layers(self, layers: int) -> dict[str, Any]:
+    def listed_layer_fields(self, layers: int) -> dict[str, Any]:
         """Return the fields of a model with different layers, from lists with one number per
         layer.
         """
         model: dict[str, Any] = (
-            {"attention_output_gate": "channel"} if self.on("attention-output-gate") else {}
+            {"attention_output_gate": "channel"} if self.is_given("attention-output-gate") else {}
         )
         variant, delta = self.text("experimental-attention-variant", patterns.DELTA_RULE), None
         if variant != patterns.DELTA_RULE:
@@ -183,8 +183,8 @@ class Arguments:
                 "experimental-attention-variant",
                 "its kernels store all scores, which is not modelled",
             )
-        elif self.on("experimental-attention-variant"):
-            delta = self.layers(
+        elif self.is_given("experimental-attention-variant"):
+            delta = self.numbers_per_layer(
                 "linear-attention-freq",
                 layers,
                 every=lambda n: [int((i + 1) % n != 0) for i in range(layers)],
@@ -194,43 +194,43 @@ class Arguments:
                 for field, (name, default) in patterns.SIZES.items()
             }
             if delta is None:
-                self.lack(
+                self.add_missing(
                     "linear-attention-freq",
                     "--linear-attention-freq is missing, which selects the layers with delta rules",
                 )
-        experts = self.expert_layers(layers) if self.experts() else None
+        experts = self.expert_layer_mask(layers) if self.num_experts() else None
         blocks = patterns.blocks_of_lists(delta=delta, experts=experts)
         return model if blocks is None else model | {"blocks": blocks, "first_k_dense_replace": 0}
 
-    def segments(self) -> list[str]:
+    def stage_patterns(self) -> list[str]:
         """Return the parts of a hybrid's pattern that are on stages; at most one if it is not
         divided.
         """
-        name = next((flag for flag in hybrid.PATTERN_FLAGS if self.on(flag)), None)
+        name = next((flag for flag in hybrid.PATTERN_FLAGS if self.is_given(flag)), None)
         return (
             []
             if name is None
             else self.text(name, "").split(hybrid.PREDICTION)[0].split(hybrid.STAGE)
         )
 
-    def unlike_layers(self, layers: int, hidden: int, *, experts: bool) -> dict[str, Any]:
+    def hybrid_layer_fields(self, layers: int, hidden: int, *, experts: bool) -> dict[str, Any]:
         """Return the fields of a model whose mixers and feed-forwards are separate layers."""
         name = next(
-            (flag for flag in hybrid.PATTERN_FLAGS if self.on(flag)),
+            (flag for flag in hybrid.PATTERN_FLAGS if self.is_given(flag)),
             "hybrid-attention-ratio",
         )
         attention, mlp = (
-            self.real("hybrid-attention-ratio", 0.0),
-            self.real("hybrid-mlp-ratio", 0.0),
+            self.decimal("hybrid-attention-ratio", 0.0),
+            self.decimal("hybrid-mlp-ratio", 0.0),
         )
-        if not (self.on("is-hybrid-model", *hybrid.PATTERN_FLAGS) or attention or mlp):
+        if not (self.is_given("is-hybrid-model", *hybrid.PATTERN_FLAGS) or attention or mlp):
             return {}
         if not (0.0 <= attention <= 1.0 and 0.0 <= mlp <= 1.0 - attention):
             raise InputError(
                 "the fractions of attention and MLP layers must not exceed 1 in total",
                 field="--hybrid-attention-ratio",
             )
-        letters = "".join(self.segments()) or hybrid.pattern_of_fractions(
+        letters = "".join(self.stage_patterns()) or hybrid.pattern_of_fractions(
             layers, attention=attention, mlp=mlp
         )
         blocks = hybrid.blocks_of_pattern(letters)
@@ -244,7 +244,7 @@ class Arguments:
         predicted = set(self.text(hybrid.PATTERN_FLAGS[0], "").split(hybrid.PREDICTION)[1:])
         predicted |= (
             {self.text("mtp-hybrid-override-pattern", "")}
-            if self.on("mtp-hybrid-override-pattern")
+            if self.is_given("mtp-hybrid-override-pattern")
             else set()
         )
         if any(
@@ -266,13 +266,13 @@ class Arguments:
                 "mamba_num_heads": self.number("mamba-num-heads", 2 * hidden // max(head, 1)),
             }
         if "E" in letters:
-            return fields | {"moe_latent_size": self.optional("moe-latent-size")}
+            return fields | {"moe_latent_size": self.optional_number("moe-latent-size")}
         return fields | dict.fromkeys(
             ("num_experts", "num_experts_per_tok", "n_group", "topk_group")
         )
 
-    def positions(self) -> str:
-        if self.on("use-rotary-position-embeddings"):
+    def position_embedding(self) -> str:
+        if self.is_given("use-rotary-position-embeddings"):
             return "rotary"
         kind = self.text("position-embedding-type", "learned_absolute").lower()
         kinds = {
@@ -288,12 +288,12 @@ class Arguments:
             self.refuse("position-embedding-type", "not supported for decoders")
         return kinds.get(kind, "rotary")
 
-    def window(self, layers: int) -> dict[str, int | None]:
+    def window_fields(self, layers: int) -> dict[str, int | None]:
         """Return --window-size left,right of the layers selected by --window-attn-skip-freq.
 
         A query attends to `left` keys and itself.
         """
-        if not self.on("window-size"):
+        if not self.is_given("window-size"):
             return {}
         left = self.text("window-size", "0,0").strip("()").split(",")[0].strip()
         if not re.fullmatch(r"-?\d{1,18}", left):
@@ -303,7 +303,7 @@ class Arguments:
             )
         if int(left) < 0:
             return {}
-        pattern = self.layers(
+        pattern = self.numbers_per_layer(
             "window-attn-skip-freq",
             layers,
             every=lambda n: [int((i + 1) % n != 0) for i in range(layers)],
@@ -314,7 +314,7 @@ class Arguments:
             "sliding_window_layers": None if count == layers else count,
         }
 
-    def experts(self) -> int:
+    def num_experts(self) -> int:
         """Return the number of experts. Megatron-DeepSpeed's --num-experts has one number per layer
         or one for all.
         """
@@ -325,18 +325,18 @@ class Arguments:
         if len(values) != 1:
             self.refuse("num-experts", "layers with different numbers of experts are not supported")
         if not (text := setting.values[0] if setting.values else "").isdecimal():
-            self.lack("num-experts", f"--num-experts is {setting.text}")
+            self.add_missing("num-experts", f"--num-experts is {setting.text}")
             return 0
         count = parse_whole_number(text, "--num-experts")
         return count if count > 1 or not self.older else 0
 
-    def layers(self, name: str, layers: int, *, every: Any) -> list[int] | None:
+    def numbers_per_layer(self, name: str, layers: int, *, every: Any) -> list[int] | None:
         """Return one number per layer for a flag with N or a list expression such as
         ([0]*3+[1]*58).
 
         Returns None if it is not given.
         """
-        if not self.on(name):
+        if not self.is_given(name):
             return None
         text = self.text(name, "1").replace(" ", "")
         if re.fullmatch(r"0*[1-9]\d{,17}", text):
@@ -352,13 +352,13 @@ class Arguments:
             return None
         return pattern
 
-    def vocabulary(self) -> int:
+    def padded_vocabulary(self) -> int:
         """Return the rows of the embedding: the vocabulary padded to --make-vocab-size-divisible-by
         x TP.
         """
-        if self.on("padded-vocab-size"):
+        if self.is_given("padded-vocab-size"):
             return self.number("padded-vocab-size")
-        size = self.number("vocab-size") if self.on("vocab-size") else 0
+        size = self.number("vocab-size") if self.is_given("vocab-size") else 0
         if not size:
             names = ("tokenizer-model", "tokenizer-name-or-path", "tokenizer-type")
             named = next((self.settings[name] for name in names if name in self.settings), None)
@@ -370,7 +370,7 @@ class Arguments:
                 tokenizer = (
                     "the tokenizer" if named is None else f"{named.written} {named.text}".strip()
                 )
-                self.reading.lack(
+                self.reading.add_missing(
                     "model.vocab_size",
                     f"the vocabulary depends on {tokenizer}; add",
                     example=known or "...",
@@ -383,10 +383,10 @@ class Arguments:
         )
         return -(-size // max(multiple, 1)) * multiple
 
-    def expert_layers(self, layers: int) -> list[int]:
+    def expert_layer_mask(self, layers: int) -> list[int]:
         """Return 1 for each layer with experts, 0 for those without: --moe-layer-freq."""
         return (
-            self.layers(
+            self.numbers_per_layer(
                 "moe-layer-freq", layers, every=lambda n: [int(i % n == 0) for i in range(layers)]
             )
             or [1] * layers
@@ -394,7 +394,7 @@ class Arguments:
 
     def leading_dense_layers(self, layers: int) -> int:
         """Return the number of layers before the first one with experts."""
-        pattern = self.expert_layers(layers)
+        pattern = self.expert_layer_mask(layers)
         return pattern.index(1) if 1 in pattern else layers
 
 

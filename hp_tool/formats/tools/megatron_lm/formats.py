@@ -42,11 +42,11 @@ register(
         place=0,
         signs=(
             Sign(
-                of="text",
+                place="text",
                 rank=20,
-                holds=lambda evidence: PRINTED_ARGUMENTS.search(evidence.text) is not None,
+                matches=lambda evidence: PRINTED_ARGUMENTS.search(evidence.text) is not None,
             ),
-            Sign(of="script", rank=50, holds=matches_pattern(rf"{_FLAGS}|{_PROGRAMS}")),
+            Sign(place="script", rank=50, matches=matches_pattern(rf"{_FLAGS}|{_PROGRAMS}")),
         ),
         read=read_source,
         write=torchrun_script,
@@ -94,8 +94,10 @@ register(
         name="kubernetes",
         title="Kubernetes",
         signs=(
-            Sign(of="keys", rank=25, holds=has_any_key("apiVersion"), refused="Kubernetes"),
-            Sign(of="keys", rank=93, holds=has_key_near_top("apiVersion"), refused="Kubernetes"),
+            Sign(place="keys", rank=25, matches=has_any_key("apiVersion"), refused="Kubernetes"),
+            Sign(
+                place="keys", rank=93, matches=has_key_near_top("apiVersion"), refused="Kubernetes"
+            ),
         ),
         write=kubernetes_manifest,
         framework="megatron-core",

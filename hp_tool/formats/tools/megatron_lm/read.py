@@ -74,16 +74,16 @@ def read_arguments(
 ) -> None:
     """Fill `reading` with the query of the arguments; absent ones have Megatron's default."""
     by_name = sort_settings(settings, table=table(TABLE), reading=reading, spare=spare)
-    reader = _Run(
+    reader = _ArgumentReader(
         with_pattern_counts({_ALIASES.get(name, name): each for name, each in by_name.items()}),
         reading,
         num_gpus,
         older=any(name in by_name for name in OLDER_FLAGS),
     )
     sections = {
-        "model": reader.model(),
-        "training": reader.training(),
-        "parallel": reader.parallel(),
+        "model": reader.model_fields(),
+        "training": reader.training_fields(),
+        "parallel": reader.parallel_fields(),
     }
     reading.query = {"kind": "training"} | {
         name: {key: value for key, value in each.items() if value is not None}
@@ -114,16 +114,16 @@ _KNOWN_SPECS = (
 """Megatron Core's own layers."""
 
 
-class _Run(Arguments):
+class _ArgumentReader(Arguments):
     """Parallelism and training settings of the arguments."""
 
-    def parallel(self) -> dict[str, Any]:
+    def parallel_fields(self) -> dict[str, Any]:
         tensor, stages = (
             self.number("tensor-model-parallel-size", 1),
             self.number("pipeline-model-parallel-size", 1),
         )
         ulysses = self.number("ds-sequence-parallel-size", 1)
-        chunks, context = self.chunks(), self.number("context-parallel-size", ulysses)
+        chunks, context = self.chunks_per_rank(), self.number("context-parallel-size", ulysses)
         experts = self.has_experts()
         communication = (
             "a2a" if ulysses > 1 else self.context_communication() if context > 1 else None
@@ -135,13 +135,13 @@ class _Run(Arguments):
             "virtual_pipeline_parallel_size": chunks,
             "context_parallel_size": context,
             "micro_batch_size": self.number("micro-batch-size"),
-            "sequence_parallel": self.on("sequence-parallel") and tensor > 1,
+            "sequence_parallel": self.is_given("sequence-parallel") and tensor > 1,
             "recompute": self.recompute(),
             "zero_stage": self.zero_stage(),
-            "data_parallel_shard_size": self.shard(),
-            "rank_order": "tp-cp-ep-pp-dp" if self.on("use-tp-pp-dp-mapping") else None,
+            "data_parallel_shard_size": self.shard_size(),
+            "rank_order": "tp-cp-ep-pp-dp" if self.is_given("use-tp-pp-dp-mapping") else None,
             "pipeline_layout": self.text(words.LAYOUT_FLAG, "")
-            or self.shorter_ends(stages=stages, chunks=chunks),
+            or self.uneven_layout(stages=stages, chunks=chunks),
             "context_parallel_communication": communication,
             "hierarchical_context_parallel_sizes": [int(v) for v in sizes.values if v.isdecimal()]
             if sizes and communication == "a2a+p2p"
@@ -149,19 +149,19 @@ class _Run(Arguments):
             "expert_parallel_size": self.number("expert-model-parallel-size", 1)
             if experts
             else None,
-            "expert_tensor_parallel_size": self.expert_tensor(tensor) if experts else None,
-            "moe_token_dispatcher_type": self.dispatcher_between(tensor) if experts else None,
+            "expert_tensor_parallel_size": self.expert_tensor_size(tensor) if experts else None,
+            "moe_token_dispatcher_type": self.dispatcher(tensor) if experts else None,
         }
 
     def has_experts(self) -> bool:
         """Return whether the model has experts, also if its name is given elsewhere."""
-        return bool(self.experts()) or self.number("expert-model-parallel-size", 1) > 1
+        return bool(self.num_experts()) or self.number("expert-model-parallel-size", 1) > 1
 
-    def expert_tensor(self, tensor: int) -> int:
+    def expert_tensor_size(self, tensor: int) -> int:
         """Return expert tensor parallelism; Megatron-DeepSpeed splits experts only with a flag."""
         return self.number(
             "expert-tensor-parallel-size",
-            tensor if not self.older or self.on("enable-expert-tensor-parallelism") else 1,
+            tensor if not self.older or self.is_given("enable-expert-tensor-parallelism") else 1,
         )
 
     def context_communication(self) -> str:
@@ -172,7 +172,7 @@ class _Run(Arguments):
         self.refuse("cp-comm-type", f"not supported; supported: {', '.join(words.CONTEXT)}")
         return "p2p"
 
-    def replicas(self) -> int:
+    def num_replicas(self) -> int:
         names = (
             "tensor-model-parallel-size",
             "pipeline-model-parallel-size",
@@ -181,27 +181,27 @@ class _Run(Arguments):
         )
         return max(self.num_gpus // math.prod(max(self.number(name, 1), 1) for name in names), 1)
 
-    def shard(self) -> int | None:
+    def shard_size(self) -> int | None:
         copies = self.number("num-distributed-optimizer-instances", 1)
         context = self.number("context-parallel-size", 1)
         if copies > 1 and not self.num_gpus:
-            self.reading.lack(
+            self.reading.add_missing(
                 "parallel.data_parallel_shard_size",
                 f"{copies} copies of the sharded states share the devices, whose number is "
                 "not set; add",
                 example="...",
             )
             return None
-        return self.replicas() * context // copies // context if copies > 1 else None
+        return self.num_replicas() * context // copies // context if copies > 1 else None
 
-    def chunks(self) -> int:
+    def chunks_per_rank(self) -> int:
         stages = max(self.number("pipeline-model-parallel-size", 1), 1)
         if layout := self.text(words.LAYOUT_FLAG, ""):
             return max(len(parse_layout(layout).chunks) // stages, 1)
-        if len(self.segments()) > 1:
-            return max(len(self.segments()) // stages, 1)
-        if self.on("num-layers-per-virtual-pipeline-stage"):
-            ends = int(self.on(words.WITH_EMBEDDING)) + int(self.on(words.WITH_LOSS))
+        if len(self.stage_patterns()) > 1:
+            return max(len(self.stage_patterns()) // stages, 1)
+        if self.is_given("num-layers-per-virtual-pipeline-stage"):
+            ends = int(self.is_given(words.WITH_EMBEDDING)) + int(self.is_given(words.WITH_LOSS))
             per_round = self.number("num-layers-per-virtual-pipeline-stage") * stages
             return max((self.number("num-layers") + ends) // max(per_round, 1), 1)
         return self.number("num-virtual-stages-per-pipeline-rank", 1)
@@ -210,11 +210,11 @@ class _Run(Arguments):
         stages = {"no_shard": 0, "optim": 1} | {
             name: stage for stage, name in words.SHARDING.items()
         }
-        if self.on("zero-stage"):
+        if self.is_given("zero-stage"):
             return self.number("zero-stage")
-        if self.on("use-torch-fsdp2"):
-            return 2 if self.on("torch-fsdp2-no-reshard-after-forward") else 3
-        if self.on("use-megatron-fsdp"):
+        if self.is_given("use-torch-fsdp2"):
+            return 2 if self.is_given("torch-fsdp2-no-reshard-after-forward") else 3
+        if self.is_given("use-megatron-fsdp"):
             name = self.text("data-parallel-sharding-strategy", "no_shard")
             if name not in stages:
                 raise InputError(
@@ -223,22 +223,22 @@ class _Run(Arguments):
                     field="--data-parallel-sharding-strategy",
                 )
             return stages[name]
-        return int(self.on("use-distributed-optimizer"))
+        return int(self.is_given("use-distributed-optimizer"))
 
     def recompute(self) -> str | dict[str, Any]:
-        if self.on("checkpoint-activations", "deepspeed-activation-checkpointing") and not self.on(
-            "recompute-granularity", "recompute-method"
-        ):
+        if self.is_given(
+            "checkpoint-activations", "deepspeed-activation-checkpointing"
+        ) and not self.is_given("recompute-granularity", "recompute-method"):
             return recompute_value("full", num_layers=self.number("recompute-num-layers", 1))
         usual = (
             "selective"
-            if self.on("recompute-activations")
+            if self.is_given("recompute-activations")
             else "full"
-            if self.older and self.on("recompute-method")
+            if self.older and self.is_given("recompute-method")
             else "none"
         )
         granularity = self.text("recompute-granularity", usual)
-        if granularity == "none" and self.on("moe-layer-recompute"):
+        if granularity == "none" and self.is_given("moe-layer-recompute"):
             return {"granularity": "selective", "modules": ["moe"]}
         if granularity == "selective":
             setting = self.settings.get("recompute-modules")
@@ -253,24 +253,26 @@ class _Run(Arguments):
         )
         return recompute_value("full", method=method, num_layers=count)
 
-    def training(self) -> dict[str, Any]:
-        aware = self.on("use-precision-aware-optimizer")
+    def training_fields(self) -> dict[str, Any]:
+        aware = self.is_given("use-precision-aware-optimizer")
         first, second = (
             self.text(f"exp-avg{moment}-dtype", "fp32") if aware else "fp32"
             for moment in ("", "-sq")
         )
-        capacity = self.on("moe-expert-capacity-factor") and not self.on(
+        capacity = self.is_given("moe-expert-capacity-factor") and not self.is_given(
             "disable-moe-token-dropping"
         )
-        narrow = self.on("grad-reduce-in-bf16") or (
+        narrow = self.is_given("grad-reduce-in-bf16") or (
             aware and self.text("main-grads-dtype", "fp32") == "bf16"
         )
-        narrow |= self.on("fp16") and not self.on(
+        narrow |= self.is_given("fp16") and not self.is_given(
             "accumulate-allreduce-grads-in-fp32"
         )  # bf16 alone enables it by default.
         attention = self.attention()
-        unfused = self.on("no-masked-softmax-fusion") and self.on("no-bias-dropout-fusion")
-        offload, fraction = self.offload()
+        unfused = self.is_given("no-masked-softmax-fusion") and self.is_given(
+            "no-bias-dropout-fusion"
+        )
+        offload, fraction = self.offload_fields()
         return {
             "sequence_length": self.number("seq-length"),
             "global_batch_size": self.global_batch_size(),
@@ -279,15 +281,19 @@ class _Run(Arguments):
             "parameter_precision": self.parameter_precision(),
             "cuda_graphs": self.cuda_graphs(),
             "cuda_graph_modules": self.cuda_graph_modules(),
-            "framework": "megatron-deepspeed" if self.on(*_DEEPSPEED_FLAGS) else "megatron-core",
+            "framework": "megatron-deepspeed"
+            if self.is_given(*_DEEPSPEED_FLAGS)
+            else "megatron-core",
             "framework_version": "0.17"
-            if self.on(PATTERN_FLAGS[0])
+            if self.is_given(PATTERN_FLAGS[0])
             else None,  # The first release with this flag.
             "attention": attention,
             "kernel_fusion": False if unfused else None,
-            "dropout": max(self.real("attention-dropout", 0.1), self.real("hidden-dropout", 0.1)),
+            "dropout": max(
+                self.decimal("attention-dropout", 0.1), self.decimal("hidden-dropout", 0.1)
+            ),
             "optimizer": self.optimizer(),
-            "cross_entropy": self.loss(),
+            "cross_entropy": self.cross_entropy(),
             "overlap": self.overlap() or None,
             "gradient_precision": "bf16" if narrow else "fp32",
             "optimizer_precision": first,
@@ -297,8 +303,8 @@ class _Run(Arguments):
             else None,
             "offload": offload,
             "offload_fraction": fraction,
-            "task": "sft" if self.on("sft") else None,
-            "expert_capacity_factor": self.real("moe-expert-capacity-factor", 1.0)
+            "task": "sft" if self.is_given("sft") else None,
+            "expert_capacity_factor": self.decimal("moe-expert-capacity-factor", 1.0)
             if capacity
             else None,
         }
@@ -308,10 +314,10 @@ class _Run(Arguments):
         after a ramp-up.
         """
         name = "step-batch-size-schedule"
-        if not self.on(name):
-            usual = self.replicas() * self.number("micro-batch-size")
+        if not self.is_given(name):
+            usual = self.num_replicas() * self.number("micro-batch-size")
             return self.number("global-batch-size", usual)
-        if self.on("global-batch-size"):
+        if self.is_given("global-batch-size"):
             self.refuse(name, "Megatron does not start with --global-batch-size too; remove one")
         size = self.settings[name].text.rpartition(":")[2]
         return parse_whole_number(size, f"--{name}")
@@ -322,18 +328,18 @@ class _Run(Arguments):
             self.refuse("optimizer", "not supported; supported: adam, sgd, muon")
         return name
 
-    def offload(self) -> tuple[str, float | None]:
+    def offload_fields(self) -> tuple[str, float | None]:
         layers = self.number("cpu-offloading-num-layers", 0)
-        if self.on("optimizer-cpu-offload", "cpu-optimizer"):
-            fraction = self.real("optimizer-offload-fraction", 1.0)
+        if self.is_given("optimizer-cpu-offload", "cpu-optimizer"):
+            fraction = self.decimal("optimizer-offload-fraction", 1.0)
             return "optimizer", fraction if fraction < 1.0 else None
-        if layers > 0 or self.on("checkpoint-in-cpu"):
+        if layers > 0 or self.is_given("checkpoint-in-cpu"):
             share = layers / max(self.number("num-layers"), 1)
             return "activations", share if 0.0 < share < 1.0 else None
         return "none", None
 
-    def loss(self) -> str:
-        if not self.on("cross-entropy-loss-fusion"):
+    def cross_entropy(self) -> str:
+        if not self.is_given("cross-entropy-loss-fusion"):
             return "unfused"
         return "in_place" if self.text("cross-entropy-fusion-impl", "native") == "te" else "fused"
 
@@ -360,40 +366,42 @@ class _Run(Arguments):
         """Return the overlaps that differ from the framework's measured runs, which overlapped as
         much as possible.
         """
-        sequence = self.on("sequence-parallel") and self.number("tensor-model-parallel-size", 1) > 1
-        zero = self.on("zero-stage") and not self.on(
+        sequence = (
+            self.is_given("sequence-parallel") and self.number("tensor-model-parallel-size", 1) > 1
+        )
+        zero = self.is_given("zero-stage") and not self.is_given(
             "overlap-grad-reduce"
         )  # DeepSpeed sets overlap in its own file.
         differs = {
-            "tensor_parallel": sequence and not self.on("tp-comm-overlap"),
-            "pipeline_parallel": self.on("no-overlap-p2p-communication"),
-            "data_parallel": not self.on("overlap-grad-reduce") and not zero,
+            "tensor_parallel": sequence and not self.is_given("tp-comm-overlap"),
+            "pipeline_parallel": self.is_given("no-overlap-p2p-communication"),
+            "data_parallel": not self.is_given("overlap-grad-reduce") and not zero,
         }
         overlap = dict.fromkeys((name for name, differing in differs.items() if differing), False)
         if self.has_experts():
-            overlap["expert_parallel"] = self.on("overlap-moe-expert-parallel-comm")
+            overlap["expert_parallel"] = self.is_given("overlap-moe-expert-parallel-comm")
         return overlap
 
     def precision(self) -> str:
-        if self.on("fp4-format"):
+        if self.is_given("fp4-format"):
             return "nvfp4"
-        if self.on("fp8-format", "fp8-hybrid", "fp8-e4m3"):
+        if self.is_given("fp8-format", "fp8-hybrid", "fp8-e4m3"):
             return "mxfp8" if self.text("fp8-recipe", "delayed") == "mxfp8" else "fp8"
-        return "bf16" if self.on("bf16") else "fp16" if self.on("fp16") else "fp32"
+        return "bf16" if self.is_given("bf16") else "fp16" if self.is_given("fp16") else "fp32"
 
     def fp8_recipe(self) -> str | None:
         return self.text("fp8-recipe", "delayed") if self.precision() == "fp8" else None
 
     def parameter_precision(self) -> str | None:
         """Return fp8 if weights are gathered in 8 bits; None for the framework's default."""
-        if self.on("fp8-param-gather"):
+        if self.is_given("fp8-param-gather"):
             return "fp8"
         narrow = self.precision() in ("fp8", "mxfp8", "nvfp4")
-        return None if not narrow else "fp16" if self.on("fp16") else "bf16"
+        return None if not narrow else "fp16" if self.is_given("fp16") else "bf16"
 
-    def dispatcher(self) -> str:
+    def named_dispatcher(self) -> str:
         name = self.text("moe-token-dispatcher-type", "alltoall" if self.older else "allgather")
-        if self.on("moe-enable-deepep"):
+        if self.is_given("moe-enable-deepep"):
             return "flex"
         if name not in get_args(TokenDispatcher) and name != "alltoall_seq":
             self.refuse(
@@ -402,10 +410,10 @@ class _Run(Arguments):
             )
         return "alltoall" if name == "alltoall_seq" else name
 
-    def dispatcher_between(self, tensor: int) -> str:
+    def dispatcher(self, tensor: int) -> str:
         """Return the dispatcher; alltoall if each rank has all experts and so sends no tokens."""
-        ranks = self.number("expert-model-parallel-size", 1) * self.expert_tensor(tensor)
-        return "alltoall" if ranks == 1 else self.dispatcher()
+        ranks = self.number("expert-model-parallel-size", 1) * self.expert_tensor_size(tensor)
+        return "alltoall" if ranks == 1 else self.named_dispatcher()
 
     def cuda_graphs(self) -> bool:
         """Return whether CUDA graphs record training steps or parts of a layer.
@@ -413,7 +421,7 @@ class _Run(Arguments):
         No release records graphs without a flag (cuda_graph_impl is none in Megatron Core 0.9 to
         0.20).
         """
-        if self.on("enable-cuda-graph", "external-cuda-graph"):
+        if self.is_given("enable-cuda-graph", "external-cuda-graph"):
             return True
         scope = self.graph_scope()
         if self.text("cuda-graph-impl", "none") == "none" or scope == ["full_iteration_inference"]:
@@ -422,7 +430,7 @@ class _Run(Arguments):
             unknown := sorted(set(scope) - set(get_args(GraphModule)))
         ):
             self.refuse(
-                "cuda-graph-modules" if self.on("cuda-graph-modules") else "cuda-graph-scope",
+                "cuda-graph-modules" if self.is_given("cuda-graph-modules") else "cuda-graph-scope",
                 f"graphs of {', '.join(unknown)} are not modelled; supported: full, "
                 f"full_iteration, {', '.join(get_args(GraphModule))}",
             )
@@ -440,21 +448,23 @@ class _Run(Arguments):
         scope = self.graph_scope()
         return (
             None
-            if self.on("enable-cuda-graph", "external-cuda-graph")
+            if self.is_given("enable-cuda-graph", "external-cuda-graph")
             or not self.cuda_graphs()
             or scope[0].startswith("full")
             else scope
         )
 
-    def shorter_ends(self, *, stages: int, chunks: int) -> str | None:
+    def uneven_layout(self, *, stages: int, chunks: int) -> str | None:
         """Return a layout in the notation of `domain.pipeline_layout` if the ends have unusual
         numbers of layers.
 
         Raises:
             InputError: The flags do not divide the layers.
         """
-        layers, segments = self.number("num-layers"), self.segments()
-        uneven = self.on(words.FIRST_STAGE, words.LAST_STAGE, words.WITH_EMBEDDING, words.WITH_LOSS)
+        layers, segments = self.number("num-layers"), self.stage_patterns()
+        uneven = self.is_given(
+            words.FIRST_STAGE, words.LAST_STAGE, words.WITH_EMBEDDING, words.WITH_LOSS
+        )
         if not uneven and len(segments) < 2:
             return None
         if len(segments) > 1 and len(segments) % stages:
@@ -464,13 +474,16 @@ class _Run(Arguments):
             )
             return None
         sizes = list(map(len, segments)) if len(segments) > 1 else None
-        if sizes is None and self.on(words.FIRST_STAGE, words.LAST_STAGE):
+        if sizes is None and self.is_given(words.FIRST_STAGE, words.LAST_STAGE):
             sizes = self.stage_sizes(layers, stages, chunks)
         if (
             sizes is None
             # Embedding and output layer count as layers, so their chunks have one layer fewer.
         ):
-            first, last = int(self.on(words.WITH_EMBEDDING)), int(self.on(words.WITH_LOSS))
+            first, last = (
+                int(self.is_given(words.WITH_EMBEDDING)),
+                int(self.is_given(words.WITH_LOSS)),
+            )
             sizes = [(layers + first + last) // (stages * chunks)] * (stages * chunks)
             sizes[0] -= first
             sizes[-1] -= last
@@ -481,7 +494,9 @@ class _Run(Arguments):
                 f"{sizes[-1]} layers add up to {sum(sizes)}",
                 field="--num-layers",
             )
-        begins_dense = self.on("num-experts") and 0 < self.leading_dense_layers(layers) < layers
+        begins_dense = (
+            self.is_given("num-experts") and 0 < self.leading_dense_layers(layers) < layers
+        )
         if sizes == chunk_layers(
             num_layers=layers, stages=stages, chunks=chunks, begins_dense=begins_dense
         ):
@@ -496,7 +511,7 @@ class _Run(Arguments):
         Numbers that are not given are divided evenly.
         """
         ends = {0: words.FIRST_STAGE, stages - 1: words.LAST_STAGE}
-        fixed = {rank: self.number(name) for rank, name in ends.items() if self.on(name)}
+        fixed = {rank: self.number(name) for rank, name in ends.items() if self.is_given(name)}
         others = max(stages - len(fixed), 1)
         rest = (layers - sum(fixed.values())) // others
         return [fixed.get(rank, rest) // chunks for _ in range(chunks) for rank in range(stages)]

@@ -53,20 +53,20 @@ register(
         name="nemo",
         title="Megatron Bridge",
         signs=(
-            Sign(of="keys", rank=70, holds=_is_its_file),
-            Sign(of="script", rank=17, holds=_contains_only_overrides),
+            Sign(place="keys", rank=70, matches=_is_its_file),
+            Sign(place="script", rank=17, matches=_contains_only_overrides),
             Sign(
-                of="script",
+                place="script",
                 rank=18,
-                holds=matches_pattern(
+                matches=matches_pattern(
                     r"run_recipe\.py|scripts/training/train\.sh|(?<!\S)--recipe[ =]"
                     r"|(setup_experiment|run_script)\.py[\s\S]*(--model_recipe_name|-mr)\b"
                 ),
             ),
             Sign(
-                of="script",
+                place="script",
                 rank=19,
-                holds=matches_pattern(r"\bnemo\s+llm\s+\w+\s"),
+                matches=matches_pattern(r"\bnemo\s+llm\s+\w+\s"),
                 refused=_NEMO_RECIPE_REASON,
             ),
         ),

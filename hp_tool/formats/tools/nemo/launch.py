@@ -277,7 +277,7 @@ def _read_preset(
     ):
         section, _, name = key.partition(".")
         if name not in content.get(section, {}):
-            reading.lack(field, "the preset's own value is unknown; add", example="...")
+            reading.add_missing(field, "the preset's own value is unknown; add", example="...")
     read_content(content, source=source, reading=reading)
     said = decided_fields(content)
     query = reading.query
@@ -301,7 +301,7 @@ def _read_preset(
         training["task"] = preset.task
     if preset.task == "lora":
         why = "the rank of the preset's adapters is not known; add"
-        reading.lack("training.lora.rank", why, example=16)
+        reading.add_missing("training.lora.rank", why, example=16)
     parallel = {
         name: value
         for name, value in query["parallel"].items()

@@ -131,7 +131,7 @@ def _read_overrides(content: dict[str, Any], *, source: Source, reading: Reading
     layers = source.layers_of("")
     if layers is None:
         why = "the recipe brings the model, which overrides do not name; add"
-        reading.lack("model", why, example="NAME")
+        reading.add_missing("model", why, example="NAME")
         length = _section(content, "model").get("seq_length")
         training = {"sequence_length": length} if isinstance(length, int) else {}
         reading.query = {"kind": "training", "training": training, "parallel": {}}
@@ -142,7 +142,9 @@ def _read_overrides(content: dict[str, Any], *, source: Source, reading: Reading
     for key, field in _DECIDED_FIELDS.items():
         section, _, name = key.rpartition(".")
         if name not in (_section(content, section) if section else content):
-            reading.lack(field, f"{key} comes from the recipe, which overrides do not name; add")
+            reading.add_missing(
+                field, f"{key} comes from the recipe, which overrides do not name; add"
+            )
     _drop_unset_fields(reading, content, _FIELDS_OF_RECIPES)
 
 
@@ -203,8 +205,8 @@ def read_content(content: Mapping[str, Any], *, source: Source, reading: Reading
     """Fill the reading with the query of the content of Bridge's or NeMo's file."""
     num_gpus, spare = reading.num_gpus, source.ignore
     leaves = file_settings(content, text=source.text)
-    reading.lack_unknown(leaves, _SEPARATELY_READ_KEYS)
-    reading.lack_unknown(
+    reading.add_unknown_values(leaves, _SEPARATELY_READ_KEYS)
+    reading.add_unknown_values(
         leaves,
         {
             leaf.name: "training.precision"
@@ -220,7 +222,7 @@ def read_content(content: Mapping[str, Any], *, source: Source, reading: Reading
     provider = str(model.get("_target_", "")).rpartition(".")[2]
     unsaid = [name for name in _PROVIDER_KEYS if name not in model]
     if provider and provider not in _PLAIN_PROVIDERS and unsaid:
-        reading.lack(
+        reading.add_missing(
             "model",
             f"{provider} sets {', '.join(unsaid)}, which the file omits; add",
             example="NAME",
