@@ -1,1 +1,1 @@
-"""How fast predictions come: `python -m benchmarks.speed`."""
+"""Speed of predictions: `python -m benchmarks.speed`."""

@@ -1,5 +1,7 @@
-"""`python -m benchmarks.speed [--json]`: candidates and estimates a second on one core, growth,
-memory, and the command.
+"""`python -m benchmarks.speed [--json]`: measure how fast training layouts are costed and ranked.
+
+The report has candidates and estimates per second on one core, the growth of time and memory with
+the number of candidates, and the time of the command.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from benchmarks.speed.workloads import dense_query, mixed_query, moe_query, unli
 
 
 def evaluate() -> dict[str, Any]:
-    """Every measurement, and whether the limits hold."""
+    """Return all measurements, and whether each limit is met."""
     report: dict[str, Any] = {
         "machine": {
             "processor": platform.machine(),
@@ -31,8 +33,8 @@ def evaluate() -> dict[str, Any]:
         "unlike": measure.candidates_per_second(unlike_query()),
         "alike": measure.candidates_per_second(unlike_query(alike=True)),
         "estimates": measure.estimates_per_second(),
-        "growth": measure.growth(),
-        "recommend": measure.recommend_process(),
+        "growth": measure.measure_growth(),
+        "recommend": measure.time_recommend(),
     }
     limits = measure.LIMITS
     million, ten_million = report["growth"]["rows"][-2:]
@@ -54,14 +56,13 @@ def evaluate() -> dict[str, Any]:
     return report
 
 
-def as_text(report: dict[str, Any]) -> str:
-    """The report."""
+def format_report(report: dict[str, Any]) -> str:
     e, g, r = (report[key] for key in ("estimates", "growth", "recommend"))
     lines = [
         f"one core of {report['machine']['cores']}, load {report['machine']['load']:.1f}, NumPy "
         f"{report['versions']['numpy']}; "
-        "best of several, by processor time",
-        "legal candidates, all memory and time parts of each:",
+        "best processor time of several calls",
+        "legal candidates, each with all parts of memory and time:",
         *(
             f"  {kind['model']}, {kind['candidates']:,}: {kind['per_second'] / 1e6:.2f} million/s "
             f"(median {kind['per_second_median'] / 1e6:.2f}); one by one "
@@ -75,22 +76,22 @@ def as_text(report: dict[str, Any]) -> str:
                 report["alike"],
             )
         ),
-        f"single estimates, {e['queries']} different queries:",
-        f"  {e['per_second']:8,.0f}/s as a call (median {e['per_second_median']:,.0f})",
+        f"single estimates of {e['queries']} different queries:",
+        f"  {e['per_second']:8,.0f}/s as a library call (median {e['per_second_median']:,.0f})",
         f"  {e['json_lines_per_second']:8,.0f}/s from JSON line to JSON line "
         f"(median {e['json_lines_per_second_median']:,.0f}); parsing alone "
         f"{e['baseline_parse_alone_per_second']:,.0f}/s",
-        f"recommend as a call, enumeration to ranking: time ~ candidates^{g['exponent']:.3f} from "
-        "10,000 on",
+        f"recommend as a library call: time ~ candidates^{g['exponent']:.3f} above 10,000 "
+        "candidates",
         *(
             f"  {row['candidates']:10,} candidates: {row['cpu_s'] * 1e3:9.2f} ms, "
-            f"{1e6 * row['cpu_s'] / row['candidates']:6.3f} us each, the process at most "
+            f"{1e6 * row['cpu_s'] / row['candidates']:6.3f} us each, peak memory "
             f"{row['peak_bytes'] / 2**20:4.0f} MiB"
             for row in g["rows"]
         ),
         f"recommend 405B on 2,048 GPUs, {r['space']['legal'] + r['space']['pruned']:,} candidates: "
-        f"{r['call_s']:.2f} s as a "
-        f"call; as a process {r['cpu_best_s']:.2f} s of processor time (median "
+        f"{r['call_s']:.2f} s as a library "
+        f"call; as a command {r['cpu_best_s']:.2f} s of processor time (median "
         f"{r['cpu_median_s']:.2f}), "
         f"{r['wall_median_s']:.2f} s of wall time ({r['runs']} runs)",
         "limits: "
@@ -106,7 +107,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
     report = evaluate()
-    print(json.dumps(report, indent=2) if arguments.json else as_text(report))
+    print(json.dumps(report, indent=2) if arguments.json else format_report(report))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.speed.against COMMIT [--only QUESTION ...] [--rounds 3] [--json]`:
-processor time over a commit's.
+"""`python -m benchmarks.speed.against COMMIT [--only QUESTION ...] [--rounds 3] [--json]`: compare
+the processor time of this tree with that of a commit.
 
-Both answer the same questions in turns, each round in fresh processes, so that a busy machine slows
-both. Below 1 is faster.
+Both trees answer the same questions alternately, each round in new processes, so that a busy
+machine slows both. A ratio below 1 means that this tree is faster.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.speed import serving, workloads
+from benchmarks.speed.measure import HP_TOOL, time_command
 from hp_tool.cost.candidates import Candidates
 from hp_tool.questions.schema import parse_query, query_mapping
 
@@ -45,116 +46,102 @@ FINE_TUNE_QUERY: dict[str, Any] = {
 MODELS = {
     "dense, small": SMALL_QUERY,
     "dense, large": workloads.EXPERT_QUERY,
-    "mixture": workloads.MOE_QUERY,
+    "MoE": workloads.MOE_QUERY,
     "latent attention": workloads.MIXED_QUERY,
     "fine-tune": FINE_TUNE_QUERY,
 }
-NARROW: dict[str, Any] = {
+SMALL_SPACE: dict[str, Any] = {
     "expert_parallel_size": 8,
     "micro_batch_size": [1, 2],
     "moe_token_dispatcher_type": "alltoall",
 }
-"""Axes of spaces that take a second."""
+"""Axes that limit a space to about a second of processor time."""
 README_QUERY: dict[str, Any] = {
     "kind": "training",
     "model": "llama-3-70b",
     "cluster": {"gpu": "h100-sxm-80gb", "num_gpus": 64},
     "training": {"sequence_length": 8192, "global_batch_size": 128},
 }
-PROCESSES = {"recommend": workloads.EXPERT_QUERY, "README's first": README_QUERY}
-"""Questions whose whole command is timed."""
-LAYOUTS = 250
-"""Layouts drawn of each model whose estimates are timed alone."""
-LINES = 50
-"""Of these, as lines of a batch."""
+COMMAND_QUERIES = {"recommend": workloads.EXPERT_QUERY, "README's first": README_QUERY}
+"""Queries for which the whole `hp-tool recommend` command is timed."""
+LAYOUTS_PER_MODEL = 250
+"""Number of layouts per model whose estimates are timed one by one."""
+LINES_PER_MODEL = 50
+"""Number of these layouts that are also timed as JSON lines."""
 QUESTIONS = ("estimates", "lines", "export", "serving", "candidates", "process")
 
 
-def questions(only: Sequence[str]) -> dict[str, Any]:
-    """Return what `benchmarks.speed.questions` is given: of each question its variants by name.
+def build_questions(only: Sequence[str]) -> dict[str, Any]:
+    """Return the input of `questions.py`: the variants of each question by name.
 
-    Empty where only whole commands are timed: these need no import that old trees lack.
+    The result is empty if only whole commands are timed, which need no import that old trees lack.
     """
     drawn = (
-        {name: layouts(query) for name, query in MODELS.items()}
+        {name: draw_layouts(query) for name, query in MODELS.items()}
         if {"estimates", "lines"} & {*only}
         else {}
     )
     variants = {
         "estimates": drawn,
-        "lines": {name: queries[:LINES] for name, queries in drawn.items()},
+        "lines": {name: queries[:LINES_PER_MODEL] for name, queries in drawn.items()},
         "export": {"dense": str(REPOSITORY / "examples" / "gpt3-175b.yaml")},
         "serving": {"dense": serving.QUESTION},
         "candidates": {
             "dense": workloads.QUERY | {"parallel": workloads.EVERYTHING},
-            "mixture": workloads.MOE_QUERY | {"parallel": NARROW},
-            "both kinds": workloads.MIXED_QUERY | {"parallel": NARROW},
+            "MoE": workloads.MOE_QUERY | {"parallel": SMALL_SPACE},
+            "both kinds": workloads.MIXED_QUERY | {"parallel": SMALL_SPACE},
         },
     }
     asked = {name: variants[name] for name in only if name in variants}
     return {"warm": SMALL_QUERY} | asked if asked else {}
 
 
-def layouts(query: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return queries of LAYOUTS different legal configurations of a query's space."""
+def draw_layouts(query: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the query with each of LAYOUTS_PER_MODEL legal layouts of its space."""
     parsed = parse_query(
-        query | {"parallel": NARROW}
+        query | {"parallel": SMALL_SPACE}
         if query in (workloads.MOE_QUERY, workloads.MIXED_QUERY)
         else query
     )
     candidates = Candidates.concatenate(workloads.legal_space(parsed)[1])
-    return [query_mapping(one) for one in workloads.drawn(parsed, candidates, count=LAYOUTS)]
+    return [
+        query_mapping(one)
+        for one in workloads.draw_queries(parsed, candidates, count=LAYOUTS_PER_MODEL)
+    ]
 
 
-def times_of(
-    tree: Path, file: Path, processes: Mapping[str, Path], *, repeats: int
+def time_tree(
+    tree: Path, file: Path, commands: Mapping[str, Path], *, repeats: int
 ) -> dict[str, float]:
-    """Return processor seconds of every question in a tree; of `processes` those of the whole
-    command.
+    """Return the processor seconds of the questions in `file`, and of `hp-tool recommend` for each
+    query file in `commands`, in one tree.
     """
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": ""}
     script = Path(__file__).with_name("questions.py")
     times: dict[str, float] = {}
     if json.loads(file.read_text()):
-        command = [sys.executable, script, file, str(repeats)]
-        done = subprocess.run(
-            command, cwd=tree, env=environment, check=True, stdout=subprocess.PIPE
-        )
-        times = json.loads(done.stdout)
-    for name, query in processes.items():
-        command = [
-            sys.executable,
-            "-c",
-            "from hp_tool.cli.main import main; main()",
-            "recommend",
-            query,
-        ]
-        before = os.times()
-        subprocess.run(command, cwd=tree, env=environment, check=True, stdout=subprocess.DEVNULL)
-        after = os.times()
-        times[name] = (
-            after.children_user
-            + after.children_system
-            - before.children_user
-            - before.children_system
-        )
+        questions = (sys.executable, str(script), str(file), str(repeats))
+        times = json.loads(time_command(questions, cwd=tree, env=environment).stdout)
+    for name, query in commands.items():
+        command = (*HP_TOOL, "recommend", str(query))
+        times[name] = time_command(command, cwd=tree, env=environment).cpu_s
     return times
 
 
-def compared(
+def compare_trees(
     commit: str, *, rounds: int, repeats: int, only: Sequence[str] = QUESTIONS
 ) -> list[dict[str, Any]]:
-    """Return for each question best and median of both trees, and the ratio of the bests."""
+    """Return the best and median times of each question in both trees, and their ratios."""
     with tempfile.TemporaryDirectory(prefix="hp-speed-") as folder, ExitStack() as stack:
         tree, file = (Path(folder) / name for name in ("tree", "questions.json"))
-        file.write_text(json.dumps(questions(only)))
-        processes = (
-            {f"process, {name}": Path(folder) / f"{name}.json" for name in PROCESSES}
+        file.write_text(json.dumps(build_questions(only)))
+        commands = (
+            {f"process, {name}": Path(folder) / f"{name}.json" for name in COMMAND_QUERIES}
             if "process" in only
             else {}
         )
-        for path in processes.values():
-            path.write_text(json.dumps(PROCESSES[path.stem]))
+        for path in commands.values():
+            path.write_text(json.dumps(COMMAND_QUERIES[path.stem]))
         add = ("git", "worktree", "add", "--quiet", "--detach", str(tree), commit)
         subprocess.run(add, cwd=REPOSITORY, check=True, stdout=sys.stderr)
         stack.callback(
@@ -167,7 +154,7 @@ def compared(
         for each in trees:
             compile_dir(each / "hp_tool", quiet=1)
         times = [
-            [times_of(each, file, processes, repeats=repeats) for each in trees]
+            [time_tree(each, file, commands, repeats=repeats) for each in trees]
             for _ in range(rounds)
         ]
     rows = []
@@ -189,8 +176,7 @@ def compared(
     return rows
 
 
-def as_text(rows: list[dict[str, Any]]) -> str:
-    """Return the table."""
+def format_table(rows: list[dict[str, Any]]) -> str:
     heads = ("before", "(median)", "now", "(median)")
     lines = [
         f"{'milliseconds of processor time':36}{''.join(f'{head:>10}' for head in heads)}{'ratio':>8}{'(median)':>10}"  # noqa: E501
@@ -214,17 +200,17 @@ def main() -> None:
         "--repeats",
         type=int,
         default=2,
-        help="calls in each process, of which the least time counts",
+        help="calls in each process; the least time counts",
     )
     parser.add_argument(
         "--only", nargs="+", choices=QUESTIONS, default=QUESTIONS, help="questions to ask"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
-    rows = compared(
+    rows = compare_trees(
         arguments.commit, rounds=arguments.rounds, repeats=arguments.repeats, only=arguments.only
     )
-    print(json.dumps({"questions": rows}, indent=2) if arguments.json else as_text(rows))
+    print(json.dumps({"questions": rows}, indent=2) if arguments.json else format_table(rows))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.speed.events [--json]`: single events and the fluid of serving, their time,
-and how far they disagree.
+"""`python -m benchmarks.speed.events [--json]`: measure the event simulation and the fluid model of
+serving, and the difference of their results.
 
-A discrete-event run has 10,000 requests of lengths uniform up to twice the mean; the fluid screens
-200 configurations under 100,000 arrivals. Both then see the same arrivals, Poisson at three shares
-of a configuration's capacity and equal lengths.
+An event simulation has 10,000 requests, whose lengths are uniform up to twice the mean. The fluid
+model screens 200 configurations under 100,000 arrivals. The results are compared under the same
+Poisson arrivals of equal lengths, at three fractions of a configuration's capacity.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ LENGTHS = ((1024, 128), (1024, 1024), (8192, 1024))
 SHARES = (0.3, 0.6, 0.85)
 
 
-def problem(
+def replica_problem(
     engine: str, inputs: int, outputs: int, *, tensor: int
 ) -> tuple[ServingProblem, ServingCandidates]:
-    """One replica of a 70B model, and its configuration."""
+    """Return the problem of one replica of a 70B model, and its configuration."""
     load = {
         "input_length": inputs,
         "output_length": outputs,
@@ -53,12 +53,12 @@ def problem(
     return resolved, ServingCandidates.from_configs([config], concurrency=[1])
 
 
-def event_seconds() -> dict[str, float]:
-    """The slowest of runs of REQUESTS, closed at several concurrencies and open."""
+def time_simulations() -> dict[str, float]:
+    """Return the seconds of simulating REQUESTS requests, by engine and concurrency."""
     rng = np.random.default_rng(0)
     seconds = {}
     for engine in ENGINES:
-        case, one = problem(engine, 2000, 500, tensor=4)
+        case, one = replica_problem(engine, 2000, 500, tensor=4)
         inputs, outputs = rng.integers(1, 4000, REQUESTS), rng.integers(1, 1000, REQUESTS)
         for concurrency in (4, 64, 256):
             start = time.perf_counter()
@@ -68,9 +68,9 @@ def event_seconds() -> dict[str, float]:
     return seconds
 
 
-def fluid_seconds() -> float:
-    """SCREENED configurations, of sizes and batch limits, under ARRIVALS."""
-    case, _ = problem("vllm", 2000, 500, tensor=8)
+def time_fluid_model() -> float:
+    """Return the seconds of screening SCREENED configurations under ARRIVALS arrivals."""
+    case, _ = replica_problem("vllm", 2000, 500, tensor=8)
     configs = [
         ServingConfig(tensor_parallel_size=t, data_parallel_size=8 // t, max_num_seqs=8 * n)
         for t in (1, 2, 4, 8)
@@ -83,16 +83,16 @@ def fluid_seconds() -> float:
     return time.perf_counter() - start
 
 
-def disagreements() -> dict[str, dict[str, Any]]:
-    """{figure: {median, worst, at, loads}}: fluid / events - 1 of every engine, lengths, size and
-    share of the capacity, and where it is worst.
+def compare_models() -> dict[str, dict[str, Any]]:
+    """Return fluid / events - 1 of each figure: for every load, its median size, its worst value,
+    and the load of that value (`at`).
     """
     ratios: dict[str, dict[str, float]] = {"ttft_s": {}, "tpot_s": {}, "in_flight": {}}
     rng, n = np.random.default_rng(2), 5000
     for engine in ENGINES:
         for inputs, outputs in LENGTHS:
             for tensor in (2, 8):
-                case, one = problem(engine, inputs, outputs, tensor=tensor)
+                case, one = replica_problem(engine, inputs, outputs, tensor=tensor)
                 full = serving_costs(case=steady(case), candidates=one.loaded(np.array([256.0])))
                 capacity = 256.0 / float(full.request_latency_s[0])
                 table = pass_table(case=case, candidates=one)
@@ -136,14 +136,14 @@ def _summary(loads: dict[str, float]) -> dict[str, Any]:
 
 
 def evaluate() -> dict[str, Any]:
-    """Every measurement, and whether the limits hold."""
-    events, fluid = event_seconds(), fluid_seconds()
+    """Return all measurements, and whether both limits are met."""
+    events, fluid = time_simulations(), time_fluid_model()
     within = max(events.values()) <= LIMITS["events_s"] and fluid <= LIMITS["fluid_s"]
     return {
         "events_s": events,
         "fluid_s": fluid,
         "within_limits": within,
-        "disagreement": disagreements(),
+        "disagreement": compare_models(),
     }
 
 
@@ -157,17 +157,17 @@ def main() -> None:
         return
     slowest, longest = max(report["events_s"].items(), key=lambda item: item[1])
     print(
-        f"{REQUESTS:,} requests by events: at most {longest:.2f} s ({slowest}); limit "
+        f"event simulation of {REQUESTS:,} requests: at most {longest:.2f} s ({slowest}); limit "
         f"{LIMITS['events_s']:.0f}"
     )
     seconds = report["fluid_s"]
     print(
-        f"{SCREENED} configurations under {ARRIVALS:,} arrivals as a fluid: {seconds:.2f} s; limit "
-        f"{LIMITS['fluid_s']:.0f}"
+        f"fluid model of {SCREENED} configurations under {ARRIVALS:,} arrivals: {seconds:.2f} s; "
+        f"limit {LIMITS['fluid_s']:.0f}"
     )
     for name, row in report["disagreement"].items():
         print(
-            f"fluid against events, {name}: median {row['median']:.1%}, worst {row['worst']:+.1%} "
+            f"difference of both in {name}: median {row['median']:.1%}, worst {row['worst']:+.1%} "
             f"({row['at']})"
         )
 

@@ -1,6 +1,7 @@
-"""`python -m benchmarks.speed.machines [--json]`: one question over 30 types of machine in 8
-numbers each, against as many single questions; then the question with three prices for each type,
-whose equal machines are ranked once.
+"""`python -m benchmarks.speed.machines [--json]`: measure a ranking over many machines.
+
+One query over 30 types of machine, each in 8 sizes, is compared with 240 queries of one machine
+each. A third query has three prices for each type; layouts of equal machines are ranked once.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ COUNTS = (8, 16, 24, 32, 48, 64, 96, 128)
 PRICES = (2.0, 3.0, 4.0)
 
 
-def machine(number: int, *, price: float = PRICES[0]) -> dict[str, Any]:
-    """A server of its own kind: H100 with another network."""
+def machine_type(number: int, *, price: float = PRICES[0]) -> dict[str, Any]:
+    """Return an H100 server whose network bandwidth depends on `number`."""
     return {
         "gpu": "h100-sxm-80gb",
         "inter_node_bandwidth_bytes_per_second": 10.0e9 + 1.0e9 * number,
@@ -28,8 +29,8 @@ def machine(number: int, *, price: float = PRICES[0]) -> dict[str, Any]:
     }
 
 
-def question(cluster: Any) -> Any:
-    """A training of one model, whose parallelism varies little."""
+def training_query(cluster: Any) -> Any:
+    """Return a training query of one model with few layouts."""
     return parse_query(
         {
             "kind": "training",
@@ -41,20 +42,22 @@ def question(cluster: Any) -> Any:
     )
 
 
-def measured() -> dict[str, float]:
-    """Processor seconds of single questions, of all in one, and of all with three prices; and the
-    ratios.
+def measure_rankings() -> dict[str, float]:
+    """Return the processor seconds of the single queries, of the query over all machines, and of
+    that with three prices, with their ratios.
     """
     types = range(TYPES)
 
-    def alone() -> None:
+    def rank_one_by_one() -> None:
         for number in types:
             for count in COUNTS:
-                answer_recommend(question({**machine(number), "num_gpus": count}), top=1)
+                answer_recommend(training_query({**machine_type(number), "num_gpus": count}), top=1)
 
-    together = question([machine(number) for number in types])
-    priced = question([machine(number, price=price) for number in types for price in PRICES])
-    singles_s = cpu_seconds(alone, repeats=1)["best"]
+    together = training_query([machine_type(number) for number in types])
+    priced = training_query(
+        [machine_type(number, price=price) for number in types for price in PRICES]
+    )
+    singles_s = cpu_seconds(rank_one_by_one, repeats=1)["best"]
     one_s = cpu_seconds(lambda: answer_recommend(together, top=10), repeats=1)["best"]
     prices_s = cpu_seconds(lambda: answer_recommend(priced, top=10), repeats=1)["best"]
     return {
@@ -70,7 +73,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     as_json = parser.parse_args().json
-    result = measured()
+    result = measure_rankings()
     print(
         json.dumps(result)
         if as_json

@@ -1,5 +1,6 @@
-"""Timings on one core by processor time, since machines are shared; the process also by wall clock,
-as a user sees it.
+"""Measure rankings and estimates of training on one core.
+
+Times are processor times, because machines are shared. Times of whole commands include wall time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,6 @@ from hp_tool.domain.query import Query
 from hp_tool.questions import schema
 from hp_tool.questions.answers import answer_lines
 from hp_tool.questions.training import estimate, recommend
-from hp_tool.questions.training.problem import TrainingProblem
 from hp_tool.questions.training.ranking.rank import keep_heap
 from hp_tool.space.enumerate import CHUNK
 
@@ -46,14 +47,41 @@ LIMITS = {
     "recommend_call_s": 0.3,
     "recommend_process_s": 1.2,
 }
-"""What a release must reach on one core of a common server; per million candidates where a space
-has not exactly so many.
+"""Limits that a release must meet on one core of a common server. Times of rankings are scaled to
+exactly one or ten million candidates.
 """
+HP_TOOL = (sys.executable, "-c", "from hp_tool.cli.main import main; main()")
+"""Start of a command line that runs this tree's `hp-tool`."""
+
+
+@dataclass(frozen=True)
+class TimedCommand:
+    """Times and output of a command that ran as a process."""
+
+    cpu_s: float
+    wall_s: float
+    stdout: bytes
+
+
+def time_command(command: Sequence[str], **options: Any) -> TimedCommand:
+    """Run a command and return its times; `options` are those of subprocess.run.
+
+    Raises:
+        subprocess.CalledProcessError: The command failed.
+    """
+    before = os.times()
+    done = subprocess.run(command, capture_output=True, check=True, **options)
+    after = os.times()
+    cpu_s = (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
+    return TimedCommand(cpu_s, after.elapsed - before.elapsed, done.stdout)
 
 
 def cpu_seconds(call: Callable[[], object], *, repeats: int = REPEATS) -> dict[str, float]:
-    """Processor seconds of one call: {best, median}. The collector of garbage is off, as a
-    long-lived process has it warm.
+    """Return the best and the median processor time of a call in seconds.
+
+    The garbage collector is off, because it rarely runs in a long-lived process.
     """
     call()
     times = []
@@ -66,19 +94,15 @@ def cpu_seconds(call: Callable[[], object], *, repeats: int = REPEATS) -> dict[s
     return {"best": min(times), "median": statistics.median(times)}
 
 
-def cost_all(problem: TrainingProblem, chunks: list[Candidates]) -> None:
-    """Full memory and time parts of every candidate, chunk by chunk."""
-    for chunk in chunks:
-        problem.costs(chunk)
-
-
 def candidates_per_second(query: Query) -> dict[str, Any]:
-    """All parts of all legal candidates of a space, beside two baselines of the same run: NumPy's
-    additions, and the same candidates one by one.
+    """Return how many legal candidates of a space are costed per second, with all parts of memory
+    and time.
+
+    Two baselines run in the same process: candidates costed one by one, and additions in NumPy.
     """
     problem, chunks = legal_space(query)
     keep_heap()
-    batch = cpu_seconds(lambda: cost_all(problem, chunks))
+    batch = cpu_seconds(lambda: [problem.costs(chunk) for chunk in chunks])
     candidates = Candidates.concatenate(chunks)
     n = len(candidates)
     few = [Candidates.alone(candidates.config(row)) for row in range(0, n, max(n // 500, 1))]
@@ -96,8 +120,8 @@ def candidates_per_second(query: Query) -> dict[str, Any]:
 
 
 def estimates_per_second(count: int = 400) -> dict[str, Any]:
-    """Single estimates, no two alike: as a call on a parsed query, and from a JSON line to a JSON
-    line.
+    """Return how many different estimates are computed per second, from parsed queries and from
+    JSON lines to JSON lines.
     """
     queries = single_queries(count)
     lines = query_lines(queries)
@@ -114,10 +138,11 @@ def estimates_per_second(count: int = 400) -> dict[str, Any]:
     }
 
 
-def growth() -> dict[str, Any]:
-    """`recommend` as a library call on spaces of a thousand to ten million candidates: enumerated,
-    filtered, costed and ranked, each in a process of its own, whose peak of resident memory is the
-    whole interpreter's. The exponent is taken above 10,000, where fixed costs no longer show.
+def measure_growth() -> dict[str, Any]:
+    """Return time and peak memory of `recommend` on spaces of a thousand to 40 million candidates.
+
+    Each space is ranked in a new process, whose resident memory includes the interpreter. The
+    exponent of the growth is fitted above 10,000 candidates, where fixed costs are negligible.
     """
     rows = []
     for step in range(len(GROWTH)):
@@ -132,41 +157,23 @@ def growth() -> dict[str, Any]:
     return {"rows": rows, "exponent": math.log(rows[-1]["cpu_s"] / rows[1]["cpu_s"]) / decades}
 
 
-def recommend_process(repeats: int = 5) -> dict[str, Any]:
-    """`recommend` of Llama 3.1 405B on 2,048 devices, all axes free: as a library call, and
-    `hp-tool recommend` as a process: interpreter, imports, search and output.
+def time_recommend(repeats: int = 5) -> dict[str, Any]:
+    """Return the time of ranking all layouts of Llama 3.1 405B on 2,048 devices, as a library call
+    and as an `hp-tool recommend` command.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "query.json"
         path.write_text(json.dumps(EXPERT_QUERY))
-        command = [
-            sys.executable,
-            "-c",
-            "from hp_tool.cli.main import main; main()",
-            "recommend",
-            str(path),
-            "--json",
-        ]
-        wall, cpu = [], []
-        for _ in range(repeats):
-            before, start = os.times(), time.perf_counter()
-            done = subprocess.run(command, capture_output=True, check=True)
-            wall.append(time.perf_counter() - start)
-            after = os.times()
-            cpu.append(
-                after.children_user
-                + after.children_system
-                - before.children_user
-                - before.children_system
-            )
-    answer = json.loads(done.stdout)
+        command = (*HP_TOOL, "recommend", str(path), "--json")
+        runs = [time_command(command) for _ in range(repeats)]
+    answer = json.loads(runs[-1].stdout)
     assert answer["status"] == "ok" and answer["recommendations"]
     query = schema.parse_query(EXPERT_QUERY)
     return {
         "call_s": cpu_seconds(lambda: recommend(query=query))["best"],
-        "wall_median_s": statistics.median(wall),
-        "cpu_median_s": statistics.median(cpu),
-        "cpu_best_s": min(cpu),
+        "wall_median_s": statistics.median(run.wall_s for run in runs),
+        "cpu_median_s": statistics.median(run.cpu_s for run in runs),
+        "cpu_best_s": min(run.cpu_s for run in runs),
         "runs": repeats,
         "space": answer["space"],
     }

@@ -1,9 +1,9 @@
-"""Measured serving rows answered by aiconfigurator beside us: errors by engine, on rows that no
-constant of ours was fitted on.
+"""Compare the errors of hp_tool and of aiconfigurator (the peer) on measured serving runs.
 
-Dense models: groups whose other half gave the constants; mixtures: the model left out of the
-experts' fit. The peer ships its own timed kernels by release, and is asked for the row's release
-where it has it, else for its newest.
+No constant of hp_tool was fitted on these runs. Dense models: runs of the half of the groups that
+the fit left out. MoE models: each model is predicted with constants of the other models. The peer
+has its own timed kernels by release; it predicts a run with the run's release, or with its newest
+release if it lacks that one.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from benchmarks.accuracy.inference import unseen
 from benchmarks.accuracy.serving_runs import Predicted, ServingRun, dense_runs
 from hp_tool.catalog import model as catalogue_model
 
-THEIR_SYSTEMS = {
+PEER_SYSTEMS = {
     "h100-sxm-80gb": "h100_sxm",
     "h200-sxm-141gb": "h200_sxm",
     "b200-sxm-180gb": "b200_sxm",
     "a100-sxm-80gb": "a100_sxm",
 }
-THEIR_MODELS = {
+PEER_MODELS = {
     "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
     "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
 }
-"""Names under which the peer knows models."""
+"""Names of models that the peer names differently."""
 QUANTIZED = {"bf16": "bfloat16", "fp8": "fp8"}
-EACH = 12
-"""Rows of one series (engine, release, model, precision, GPU): the peer takes 1.6 s for each."""
+ROWS_PER_SERIES = 12
+"""Maximum number of runs of one engine, release, model, precision and GPU; the peer takes 1.6 s per
+run.
+"""
 PEER = """
 import json, logging, sys
 logging.disable(logging.CRITICAL)
@@ -55,22 +57,22 @@ for line in open(sys.argv[1]):
 """  # noqa: E501
 
 
-def rows(folder: Path, *, each: int = EACH) -> list[tuple[str, Predicted]]:
-    """(engine and kind of model, our prediction) of up to `each` rows a series."""
+def unseen_runs(folder: Path, *, each: int) -> list[tuple[str, Predicted]]:
+    """Return (engine and kind of model, prediction of hp_tool) of up to `each` runs per series."""
     dense = [pair for pair in unseen(dense_runs(folder)) if pair.run.queued_throughput is None]
     parts = fit_experts.left_out(
         fit_experts.mixtures(folder), lambda run: catalogue_model(run.model).name
     )
     mixtures = [pair for _, pairs in parts.values() for pair in pairs]
-    kinds = (("dense", dense), ("mixtures", mixtures))
+    kinds = (("dense", dense), ("MoE", mixtures))
     return [
         (f"{pair.run.engine}, {kind}", pair)
         for kind, pairs in kinds
-        for pair in _thinned(pairs, each)
+        for pair in _sample_series(pairs, each)
     ]
 
 
-def _thinned(pairs: Iterable[Predicted], each: int) -> list[Predicted]:
+def _sample_series(pairs: Iterable[Predicted], each: int) -> list[Predicted]:
     series: dict[tuple[object, ...], list[Predicted]] = defaultdict(list)
     for pair in pairs:
         series[pair.run.series].append(pair)
@@ -85,13 +87,13 @@ def _thinned(pairs: Iterable[Predicted], each: int) -> list[Predicted]:
     ]
 
 
-def question(run: ServingRun) -> dict[str, Any]:
-    """A row as `cli_estimate` takes it."""
-    config, mixture = run.config, catalogue_model(run.model).num_experts is not None
+def peer_arguments(run: ServingRun) -> dict[str, Any]:
+    """Return the arguments of the peer's `cli_estimate` for a run, and its release as `version`."""
+    config, has_experts = run.config, catalogue_model(run.model).num_experts is not None
     groups, ep = config.attention_data_parallel_size, config.expert_parallel_size
     row = {
-        "model_path": THEIR_MODELS.get(run.model, run.model),
-        "system_name": THEIR_SYSTEMS[run.gpu],
+        "model_path": PEER_MODELS.get(run.model, run.model),
+        "system_name": PEER_SYSTEMS[run.gpu],
         "backend_name": run.engine,
         "version": run.version or None,
         "isl": run.input_length,
@@ -101,17 +103,21 @@ def question(run: ServingRun) -> dict[str, Any]:
         "pp_size": config.pipeline_parallel_size,
         "attention_dp_size": groups,
     }
-    if mixture:
-        if run.precision == "fp8":  # whatever the checkpoint's name says, as published mixtures are
+    if has_experts:
+        if run.precision == "fp8":  # Published MoE checkpoints in fp8 have a scale for each block.
             row |= {"gemm_quant_mode": "fp8_block", "moe_quant_mode": "fp8_block"}
         return row | {"moe_ep_size": ep, "moe_tp_size": config.tensor_parallel_size * groups // ep}
     return row | {"gemm_quant_mode": QUANTIZED[run.precision]}
 
 
-def peer_rows(python: str, pairs: Sequence[tuple[str, Predicted]]) -> list[dict[str, Any]]:
-    """aiconfigurator's answer to each row, or why there is none."""
+def ask_peer(python: str, pairs: Sequence[tuple[str, Predicted]]) -> list[dict[str, Any]]:
+    """Return the peer's prediction of each run, or {"refused": reason}.
+
+    Raises:
+        RuntimeError: The peer's process ended early.
+    """
     with tempfile.NamedTemporaryFile("w", suffix=".jsonl") as file:
-        file.writelines(json.dumps(question(pair.run)) + "\n" for _, pair in pairs)
+        file.writelines(json.dumps(peer_arguments(pair.run)) + "\n" for _, pair in pairs)
         file.flush()
         done = subprocess.run(
             [python, "-c", PEER, file.name], capture_output=True, text=True, check=False
@@ -123,17 +129,19 @@ def peer_rows(python: str, pairs: Sequence[tuple[str, Predicted]]) -> list[dict[
     ]
     if len(answers) != len(pairs):
         raise RuntimeError(
-            f"the peer answered {len(answers)} of {len(pairs)} rows: {done.stderr[-500:]}"
+            f"aiconfigurator answered {len(answers)} of {len(pairs)} runs: {done.stderr[-500:]}"
         )
     return answers
 
 
-def beside(folder: Path, python: str, *, each: int = EACH) -> dict[str, dict[str, Any]]:
-    """{engine and kind: mean error of TPOT and median of TTFT, ours and the peer's, of rows that
-    both answer; and refusals}.
+def compare_errors(
+    folder: Path, python: str, *, each: int = ROWS_PER_SERIES
+) -> dict[str, dict[str, Any]]:
+    """Return the mean error of TPOT and the median error of TTFT of both tools on the runs that
+    both predict, and the peer's refusals, by engine and kind of model.
     """
-    pairs = rows(folder, each=each)
-    answers = peer_rows(python, pairs)
+    pairs = unseen_runs(folder, each=each)
+    answers = ask_peer(python, pairs)
     table: dict[str, dict[str, Any]] = {}
     for name in dict.fromkeys(name for name, _ in pairs):
         members = [
@@ -156,25 +164,25 @@ def beside(folder: Path, python: str, *, each: int = EACH) -> dict[str, dict[str
         table[name] = {
             "rows": len(members),
             "both": len(both),
-            **{f"tpot_{who}": _mean(logs[who, "tpot_s"]) for who in ("ours", "peer")},
-            **{f"ttft_{who}": _median(logs[who, "ttft_s"]) for who in ("ours", "peer")},
+            **{f"tpot_{who}": _mean_error(logs[who, "tpot_s"]) for who in ("ours", "peer")},
+            **{f"ttft_{who}": _median_error(logs[who, "ttft_s"]) for who in ("ours", "peer")},
             "releases": sorted({answer["version"] for _, answer in both}),
             "refused": list(refused)[:3],
         }
     return table
 
 
-def _mean(logs: np.ndarray) -> float:
+def _mean_error(logs: np.ndarray) -> float:
     return float(np.abs(np.expm1(logs)).mean()) if len(logs) else float("nan")
 
 
-def _median(logs: np.ndarray) -> float:
+def _median_error(logs: np.ndarray) -> float:
     return float(np.median(np.abs(np.expm1(logs)))) if len(logs) else float("nan")
 
 
-def as_text(table: dict[str, dict[str, Any]]) -> str:
-    head = f"  {'':20} rows both |   TPOT ours  peer | TTFT median ours  peer | peer's releases"
-    lines = ["measured rows, errors of both (mean of TPOT, median of TTFT):", head]
+def format_table(table: dict[str, dict[str, Any]]) -> str:
+    head = f"  {'':20} runs both |     hp_tool  peer |          hp_tool  peer | peer's releases"
+    lines = ["errors on measured runs (mean of TPOT, median of TTFT):", head]
     for name, row in table.items():
         lines.append(
             f"  {name:20} {row['rows']:4} {row['both']:4} | {row['tpot_ours']:11.1%} "
@@ -188,5 +196,5 @@ def as_text(table: dict[str, dict[str, Any]]) -> str:
             if row["both"] and row[f"{what}_ours"] > row[f"{what}_peer"]
         ]
         if behind:
-            lines.append(f"    behind in {' and '.join(behind).upper()}")
+            lines.append(f"    the peer is better in {' and '.join(behind).upper()}")
     return "\n".join(lines)

@@ -1,8 +1,9 @@
-"""What `benchmarks.speed.against` times inside a process: `python questions.py QUESTIONS REPEATS`,
-with a tree on PYTHONPATH.
+"""Script that `benchmarks.speed.against` runs for each tree.
 
-QUESTIONS: a JSON file, the same for every tree. Prints least processor seconds by question. Uses
-only what old trees have too.
+`python questions.py QUESTIONS REPEATS`, with the tree on PYTHONPATH.
+
+QUESTIONS is a JSON file, the same for every tree. The script prints the least processor time of
+each question in seconds. It uses only functions that old trees have, too.
 """
 
 from __future__ import annotations
@@ -24,14 +25,13 @@ from hp_tool.space import default_axes, legal_chunks
 
 try:
     from hp_tool.cost.shared import forget_all
-except ImportError:  # a tree without it
+except ImportError:  # Trees without this function share nothing between calls.
 
-    def forget_all() -> None:
-        """Nothing is shared between calls."""
+    def forget_all() -> None: ...
 
 
-def calls(questions: dict[str, Any]) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield each question's name and the call that answers it once."""
+def iterate_calls(questions: dict[str, Any]) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield the name of each question and a call that answers it once."""
     for name, layouts in questions.get("estimates", {}).items():
         queries = [parse_query(layout) for layout in layouts]
         yield (
@@ -63,14 +63,16 @@ def calls(questions: dict[str, Any]) -> Iterator[tuple[str, Callable[[], object]
         )
 
 
-def seconds(call: Callable[[], object], *, repeats: int) -> float:
-    """Return the least processor time of a call, once warm and without the collector of garbage."""
+def least_cpu_seconds(call: Callable[[], object], *, repeats: int) -> float:
+    """Return the least processor time of a call after a first one, without the garbage
+    collector.
+    """
     call()
     times: list[float] = []
     gc.collect()
     gc.disable()
     for _ in range(repeats):
-        forget_all()  # each layout counts as seen for the first time
+        forget_all()  # results of earlier calls are not reused
         start = time.process_time()
         call()
         times.append(time.process_time() - start)
@@ -80,6 +82,9 @@ def seconds(call: Callable[[], object], *, repeats: int) -> float:
 
 if __name__ == "__main__":
     questions = json.loads(Path(sys.argv[1]).read_text())
-    hp_tool.recommend(questions["warm"])  # so that the heap is kept (training.rank.keep_heap)
+    hp_tool.recommend(questions["warm"])  # calls keep_heap, as every ranking does
     repeats = int(sys.argv[2])
-    print(json.dumps({name: seconds(call, repeats=repeats) for name, call in calls(questions)}))
+    times = {
+        name: least_cpu_seconds(call, repeats=repeats) for name, call in iterate_calls(questions)
+    }
+    print(json.dumps(times))

@@ -1,5 +1,5 @@
-"""`python -m benchmarks.speed.ranked STEP`: rank one of the growing spaces, and say what it took as
-one line of JSON.
+"""`python -m benchmarks.speed.ranked STEP`: rank the layouts of space number STEP of
+`workloads.GROWTH`, and print time and memory as one line of JSON.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from benchmarks.speed.workloads import growing_query
 from hp_tool.questions.training import recommend
 
 REPEATS = 3
-ENOUGH_S = 3.0
-"""No further repeat once this much processor time is spent."""
+MAX_REPEATED_S = 3.0
+"""Processor time after which no further repeat starts."""
 
 
-def ranked(step: int) -> dict[str, Any]:
-    """Best processor time of a few calls, the peak of the process, and how many candidates were
-    costed.
+def measure_ranking(step: int) -> dict[str, Any]:
+    """Return the number of candidates, the best processor time of up to REPEATS rankings, and the
+    peak memory of this process.
     """
     query = growing_query(step)
     recommend(query=growing_query(0))
     gc.disable()
     times: list[float] = []
-    while len(times) < REPEATS and sum(times) < ENOUGH_S:
+    while len(times) < REPEATS and sum(times) < MAX_REPEATED_S:
         start = time.process_time()
         answer = recommend(query=query)
         times.append(time.process_time() - start)
@@ -41,8 +41,8 @@ def ranked(step: int) -> dict[str, Any]:
 
 
 def _peak_bytes() -> int:
-    """Return the peak of resident memory since this program was started: rusage's figure would
-    begin with its parent's.
+    """Return the peak resident memory of this process in bytes; getrusage would include that of
+    the parent before exec.
     """
     match = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
     assert match is not None
@@ -50,4 +50,4 @@ def _peak_bytes() -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps(ranked(int(sys.argv[1]))))
+    print(json.dumps(measure_ranking(int(sys.argv[1]))))

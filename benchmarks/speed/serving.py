@@ -1,24 +1,23 @@
-"""`python -m benchmarks.speed.serving [--peer PYTHON] [--data DIR] [--json]`: candidates a second,
-and a full answer.
+"""`python -m benchmarks.speed.serving [--peer PYTHON] [--data DIR] [--json]`: measure serving
+candidates per second, and the time of a complete answer.
 
-The question leaves the load open: the answer is a ranking under targets with its front, as a
-library call and as a process. `--peer` names the interpreter of an environment with aiconfigurator:
-its answer and its time then stand beside ours, and its errors on measured rows (`peer_rows`).
+The answer is a ranking under latency targets at the highest load of each layout. It is timed as a
+library call and as a command. With `--peer`, the Python interpreter of an environment with
+aiconfigurator, the report also has aiconfigurator's answer, its time, and its errors on measured
+runs (`peer_rows`).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
-import sys
 import tempfile
 from typing import Any
 
 from benchmarks.accuracy.data import add_data_argument, data_folder
 from benchmarks.speed import peer_rows
-from benchmarks.speed.measure import cpu_seconds
+from benchmarks.speed.measure import HP_TOOL, cpu_seconds, time_command
 from hp_tool.domain.serving import ServingRecommendation
 from hp_tool.questions.answers import answer_recommend
 from hp_tool.questions.schema import parse_query
@@ -47,7 +46,7 @@ QUESTION: dict[str, Any] = {
     "inference": {"input_length": 2000, "output_length": 500, "engine": "trtllm"},
     "targets": {"ttft_s": 1.0, "tpot_s": 0.03},
 }
-"""How do I serve it, and how many users does it carry?"""
+"""The best layouts under targets, each at the highest load that it sustains."""
 LIMITS = {"candidates_per_second": 1e6, "answer_s": 0.3, "process_s": 1.5}
 PEER = """
 import json, logging, sys, time
@@ -68,8 +67,8 @@ print("ANSWER " + json.dumps({"first_s": times[0], "warm_s": times[1], "best": b
 
 
 def candidates_per_second() -> dict[str, float]:
-    """Latencies, throughput, memory and limit of every candidate: configurations times batch limits
-    times loads.
+    """Return how many serving candidates are costed per second, with latencies, throughput and
+    memory.
     """
     query = parse_query(QUERY)
     problem = resolve_serving(query)
@@ -93,9 +92,9 @@ def candidates_per_second() -> dict[str, float]:
     }
 
 
-def question() -> dict[str, Any]:
-    """The answer to QUESTION, its processor seconds in this process, and those of `hp-tool
-    recommend` as one.
+def time_answer() -> dict[str, Any]:
+    """Return the best layout for QUESTION, and the processor seconds of the answer as a library
+    call and as a command.
     """
     query = parse_query(QUESTION)
     seconds = cpu_seconds(lambda: answer_recommend(query, top=10))
@@ -104,21 +103,12 @@ def question() -> dict[str, Any]:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(QUESTION, file)
         file.flush()
-        command = [
-            sys.executable,
-            "-c",
-            "from hp_tool.cli.main import main; main()",
-            "recommend",
-            file.name,
-        ]
-        start = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, capture_output=True, check=True)
-        end = resource.getrusage(resource.RUSAGE_CHILDREN)
+        command_s = time_command((*HP_TOOL, "recommend", file.name)).cpu_s
     e = best.estimate
     return {
         "best_s": seconds["best"],
         "median_s": seconds["median"],
-        "process_s": end.ru_utime + end.ru_stime - start.ru_utime - start.ru_stime,
+        "process_s": command_s,
         "layout": serving_arithmetic(best.parallel, replicas=e.replicas),
         "concurrency": e.concurrency,
         "tokens_per_second_per_gpu": e.output_tokens_per_second_per_gpu,
@@ -128,8 +118,8 @@ def question() -> dict[str, Any]:
 
 
 def peer_answer(python: str) -> dict[str, Any] | str:
-    """aiconfigurator's best by mode and its processor seconds, first and warm; or the end of what
-    it said instead.
+    """Return aiconfigurator's best layout of each mode, and the processor seconds of its first and
+    second call; if it fails, the end of its error output.
     """
     done = subprocess.run(
         [python, "-c", PEER], capture_output=True, text=True, timeout=300, check=False
@@ -149,10 +139,10 @@ def main() -> None:
     add_data_argument(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     arguments = parser.parse_args()
-    report: dict[str, Any] = {"candidates": candidates_per_second(), "question": question()}
+    report: dict[str, Any] = {"candidates": candidates_per_second(), "question": time_answer()}
     if arguments.peer:
         report["peer"] = peer_answer(arguments.peer)
-        report["rows"] = peer_rows.beside(data_folder(arguments), arguments.peer)
+        report["rows"] = peer_rows.compare_errors(data_folder(arguments), arguments.peer)
     if arguments.json:
         print(json.dumps(report, indent=2))
         return
@@ -164,18 +154,18 @@ def main() -> None:
         f"{LIMITS['candidates_per_second'] / 1e6:.0f})"
     )
     print(
-        f"the question: {answer['layout']} with {answer['concurrency']} requests in flight, "
+        f"best layout: {answer['layout']} with {answer['concurrency']} requests in flight, "
         f"{answer['tokens_per_second_per_gpu']:.0f} tokens/s/GPU, TTFT "
         f"{answer['ttft_s'] * 1e3:.0f} ms, "
         f"TPOT {answer['tpot_s'] * 1e3:.1f} ms; {answer['best_s'] * 1e3:.0f} ms of processor time "
         "(median "
-        f"{answer['median_s'] * 1e3:.0f}; at most 300), as a process {answer['process_s']:.2f} s "
+        f"{answer['median_s'] * 1e3:.0f}; at most 300), as a command {answer['process_s']:.2f} s "
         "(at most 1.5)"
     )
     if "peer" in report:
         print(f"aiconfigurator: {report['peer']}")
     if "rows" in report:
-        print(peer_rows.as_text(report["rows"]))
+        print(peer_rows.format_table(report["rows"]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""What is timed: a dense space (GPT-3 175B on 1,024 A100) with single queries drawn from it, one of
-mixture-of-experts configurations (Mixtral 8x22B on 512 H100), one of a trillion parameters that
-grows to forty million candidates, and all that an expert would try for Llama 3.1 405B on 2,048
-H100.
+"""Training queries that the speed benchmarks time, and the layouts in their spaces.
+
+They are: a dense model (GPT-3 175B on 1,024 A100), from whose space single queries are drawn; an
+MoE model (Mixtral 8x22B on 512 H100); models whose layers differ; a model of a trillion parameters
+with spaces of up to 40 million candidates; and Llama 3.1 405B on 2,048 H100 with all axes free.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ LARGE_QUERY: dict[str, Any] = {
 
 
 def recomputations(largest: int) -> list[Any]:
-    """None, selective, and full of both methods with 1 to `largest` layers."""
+    """Return no recomputation, selective, and both methods of full recomputation with 1 to
+    `largest` layers.
+    """
     layers = range(1, largest + 1)
     full = [
         {"granularity": "full", "method": how, "num_layers": n}
@@ -90,33 +93,35 @@ GROWTH: tuple[dict[str, Any], ...] = (
     {"context_parallel_size": [1, 2, 4, 8, 16], "recompute": recomputations(8)},
     {"context_parallel_size": [1, 2, 4, 8, 16], "recompute": recomputations(87)},
 )
-"""Axes of spaces of about a thousand, forty thousand, half a million, 4 and 40 million legal
-candidates of LARGE_QUERY.
+"""Axes of LARGE_QUERY with about 1,000, 40,000, 500,000, 4 million and 40 million legal
+candidates.
 """
 
 
 def dense_query() -> Query:
-    """Every tensor, pipeline and virtual size and micro-batch that divides, 16 ways to recompute,
-    all ZeRO stages.
+    """Return the dense query with all tensor, pipeline and virtual pipeline sizes, all micro-batch
+    sizes, 16 kinds of recomputation and all ZeRO stages.
     """
     return parse_query(QUERY | {"parallel": DENSE})
 
 
 def moe_query() -> Query:
-    """Return a mixture's query with every expert-parallel size, and experts split up to four
-    ways.
+    """Return the MoE query with all expert-parallel sizes, and expert tensor parallelism up to
+    4.
     """
     return parse_query(MOE_QUERY | {"parallel": MOE})
 
 
 def mixed_query() -> Query:
-    """The dense space's axes for a model with dense layers before those with experts."""
+    """Return the query of a model whose first layers are dense and whose other layers have
+    experts.
+    """
     return parse_query(MIXED_QUERY | {"parallel": EVERYTHING | {"recompute": recomputations(7)}})
 
 
 def unlike_query(*, alike: bool = False) -> Query:
-    """The dense space's axes for layers of which three in four have a delta rule, which split no
-    sequence; `alike`: for as many layers of attention.
+    """Return the query of a model in which three of four layers are gated delta rules; `alike`: of
+    a model of the same size whose layers all have attention.
     """
     model = {
         name: value
@@ -129,36 +134,38 @@ def unlike_query(*, alike: bool = False) -> Query:
 
 
 def growing_query(step: int) -> Query:
-    """One of the GROWTH."""
+    """Return LARGE_QUERY with the axes GROWTH[step]."""
     return parse_query(LARGE_QUERY | {"parallel": EVERYTHING | GROWTH[step]})
 
 
 def legal_space(query: Query) -> tuple[TrainingProblem, list[Candidates]]:
-    """The problem and its legal candidates, in chunks as `recommend` costs them."""
+    """Return the problem and its legal candidates, in the chunks in which `recommend` costs
+    them.
+    """
     problem = resolve_training(query)
     chunks = legal_chunks(axes=default_axes(query=query.parallel, case=problem), case=problem)
     return problem, [chunk.candidates for chunk in chunks if len(chunk.candidates)]
 
 
 def single_queries(count: int) -> list[Query]:
-    """Queries of one configuration each, all different."""
-    return drawn(
+    """Return queries of different single configurations of the dense space."""
+    return draw_queries(
         parse_query(QUERY), Candidates.concatenate(legal_space(dense_query())[1]), count=count
     )
 
 
-def drawn(query: Query, candidates: Candidates, *, count: int) -> list[Query]:
-    """Return the query with `count` different ones of the candidates, one each."""
+def draw_queries(query: Query, candidates: Candidates, *, count: int) -> list[Query]:
+    """Return the query with each of `count` different candidates, drawn at random."""
     rows = np.random.default_rng(0).choice(len(candidates), size=count, replace=False)
     return [replace(query, parallel=config_query(candidates.config(int(row)))) for row in rows]
 
 
 def query_lines(queries: list[Query]) -> list[bytes]:
-    """Return queries as JSON lines, without the fields that are not set."""
-    return [json.dumps(_given(to_dict(query))).encode() for query in queries]
+    """Return queries as JSON lines without unset fields."""
+    return [json.dumps(_without_unset(to_dict(query))).encode() for query in queries]
 
 
-def _given(value: Any) -> Any:
+def _without_unset(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _given(item) for key, item in value.items() if item is not None}
+        return {key: _without_unset(item) for key, item in value.items() if item is not None}
     return value
