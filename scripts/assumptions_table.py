@@ -1,5 +1,6 @@
-"""Generate the tables of docs/assumptions.md from hp_tool/loop/assumptions.yaml: `python
-scripts/assumptions_table.py`.
+"""Generate the tables of docs/assumptions.md from hp_tool/loop/assumptions.yaml.
+
+`python scripts/assumptions_table.py`
 """
 
 from __future__ import annotations

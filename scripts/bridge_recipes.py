@@ -1,9 +1,9 @@
 """Convert Megatron Bridge's library recipes to the table that `import` uses.
 
-`python scripts/bridge_recipes.py CHECKOUT` evaluates the assignments of the recipes in a checkout's
-src/megatron/bridge/recipes, without running them, and writes hp_tool/formats/tables/
-bridge-recipes.yaml: of models of the catalogue, what decides time or memory. A recipe that holds
-anything else than assignments that are known here is left out and printed with the reason.
+`python scripts/bridge_recipes.py CHECKOUT COMMIT` evaluates the assignments of the recipes in a
+checkout's src/megatron/bridge/recipes without running them. It writes the settings that affect time
+or memory, for models of the catalogue, to hp_tool/formats/tables/bridge-recipes.yaml. A recipe with
+statements that the evaluator does not support is skipped and printed with the reason.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ KEPT_KEYS = re.compile(
     r"|comm_overlap\.(tp_comm_overlap|overlap_\w+)|mixed_precision(\.\w+)?"
     r"|peft\.(_target_|dim|dropout|target_modules)|dataset\.(seq_length|enable_offline_packing)"
 )
-"""Keys that decide time or memory."""
+"""Keys that affect time or memory."""
 
 
 class UnreadError(Exception):
@@ -85,7 +85,7 @@ class Table(dict[str, Any]):
 
 
 class Evaluator:
-    """Evaluates the assignments in a package's functions."""
+    """Evaluate the assignments in a package's functions."""
 
     def __init__(self, root: Path) -> None:
         self.functions: dict[str, ast.FunctionDef] = {}
@@ -329,7 +329,7 @@ def flatten_configuration(content: Mapping[str, Any], prefix: str = "") -> dict[
 
 
 def table_entry(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the line of a configuration in the table."""
+    """Return a configuration's line of the table."""
     model = content.get("model")
     path = model.get("_hf_") if isinstance(model, dict) else None
     if not isinstance(path, str) or not catalog.has_entry("models", path.lower()):

@@ -1,5 +1,5 @@
-"""Sections of the cost model's pages: the modules of hp_tool/cost that each section lists under
-`Modules:`, and links to functions.
+"""Read the sections of the cost model's pages: the modules listed under `Modules:`, and the links
+to functions.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGES = (DOCS / "cost-model.md", DOCS / "serving-cost-model.md")
 FUNCTION = re.compile(r"\]\((\.\./hp_tool/\S+?\.py)#(\w+)\)")
-"""A link to a function in the source. On the repository's host it opens the file, on the site the
-function's entry in the reference.
+"""Link to a function in the source. On the repository's host it opens the file; on the site it
+opens the function's reference entry.
 """
 
 

@@ -1,5 +1,6 @@
-"""Generate the tables of fields in docs/queries.md from the declarations: `python
-scripts/fields_table.py`.
+"""Generate the tables of fields in docs/queries.md from the declarations.
+
+`python scripts/fields_table.py`
 """
 
 from __future__ import annotations

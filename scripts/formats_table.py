@@ -1,5 +1,6 @@
-"""Generate the tables of docs/formats.md from the registered formats: `python
-scripts/formats_table.py`.
+"""Generate the tables of docs/formats.md from the registered formats.
+
+`python scripts/formats_table.py`
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ RELEASES = ROOT / "tests" / "formats" / "releases.yaml"
 
 
 def releases() -> dict[str, list[dict[str, Any]]]:
-    """Return the releases against which each format is checked, by format."""
+    """Return the releases against which each format is checked."""
     return documents.read(RELEASES)
 
 
 def tables() -> dict[str, str]:
-    """Return Markdown tables of the formats that can be read, those that can be written, and the
-    releases of both.
+    """Return Markdown tables of the readable formats, the writable formats, and the releases of
+    both.
     """
     read = [
         f"| `{tool_format.name}` | {tool_format.reads} |"

@@ -1,5 +1,6 @@
-"""Draw README's picture of an answer, as `--plot` shows it: `python scripts/overview_picture.py`;
-needs Chromium and the development dependencies.
+"""Draw README's picture of an answer, as `--plot` shows it.
+
+`python scripts/overview_picture.py` needs Chromium and the development dependencies.
 """
 
 from __future__ import annotations

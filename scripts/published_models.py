@@ -1,9 +1,9 @@
 """Add models to the catalogue from their published config.json.
 
-`python scripts/published_models.py FILE.jsonl`: a line `{name, config, source?}` for each
-checkpoint. Checkpoints of one shape become one entry, with the precision of each; keys that
-change nothing are left out. Entries of other names are kept. A shape that another file of the
-catalogue has is printed with the names to add to its entry.
+`python scripts/published_models.py FILE.jsonl` reads one line `{name, config, source?}` per
+checkpoint. Checkpoints of one shape become one entry with the precision of each, without keys that
+do not affect the result. Entries with other names remain. If another file of the catalogue contains
+the shape, the names to add to its entry are printed.
 """
 
 import argparse
@@ -29,12 +29,12 @@ STATED_KEYS = {"moonshotai/Kimi-K2.5": "int4", "XiaomiMiMo/MiMo-V2-Flash": "fp8"
 vllm-project/recipes.
 """
 MAX_CHARACTERS = 8_000
-"""Maximum length of an entry; longer ones, which describe every layer, are left to the user's
-catalogue files.
+"""Maximum number of characters of an entry. Longer entries, which describe every layer, are
+skipped.
 """
 HEAD = "# Written by scripts/published_models.py from each checkpoint's config.json.\n"
 SOURCE = "config.json of {id}"
-"""Source of the file's entries that state none; {id} is the entry's first id."""
+"""Source of the file's entries without one; {id} is the entry's first id."""
 
 
 def signature(spec: ModelSpec) -> tuple[float, ...]:
@@ -90,7 +90,7 @@ def _has_same_shape(config: Mapping[str, Any], whole: ModelSpec) -> bool:
 
 
 def _named_size(name: str, counted: float) -> float | None:
-    """Return the size in a checkpoint's name, if it agrees with the shape within 2%."""
+    """Return the size in a checkpoint's name if it agrees with the shape within 2%; else None."""
     sizes = re.findall(r"(?<![A-Za-z\d])(\d+(?:\.\d+)?)[Bb](?![a-z])", name)
     named = (float(size) * 1e9 for size in sizes)
     return next((size for size in named if abs(counted / size - 1.0) < 0.02), None)

@@ -1,7 +1,7 @@
-"""Record the sample search of the dashboard: `python -m scripts.record_sample`.
+"""Record the sample search of the dashboard.
 
-The search runs as usual; each of its runs is answered by the published measurement of that layout
-(an 8B model on 64 H100, from Nanotron's grid in evidence/).
+`python -m scripts.record_sample` runs a search whose runs are answered by the published measurement
+of each layout: an 8B model on 64 H100, from Nanotron's grid in evidence/.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass
 class Replay:
-    """Launcher whose jobs end immediately with the measurements of the grid."""
+    """Launcher whose jobs end at once with a measurement of the grid."""
 
     cell: Cell
     name: str = "slurm"
@@ -161,7 +161,7 @@ def main() -> None:
 
 
 def rows(url: str, search: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of the search by table, with the sample's id and floats rounded to six
+    """Return the rows of the search by table, with the sample's id, and with numbers rounded to six
     digits.
     """
     engine = sa.create_engine(url)

@@ -1,4 +1,7 @@
-"""Generate the table of codes in docs/why-not.md: `python scripts/rejections_table.py`."""
+"""Generate the table of codes in docs/why-not.md.
+
+`python scripts/rejections_table.py`
+"""
 
 from __future__ import annotations
 

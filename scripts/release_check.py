@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""Check that every file contains the version of `hp_tool/__init__.py`, and that a given tag matches
-it.
+"""Check that all files contain the version in `hp_tool/__init__.py`, and that a tag matches it.
 
-`python scripts/release_check.py [TAG]` prints what differs, and exits with 1 if anything does.
+`python scripts/release_check.py [TAG]` prints the differences, and exits with 1 if there are any.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def version(root: Path = ROOT) -> str:
-    """Return `__version__` of hp_tool without importing it."""
+    """Return `__version__` of hp_tool without importing the package."""
     for node in ast.parse((root / "hp_tool/__init__.py").read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__version__":
             return str(ast.literal_eval(node.value))
@@ -25,7 +24,7 @@ def version(root: Path = ROOT) -> str:
 
 
 def differences(tag: str | None, root: Path = ROOT) -> list[str]:
-    """Return a line for each file, or the tag, that contains another version."""
+    """Return one line for each file, or for the tag, that contains another version."""
     expected = version(root)
 
     def text(name: str) -> str:

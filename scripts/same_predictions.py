@@ -1,9 +1,8 @@
 """Compare this tree's predictions with those of a commit, bit by bit on this machine.
 
-    python scripts/same_predictions.py COMMIT
-
-Both answer all golden queries (tests/golden) through the public interfaces. Exit status 0: every
-value in COMMIT's answers is equal; 1: some differ, and are printed, largest relative change first.
+`python scripts/same_predictions.py COMMIT` answers all golden queries (tests/golden) with both
+trees. The exit code is 0 if all values are equal, and 1 if some differ, which are printed with the
+largest relative difference first.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""Pages of the documentation site that are generated from code (an mkdocs hook): commands, routes,
-Python, every formula of the cost model, the README, CONTRIBUTING and CHANGELOG, the notebooks, and
-openapi.json. Links out of docs/ lead to those pages; other such links are removed.
+"""Generate pages of the documentation site from code (an mkdocs hook).
+
+The pages are commands, routes, Python, every formula of the cost model, README, CONTRIBUTING,
+CHANGELOG, the notebooks, and openapi.json. Links from docs/ to such files lead to these pages;
+other links out of docs/ are removed.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ TOP = {
     "CONTRIBUTING.md": "architecture.md",
     "CHANGELOG.md": "changelog.md",
 }
-"""Files in the repository root, and their pages."""
+"""Files in the root of the repository, and their pages."""
 PACKAGES = {
     "cost": "Formulas",
     "space": "Space",
@@ -31,13 +33,13 @@ PACKAGES = {
     "sizing": "Sizing",
     "domain": "Types",
 }
-"""Packages of hp_tool whose modules each have a page."""
+"""Packages of hp_tool in which each module has a page."""
 LINK = re.compile(r"\[([^\]]+)\]\(([^)#\s]+)(#[^)]*)?\)")
-"""A Markdown link or picture."""
+"""A Markdown link or image."""
 
 
 def modules(package: str) -> list[Path]:
-    """Return the package's modules that have documentation, sorted by name."""
+    """Return the package's modules with documentation, sorted by name."""
     files = sorted((ROOT / "hp_tool" / package).rglob("*.py"))
     return [
         path for path in files if ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
@@ -45,7 +47,7 @@ def modules(package: str) -> list[Path]:
 
 
 def page_of(module: Path) -> str:
-    """Return the page of a module: `hp_tool/cost/memory.py` -> `cost/memory.md`; the page of a
+    """Return the page of a module: `cost/memory.md` for `hp_tool/cost/memory.py`. The page of a
     package is its index.
     """
     path = module.relative_to(ROOT / "hp_tool").with_suffix(".md")
@@ -57,7 +59,7 @@ def _dotted(module: Path) -> str:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add a section for each package to the navigation; modules of the cost model are listed under
+    """Add a section for each package to the navigation. Modules of the cost model are listed under
     the headings of its pages.
     """
     nav: list[Any] = config.nav or []
@@ -97,8 +99,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Adapt links: pages of files in the root have another address here, and code is linked if it
-    has a page.
+    """Adapt links: files in the root have another address on the site, and links to code lead to
+    its page, if any.
     """
     source = page.file.src_uri
     root = next(
@@ -151,7 +153,9 @@ def notebook(path: Path) -> str:
 
 
 def commands() -> str:
-    """Return every command with its arguments and options, as the command line describes them."""
+    """Return the page of all commands, with arguments and options as the command line describes
+    them.
+    """
     import typer
     from typer.cli import get_docs_for_click
 
@@ -166,7 +170,7 @@ def commands() -> str:
 
 
 def routes(description: Mapping[str, Any]) -> str:
-    """Return every route with its parameters and answers; `description` is the content of
+    """Return the page of all routes, with parameters and answers. `description` is the content of
     /openapi.json.
     """
     lines = [
@@ -205,7 +209,7 @@ def routes(description: Mapping[str, Any]) -> str:
 
 
 def python() -> str:
-    """Return the functions of `import hp_tool` with their results."""
+    """Return the page of the functions of `import hp_tool`, with their results."""
     return (
         "# Python\n\n"
         + "\n\n".join(f"::: hp_tool.{name}" for name in ("api", "questions.answers", "errors"))

@@ -115,7 +115,7 @@ def test_rules_give_back_every_preset(tmp_path: Path) -> None:
         *(each | {"release": "26.04", "dispatcher": "alltoall"} for each in MIXTURES[:2]),
     )
     result = score(listed, recipes(releases(listed)))
-    assert result.share == 1.0 and result.of.total() > 80
+    assert result.share == 1.0 and result.compared.total() > 80
 
 
 def test_a_later_release_writes_only_what_changed(tmp_path: Path) -> None:
@@ -272,7 +272,7 @@ def test_the_catalogue_s_recipes_are_the_releases_own(real: list[Preset]) -> Non
     text = CATALOGUE.read_text()
     assert text == recipes(releases(real)), "python -m benchmarks.recipes --write"
     result = score(real, text)
-    assert result.of.total() - result.right.total() <= 2, (
+    assert result.compared.total() - result.equal.total() <= 2, (
         "of two scalings of fp8 a query of fp8 alone means one"
     )
 
@@ -310,6 +310,6 @@ def test_rules_alone_know_most_of_a_model_s_knobs(real: list[Preset]) -> None:
     scores = left_out(real).values()
     right, of = (
         sum(part(each) for each in scores)
-        for part in (lambda s: s.right.total(), lambda s: s.of.total())
+        for part in (lambda s: s.equal.total(), lambda s: s.compared.total())
     )
     assert right / of >= 0.85

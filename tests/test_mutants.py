@@ -148,7 +148,7 @@ def test_area():
         (repository / name).parent.mkdir(parents=True, exist_ok=True)
         (repository / name).write_text(text)
     subprocess.run(["git", "init", "-q"], cwd=repository, check=True)
-    copy = Copy.of(repository, tmp_path / "copy")
+    copy = Copy.create(repository, tmp_path / "copy")
     times, _, plus, _ = mutants(source.encode(), path="hp_tool/cost/area.py")
     copy.record(tmp_path / "reached.json")
     reached = read(tmp_path / "reached.json")

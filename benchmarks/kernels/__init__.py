@@ -1,1 +1,3 @@
-"""Kernels, allocator and one small training step timed on one GPU; needs torch alone."""
+"""Benchmarks of kernels, the allocator and a small training step on one GPU, which need only
+torch.
+"""

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.kernels [--parts ...] [--output FILE]`: about ten minutes on one GPU, with
-torch alone.
+"""Time kernels, the allocator and a small training step on one GPU.
 
-Weight gradients with 16- and 32-bit accumulation, attention kernels from 2k to 256k tokens, a
-training step as memory fills, and a small step by part. Writes one JSON object with the device, the
-versions and a list of rows per part.
+`python -m benchmarks.kernels [--parts ...] [--output FILE]` takes about ten minutes and needs only
+torch. It times weight gradients with 16- and 32-bit accumulation, attention kernels from 2k to 256k
+tokens, a training step as memory fills, and the parts of a small step. It writes a JSON object with
+the device, the versions and a list of rows per part.
 """
 
 from __future__ import annotations
@@ -21,25 +21,23 @@ PARTS = ("weight_gradient", "attention", "steps", "allocator", "allocator_expand
 
 
 def main() -> None:
-    """Run the parts asked for, each in a process of its own, so that none meets another's
-    memory.
-    """
+    """Run the requested parts, each in a separate process, so that none uses memory of another."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument(
         "--kernels",
         nargs="+",
         default=("fa2", "fa3", "cudnn"),
-        help="attention: fa2 fa3 cudnn efficient fa4",
+        help="attention kernels: fa2 fa3 cudnn efficient fa4",
     )
-    parser.add_argument("--output", default="-", help="JSON file; -: stdout")
+    parser.add_argument("--output", default="-", help="JSON file, or - for standard output")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         json.dump(_rows(arguments.parts[0], tuple(arguments.kernels)), sys.stdout)
         return
     if not _has_gpu():
-        parser.error("this host has no CUDA device that torch sees")
+        parser.error("torch finds no CUDA device on this host")
     answer: dict[str, Any] = {"parts": {}}
     for part in arguments.parts:
         start = time.perf_counter()
@@ -79,8 +77,8 @@ def main() -> None:
 
 
 def _has_gpu() -> bool:
-    """Whether torch sees a CUDA device; asked in a process of its own, because a context would take
-    memory from the parts.
+    """Return True if torch finds a CUDA device. A separate process checks it, because a CUDA
+    context would use memory of the parts.
     """
     command = [sys.executable, "-c", "import sys, torch; sys.exit(not torch.cuda.is_available())"]
     return subprocess.run(command, check=False).returncode == 0

@@ -1,6 +1,4 @@
-"""A step's seconds as memory fills: the share of the limit that tensors need, against the
-allocator's retries.
-"""
+"""Time a training step as memory fills, and count the allocator's retries."""
 
 from __future__ import annotations
 
@@ -25,12 +23,12 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def nearly_full() -> Iterator[dict[str, Any]]:
-    """Yield one row per case and share: seconds a step, retries, and the memory reserved, or that
-    it ran out.
+    """Yield one row per case and per share of the limit that tensors use.
 
-    `set_per_process_memory_fraction` limits the process so that the peak of allocated tensors is
-    the share of the limit; there the allocator frees its cached blocks and asks again, as it does
-    where a device is full.
+    A row has the seconds of a step, the number of retries and the reserved memory, or reports that
+    memory ran out. `set_per_process_memory_fraction` limits the process, so that the peak of
+    allocated tensors is the given share of the limit. Near the limit the allocator frees its cached
+    blocks and tries again, as on a full device.
     """
     total = torch.cuda.get_device_properties(0).total_memory
     model = Llama(layers=12, hidden=2048, heads=32, kv_heads=8, ffn=8192, vocabulary=32000)
@@ -63,7 +61,7 @@ def nearly_full() -> Iterator[dict[str, Any]]:
 def _steps(
     model: Llama, optimizer: Adam, batches: list[torch.Tensor], in_flight: int
 ) -> tuple[list[float], int, int]:
-    """(seconds of each step after a first one, peak allocated bytes, peak reserved bytes)."""
+    """Return (seconds of each step after the first, peak allocated bytes, peak reserved bytes)."""
     torch.cuda.reset_peak_memory_stats()
     seconds = []
     for _ in range(STEPS + 1):

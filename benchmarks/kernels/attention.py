@@ -1,6 +1,4 @@
-"""Causal attention by the kernels that torch and what is installed offer, forward and both
-passes.
-"""
+"""Time causal attention with the kernels of torch and of installed packages."""
 
 from __future__ import annotations
 
@@ -15,11 +13,15 @@ from benchmarks.kernels.timing import median_ms
 
 LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 LONG = 65536
-"""From here on a quarter of the heads run, to keep within minutes."""
+"""Length in tokens from which only a quarter of the heads run, so that the benchmark takes
+minutes.
+"""
 TOKENS = 16384
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 LATENT = (16, 16, 192, 128)
-"""Heads, KV heads, width of queries and keys, width of values: an eighth of DeepSeek-V3's."""
+"""Heads, KV heads, width of queries and keys, and width of values: an eighth of DeepSeek-V3's
+heads.
+"""
 SDPA = {
     "fa2": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -29,8 +31,8 @@ Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def attention_kernels(names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """Yield one row per kernel and length: shape, milliseconds of the forward and of both passes,
-    or the error.
+    """Yield one row per kernel and length: the shape, and milliseconds of the forward pass and of
+    both passes, or the error.
     """
     plain = [
         (
@@ -62,8 +64,8 @@ def attention_kernels(names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
 
 
 def kernel(name: str) -> Attention:
-    """The attention of (b, s, heads, d) by its kernel's name; ImportError where it is not
-    installed.
+    """Return the attention function of a kernel for (b, s, heads, d) tensors; raise ImportError if
+    the kernel is not installed.
     """
     if name == "fa3":
         from flash_attn_interface import flash_attn_func
@@ -104,7 +106,7 @@ def _times(attention: Attention, row: dict[str, Any]) -> dict[str, float]:
         attention(q, k, v).backward(gradient)
 
     both_ms = median_ms(both)
-    # Scores and values take 2 s^2 d each; the causal half of it is counted.
+    # Scores and values need 2 s^2 d FLOPs each; only the causal half is counted.
     flops = b * row["heads"] * s * s * (row["d_qk"] + row["d_v"])
     return {"forward_ms": forward, "both_ms": both_ms, "forward_flops": float(flops)}
 

@@ -1,4 +1,4 @@
-"""A plain Llama in torch, and the step of one pipeline stage's micro-batches."""
+"""A plain Llama in torch, and the micro-batches of one pipeline stage's step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from torch.nn import functional
 
 
 class Block(nn.Module):
-    """One layer: RMSNorm, attention with grouped heads, RMSNorm, SwiGLU. No rotation."""
+    """One layer without rotary positions: RMSNorm, attention with grouped heads, RMSNorm,
+    SwiGLU.
+    """
 
     def __init__(self, *, hidden: int, heads: int, kv_heads: int, ffn: int) -> None:
         super().__init__()
@@ -22,7 +24,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(b, s, h) to (b, s, h)."""
+        """Map (b, s, h) to (b, s, h)."""
         b, s, _ = x.shape
         sizes = [n * self.d for n in (self.heads, self.kv_heads, self.kv_heads)]
         q, k, v = (
@@ -59,7 +61,7 @@ class Llama(nn.Module):
         self.to(device=device, dtype=torch.bfloat16)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """(b, s) token ids to the mean loss of predicting them."""
+        """Return the mean loss of predicting (b, s) token ids."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x)
@@ -68,8 +70,8 @@ class Llama(nn.Module):
 
 
 class MainGradients:
-    """fp32 gradients beside 16-bit parameters: each 16-bit gradient is added to its buffer as it
-    arrives.
+    """fp32 gradients of 16-bit parameters. Each 16-bit gradient is added to its buffer when it is
+    computed.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -84,7 +86,7 @@ class MainGradients:
 
 
 class Adam:
-    """Adam on fp32 masters from fp32 gradients, fused over tensors; writes the 16-bit
+    """Adam on fp32 master parameters and gradients, fused over tensors. It also writes the 16-bit
     parameters.
     """
 
@@ -96,15 +98,15 @@ class Adam:
         self.adam = torch.optim.Adam(self.masters, lr=1e-5, fused=True)
 
     def step(self) -> None:
-        """Update masters and parameters, and clear the gradients."""
+        """Update the master and 16-bit parameters, and set the gradients to zero."""
         self.adam.step()
         torch._foreach_copy_([p.data for p in self.gradients.buffers], self.masters)
         torch._foreach_zero_(list(self.gradients.buffers.values()))
 
 
 def step_1f1b(model: Llama, batches: list[torch.Tensor], *, in_flight: int) -> None:
-    """Run forward and backward passes of `batches` in the order of a pipeline stage that keeps
-    `in_flight` of them.
+    """Run the forward and backward passes of `batches` in the order of a pipeline stage with
+    `in_flight` micro-batches in flight.
     """
     losses: list[torch.Tensor] = []
     for batch in batches:

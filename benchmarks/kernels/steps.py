@@ -1,5 +1,5 @@
-"""A small training step by part: kernels by kind, gaps between them, and what a CUDA graph of the
-layers saves.
+"""Time the parts of a small training step: kernels by kind, gaps between kernels, and the gain of a
+CUDA graph.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ KINDS = (
     ("optimizer", ("adam", "multi_tensor")),
     ("copy", ("memcpy", "memset")),
 )
-"""Kind of a kernel by what its name holds, first match; all else is elementwise."""
+"""Kinds of kernels by a pattern of their names. The first match counts; all other kernels are
+elementwise.
+"""
 SHAPES: dict[str, dict[str, int]] = {
     "llama-3-8b, 4 layers": {
         "layers": 4,
@@ -45,8 +47,8 @@ BATCHES = 4
 
 
 def steps_by_part() -> Iterator[dict[str, Any]]:
-    """Yield one row per shape and length: seconds of a step, of its kernels by kind, launches, and
-    layers with and without a CUDA graph.
+    """Yield one row per shape and length: seconds of a step and of its kernels by kind, launches,
+    and the time of layers with and without a CUDA graph.
     """
     for name, shape in SHAPES.items():
         for tokens in TOKENS:
@@ -98,7 +100,9 @@ def _step(model: Llama, optimizer: Adam, batches: list[torch.Tensor]) -> dict[st
 
 
 def _layers(shape: dict[str, int], tokens: int) -> dict[str, float]:
-    """Milliseconds of one layer's two passes, launched one by one and replayed as graphs."""
+    """Return milliseconds of both passes of one layer, with launched kernels and with a replayed
+    CUDA graph.
+    """
     block = Llama(**{**shape, "layers": 1}).blocks[0]
     x = torch.randn(
         1, tokens, shape["hidden"], device="cuda", dtype=torch.bfloat16, requires_grad=True

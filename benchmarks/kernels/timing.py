@@ -1,4 +1,4 @@
-"""Medians of repeated calls by CUDA events."""
+"""Time repeated calls by CUDA events."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MOST = 50
 
 
 def median_ms(call: Callable[[], object], *, budget_s: float = 0.3) -> float:
-    """Return the median milliseconds of `call` on the current stream, over as many calls as
-    `budget_s` allows (3 to 50).
+    """Return the median milliseconds of `call` on the current stream. It is repeated 3 to 50 times,
+    within `budget_s`.
     """
     for _ in range(WARM_UP):
         call()

@@ -33,7 +33,7 @@ CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT_TENSOR_OP = 14,
 
 
 def weight_gradients() -> Iterator[dict[str, Any]]:
-    """Yield one row per shape: tokens, n, k and the milliseconds of each way."""
+    """Yield one row per shape: tokens, n, k, and the milliseconds of each variant."""
     for model, shapes in LAYERS.items():
         for (n, k), m in ((shape, tokens) for shape in shapes for tokens in TOKENS):
             x, w, dy = (
@@ -60,7 +60,7 @@ def weight_gradients() -> Iterator[dict[str, Any]]:
 
 
 def accumulate(dy: torch.Tensor, x: torch.Tensor, *, into: torch.Tensor, beta: float) -> None:
-    """Add dy^T x of (m,n) and (m,k) bf16 to `beta` times the (n,k) fp32 buffer."""
+    """Add dy^T x of (m, n) and (m, k) bf16 tensors to `beta` times the (n, k) fp32 buffer."""
     (m, n), k = dy.shape, x.shape[1]
     one, scale = ctypes.c_float(1.0), ctypes.c_float(beta)
     status = _cublas().cublasGemmEx(
@@ -98,7 +98,7 @@ def _check(dy: torch.Tensor, x: torch.Tensor, buffer: torch.Tensor) -> None:
 
 
 def _cublas(library: list[ctypes.CDLL] = []) -> ctypes.CDLL:  # noqa: B006  # loaded once
-    """The cuBLAS that torch has loaded."""
+    """Return the cuBLAS library that torch has loaded."""
     if not library:
         torch.cuda.current_blas_handle()
         mapped = re.findall(r"\S*/libcublas\.so[.\d]*", Path("/proc/self/maps").read_text())

@@ -1,3 +1,3 @@
-"""Small faults put into the cost model, the calibration and the search coordinator, one at a time:
-do the tests see them?
+"""Mutation tests: insert small faults into the cost model, the calibration and the search
+coordinator, and run the tests.
 """

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.mutants --seed N --count 60 [--kinds factor lock] [-j 2] [--json]`: how
-many faults drawn by a seed the tests see. Locks are few, so that a draw of all kinds seldom has
-one: `--kinds lock` draws them alone.
+"""Count how many randomly drawn faults the tests detect.
 
-Each mutant runs in a temporary copy of the working tree, without reference data, under the test
-files that reach its function.
+`python -m benchmarks.mutants --seed N --count 60 [--kinds factor lock] [-j 2] [--json]`. Locks are
+few, so that a draw of all kinds rarely contains one; `--kinds lock` draws only locks. Each mutant
+runs in a temporary copy of the working tree, without reference data, with the test files that reach
+its function.
 """
 
 from __future__ import annotations
@@ -38,15 +38,21 @@ def evaluate(
     reached: Path | None = None,
     limit_s: float = math.inf,
 ) -> list[Verdict]:
-    """Return the verdicts in the order of the draw; progress goes to standard error.
+    """Return the verdicts in the order of the draw; print the progress to standard error.
 
-    `reached`: where to keep what tests reach; `limit_s`: of tests run on one mutant.
+    Args:
+        seed: Seed of the draw.
+        count: Number of mutants.
+        jobs: Number of mutants tested at the same time.
+        kinds: Kinds of faults to draw.
+        reached: File that records which functions the tests reach.
+        limit_s: Time limit of the tests of one mutant.
     """
     drawn = draw(ROOT, seed=seed, count=count, kinds=kinds)
     with tempfile.TemporaryDirectory(prefix="hp-mutants-") as folder:
         copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         for number in range(jobs):
-            copies.put(copy := Copy.of(ROOT, Path(folder) / str(number)))
+            copies.put(copy := Copy.create(ROOT, Path(folder) / str(number)))
         reached = reached or Path(folder) / "reached.json"
         if not reached.exists():
             copy.record(reached, locks=any(mutant.kind == "lock" for mutant in drawn))
@@ -66,7 +72,7 @@ def evaluate(
 
 
 def as_line(verdict: Verdict) -> str:
-    """Where the fault stood and which test saw it."""
+    """Return a line with the place of the fault and the test that detected it."""
     place = f"{verdict.mutant.path}:{verdict.mutant.line}"
     if verdict.killed_by:
         return f"killed    {place} by {verdict.killed_by}"
@@ -74,7 +80,7 @@ def as_line(verdict: Verdict) -> str:
 
 
 def as_text(verdicts: list[Verdict]) -> str:
-    """The survivors and the count."""
+    """Return the surviving mutants and the number of killed ones as text."""
     survivors = [as_line(verdict) for verdict in verdicts if verdict.killed_by is None]
     return "\n".join(
         [*survivors, f"{len(verdicts) - len(survivors)} of {len(verdicts)} mutants killed"]
@@ -82,7 +88,7 @@ def as_text(verdicts: list[Verdict]) -> str:
 
 
 def as_json(verdicts: list[Verdict], *, seed: int) -> dict[str, Any]:
-    """Return the count of killed mutants and every mutant with its verdict, for --json."""
+    """Return the number of killed mutants, and every mutant with its verdict, for --json."""
     mutants = [
         {
             **asdict(verdict.mutant),
@@ -102,24 +108,30 @@ def as_json(verdicts: list[Verdict], *, seed: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.mutants", description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--count", type=int, default=60, help="mutants to draw")
+    parser.add_argument("--count", type=int, default=60, help="number of mutants to draw")
     parser.add_argument(
-        "--kinds", nargs="+", choices=KINDS, default=KINDS, help="what to draw (default: all)"
+        "--kinds",
+        nargs="+",
+        choices=KINDS,
+        default=KINDS,
+        help="kinds of faults to draw (default: all)",
     )
-    parser.add_argument("-j", "--jobs", type=int, default=2, help="mutants tested at a time")
+    parser.add_argument(
+        "-j", "--jobs", type=int, default=2, help="number of mutants tested at the same time"
+    )
     parser.add_argument(
         "--reached",
         type=Path,
-        help="keep here which functions each test file reaches; reused where it exists",
+        help="file that records which functions each test file reaches; reused if it exists",
     )
     parser.add_argument(
         "--limit",
         type=float,
         default=math.inf,
         metavar="SECONDS",
-        help="of tests run for one mutant: unseen then, it survived",
+        help="time limit of the tests of one mutant, which counts as survived after it",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
     arguments = parser.parse_args()
     verdicts = evaluate(
         seed=arguments.seed,

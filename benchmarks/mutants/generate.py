@@ -1,5 +1,5 @@
-"""Draw mutants: one operator, constant or condition of a source file replaced by another, one
-factor dropped, one lock lost.
+"""Draw mutants: replace an operator, constant or condition of a source file, drop a factor, or
+remove a lock.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ LOCKED_PACKAGES = (
     "hp_tool/store",
     "hp_tool/loop/tuning",
 )
-"""Where locks are lost; nothing else is mutated there."""
+"""Packages in which locks are removed. Nothing else is mutated there."""
 COORDINATOR = "hp_tool/loop/search/coordinator.py"
-"""Mutated along with the modules of its package that it imports, directly or through each other."""
+"""Module that is mutated together with the modules of its package that it imports, directly or
+indirectly.
+"""
 
 OPERATORS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Add: ("+", "-"),
@@ -57,32 +59,34 @@ FUNCTIONS = {
     for a, b in (pair, pair[::-1])
 }
 SELF_DECIDING = (ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.In, ast.NotIn)
-"""Comparisons whose mutated operator is already the negated condition."""
+"""Comparisons for which the mutated operator already negates the condition."""
 UNMUTATED_FIELDS = {"annotation", "returns", "decorator_list"}
 UNMUTATED = (ast.Raise, ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)
-"""Messages and invariants: a fault there changes no answer."""
+"""Messages and invariants. A fault in them changes no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """One replacement in one file. Offsets count bytes, as `ast` does."""
+    """One replacement in a file. Offsets are in bytes, as in `ast`."""
 
     kind: Kind
     path: str
-    """Relative to the repository's root."""
+    """Path relative to the repository's root."""
     line: int
     start: int
     end: int
     replacement: str
     function: str | None
-    """`path:qualified name` of the outermost function around it; None where it is run on import."""
+    """`path:qualified name` of the outermost function that contains the replacement; None for code
+    that runs on import.
+    """
 
     def apply(self, source: bytes) -> bytes:
-        """The file's text with the fault."""
+        """Return the source with the replacement."""
         return source[: self.start] + self.replacement.encode() + source[self.end :]
 
     def diff(self, source: bytes) -> str:
-        """The changed line before and after."""
+        """Return the changed line before and after the replacement."""
         before, after = (
             text.decode().splitlines()[self.line - 1].strip()
             for text in (source, self.apply(source))
@@ -93,8 +97,8 @@ class Mutant:
 def draw(
     root: Path, *, seed: int, count: int, kinds: Collection[Kind] = ("operator", "factor", "lock")
 ) -> list[Mutant]:
-    """Return at most `count` mutants of these kinds, each place equally likely; the same for the
-    same seed and code.
+    """Return at most `count` mutants of these kinds. Each place is equally likely, and the draw
+    depends only on the seed and the code.
     """
     places = [one for one in _places(root) if one.kind in kinds]
     random.Random(seed).shuffle(places)
@@ -104,8 +108,8 @@ def draw(
 
 @functools.cache
 def _places(root: Path) -> tuple[Mutant, ...]:
-    """All that may be drawn: locks from wherever jobs and rows are shared, all else from the
-    core.
+    """Return all places that may be drawn: locks from LOCKED_PACKAGES, other faults from the
+    mutated files.
     """
     mutated = set(mutated_files(root))
     locked = {
@@ -122,7 +126,7 @@ def _places(root: Path) -> tuple[Mutant, ...]:
 
 
 def mutated_files(root: Path) -> list[str]:
-    """Files to draw from, relative to the root."""
+    """Return the files to draw from, relative to the root."""
     files = {path for package in PACKAGES for path in (root / package).rglob("*.py")}
     waiting = [root / COORDINATOR]
     while waiting:
@@ -139,7 +143,7 @@ def mutated_files(root: Path) -> list[str]:
 
 
 def mutants(source: bytes, *, path: str) -> Iterator[Mutant]:
-    """Every place of a file with its replacement, in the order of the text's tree."""
+    """Return the replacements in a file, in the order of its syntax tree."""
     text = _Text(source)
     for node, function in _mutated_nodes(ast.parse(source)):
         name = f"{path}:{function}" if function else None
@@ -165,8 +169,8 @@ def mutants(source: bytes, *, path: str) -> Iterator[Mutant]:
 def _mutated_nodes(
     node: ast.AST, *, scope: str = "", function: str | None = None
 ) -> Iterator[tuple[ast.AST, str | None]]:
-    """The tree without type hints, decorators, messages and invariants; each node with the
-    outermost function around it.
+    """Yield the nodes of the tree with their outermost function, without type hints, decorators,
+    messages and invariants.
     """
     yield node, function
     if isinstance(node, ast.ClassDef):
@@ -187,8 +191,8 @@ def _mutated_nodes(
 
 
 def _is_type(node: ast.AST, *, parent: ast.AST) -> bool:
-    """A union of types outside an annotation: an alias, or what isinstance asks for; and what only
-    type checkers import.
+    """Return True for types: a union outside an annotation (an alias, or an argument of
+    isinstance), and imports for type checkers only.
     """
     if (
         isinstance(parent, ast.Call)
@@ -206,7 +210,7 @@ def _is_type(node: ast.AST, *, parent: ast.AST) -> bool:
 
 
 def _names(node: ast.AST) -> Iterator[str]:
-    """The names, attributes and keywords of an expression."""
+    """Return the names, attributes and keywords in an expression."""
     for each in ast.walk(node):
         match each:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):
@@ -214,7 +218,7 @@ def _names(node: ast.AST) -> Iterator[str]:
 
 
 class _Text:
-    """What may be replaced at a node, as (start, end, new text)."""
+    """The source of a file, and the possible replacements at a node as (start, end, new text)."""
 
     def __init__(self, source: bytes) -> None:
         self._source = source
@@ -255,13 +259,15 @@ class _Text:
                     yield from self._negated(test)
 
     def dropped_factors(self, node: ast.AST) -> Iterator[tuple[int, int, str]]:
-        """`a * b` and `a / b` become `a`."""
+        """Return the replacements that turn `a * b` and `a / b` into `a`."""
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Div):
             for start, _, _ in self._operator(node.left, node.op, node.right):
                 yield start, self._end(node), ""
 
     def lost_locks(self, node: ast.AST) -> Iterator[tuple[int, int, str]]:
-        """`with lock:` enters nothing, a query locks no rows, a file is not locked."""
+        """Return the replacements that remove a lock: of a `with` block, of a query's rows, or of a
+        file.
+        """
         match node:
             case ast.withitem(context_expr=lock, optional_vars=None) if any(
                 LOCK.search(name) for name in _names(lock)
@@ -275,7 +281,7 @@ class _Text:
     def _operator(
         self, left: ast.AST, op: ast.AST, right: ast.AST
     ) -> Iterator[tuple[int, int, str]]:
-        """The operator between two operands; brackets may stand there too."""
+        """Return the position of the operator between two operands, which may be in parentheses."""
         if type(op) in OPERATORS:
             old, new = OPERATORS[type(op)]
             start = self._source.find(old.encode(), self._end(left), self._start(right))
@@ -300,7 +306,7 @@ class _Text:
 
 
 def _is_fault(mutant: Mutant, source: bytes) -> bool:
-    """Whether it is a program, and another one."""
+    """Return True if the mutated source compiles and differs from the original."""
     try:
         return ast.dump(ast.parse(mutant.apply(source))) != ast.dump(ast.parse(source))
     except SyntaxError:

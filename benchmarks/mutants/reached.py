@@ -1,5 +1,5 @@
-"""A pytest plugin (`-p benchmarks.mutants.reached --reached FILE`): which functions of hp_tool each
-test file reaches.
+"""Pytest plugin (`-p benchmarks.mutants.reached --reached FILE`) that records which functions of
+hp_tool each test file reaches.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ PACKAGE = "hp_tool/"
 
 @dataclass(slots=True)
 class Reach:
-    """What one test file runs."""
+    """The functions that one test file reaches."""
 
     seconds: float = 0.0
     functions: set[str] = field(default_factory=set)
-    """`path:qualified name`; what is inside a function counts as that function. Other processes are
-    not looked into.
+    """Functions as `path:qualified name`. Code inside a function counts as that function. Other
+    processes are not recorded.
     """
 
 
 def read(file: Path) -> dict[str, Reach]:
-    """Return what each test file runs, by its path."""
+    """Return the recorded functions by the path of the test file."""
     return {
         name: Reach(one["seconds"], set(one["functions"]))
         for name, one in json.loads(file.read_text()).items()
@@ -87,8 +87,8 @@ class _Recorder:
 
 
 def forget_results() -> None:
-    """Empty the package's caches, or only the first test file would be seen to reach what they
-    hold.
+    """Clear the caches of the package; otherwise only the first test file would reach the functions
+    with cached results.
     """
     for each in gc.get_objects():
         if type(each) is functools._lru_cache_wrapper and each.__module__.startswith(

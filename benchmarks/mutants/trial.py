@@ -1,4 +1,4 @@
-"""Run the tests on one mutant, in a copy of the repository that nothing else uses."""
+"""Run the tests on one mutant, in a private copy of the repository."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from benchmarks.mutants.reached import Reach
 
 ROOT = Path(__file__).parents[2]
 STRANGERS = ("formats", "packaging", "profiler", "service", "trainers")
-"""Folders whose tests see predictions and locks only through files, servers and jobs, if at all:
-they are not run.
+"""Folders of tests that are not run, because they observe predictions and locks only through files,
+servers and jobs.
 """
 LOCKING = ("launchers", "store")
-"""Folders whose tests see locks, and no predictions: they are run where a lock may be lost."""
+"""Folders of tests that observe locks but no predictions. They run only if a lock was removed."""
 SELECTION = "not components and not long"
-"""Of the default run, what starts no training job or cluster."""
+"""Marks of the tests that run: those of the default run that start no training job or cluster."""
 FIRST_FILES = 4
 TEST_LIMIT_S = 300
 RUN_LIMIT_S = 3600
@@ -39,31 +39,31 @@ HUNG = re.compile(r'File ".*?/(tests/[^"]*test_\w+\.py)", line \d+ in')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the tests made of a mutant."""
+    """The result of the tests on a mutant."""
 
     mutant: Mutant
     diff: str
     killed_by: str | None
-    """The test that failed, or the file whose test did not end; None where all passed."""
+    """The test that failed, or the file whose test did not end; None if all tests passed."""
     reached: bool
-    """Whether any test runs the function."""
+    """True if any test runs the function."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy of the working tree to put faults into."""
+    """A copy of the working tree into which faults are inserted."""
 
     root: Path
     reliable: set[str] = field(default_factory=set)
-    """Tests seen to pass without a fault."""
+    """Tests that passed without a fault."""
     unreliable: set[str] = field(default_factory=set)
-    """Tests that failed without a fault, or not every time with one: left out from then on."""
+    """Tests that failed without a fault, or only sometimes with a fault. They are excluded."""
     killers: Counter[str] = field(default_factory=Counter)
-    """Faults that each test file saw."""
+    """Number of faults that each test file detected."""
 
     @classmethod
-    def of(cls, repository: Path, root: Path) -> Copy:
-        """Copy the files that git tracks, or would if they were added."""
+    def create(cls, repository: Path, root: Path) -> Copy:
+        """Return a copy of the files that git tracks or would track."""
         listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
         for name in subprocess.run(
             listed, cwd=repository, capture_output=True, text=True, check=True
@@ -74,9 +74,7 @@ class Copy:
         return cls(root)
 
     def record(self, output: Path, *, locks: bool = True) -> None:
-        """Run all tests once without a fault, and write which functions each file of them
-        reaches.
-        """
+        """Run all tests once without a fault, and record which functions each test file reaches."""
         folders = [
             f"--ignore=tests/{name}" for name in (STRANGERS if locks else STRANGERS + LOCKING)
         ]
@@ -87,11 +85,11 @@ class Copy:
     def judge(
         self, mutant: Mutant, *, reached: Mapping[str, Reach], limit_s: float = math.inf
     ) -> Verdict:
-        """Run the test files that reach the function; all, where none was seen to, since it may run
-        on import.
+        """Run the test files that reach the function, or all files if none does, because the
+        function may run on import.
 
-        Those that saw most faults so far go first, then the shortest. What tests of `limit_s`
-        recorded seconds do not see counts as survived.
+        Files that detected most faults run first, then the fastest. A fault that the tests of
+        `limit_s` recorded seconds do not detect counts as survived.
         """
         running = [name for name, one in reached.items() if mutant.function in one.functions]
         seeing = sorted(
@@ -113,8 +111,8 @@ class Copy:
         )
 
     def _killer(self, mutant: Mutant, tests: Sequence[str]) -> str | None:
-        """The first test that fails with the fault. A test's first failure counts if it repeats,
-        and goes without the fault.
+        """Return the first test that fails because of the fault: it must fail again, and pass
+        without the fault.
         """
         while True:
             with self._applied(mutant):
@@ -129,8 +127,8 @@ class Copy:
 
     @contextmanager
     def _applied(self, mutant: Mutant) -> Iterator[None]:
-        """The file with the fault; its time goes back with its text, so that compiled files stay
-        valid.
+        """Write the mutated file, and restore its text and modification time afterwards, so that
+        compiled files stay valid.
         """
         path = self.root / mutant.path
         source, times = path.read_bytes(), path.stat()
@@ -142,8 +140,8 @@ class Copy:
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
 
     def _first_failure(self, tests: Sequence[str]) -> str | None:
-        """The test that failed first, in processes of ever more files: most faults are seen before
-        the last are imported.
+        """Return the first test that failed. Test files are added step by step, because most faults
+        are detected by the first ones.
         """
         start, size = 0, FIRST_FILES
         while start < len(tests):
@@ -153,7 +151,7 @@ class Copy:
         return None
 
     def _failure(self, tests: Sequence[str]) -> str | None:
-        """The test that failed first, or the file whose test took longer than any may."""
+        """Return the test that failed first, or the file whose test exceeded the time limit."""
         left_out = [
             f"--deselect={test}" if "::" in test else f"--ignore={test}"
             for test in sorted(self.unreliable)
@@ -170,7 +168,9 @@ class Copy:
         return failure[1]
 
     def _pytest(self, arguments: Sequence[str]) -> tuple[int, str]:
-        """Exit code and output of a run in the copy, without reference data and settings."""
+        """Return the exit code and output of pytest in the copy, without reference data and
+        settings.
+        """
         command = [
             sys.executable,
             "-m",

@@ -1,1 +1,1 @@
-"""How repeatable profile runs are on this machine: `python -m benchmarks.profiler`."""
+"""Benchmarks of profile runs on this machine."""

@@ -1,8 +1,7 @@
-"""`python -m benchmarks.profiler [--runs N] [--processes N] [--json]`: one small request, over and
-over.
+"""Measure how much repeated profile runs differ on this machine.
 
-Says how far two runs of the same configuration differ, which is the least difference a search can
-trust.
+`python -m benchmarks.profiler [--runs N] [--processes N] [--json]` repeats one small request. The
+differences between runs are the smallest difference that a search can detect.
 """
 
 from __future__ import annotations
@@ -28,7 +27,9 @@ POLL_S = 0.05
 
 
 def request(*, processes: int, gpu: str, steps: int, warmup_steps: int) -> ProfileRequest:
-    """A four-layer GPT under tensor and sequence parallelism: seconds on any machine."""
+    """Return a request for a four-layer GPT with tensor and sequence parallelism, which takes
+    seconds on any machine.
+    """
     return ProfileRequest(
         run_id="repeatability",
         model=ModelSpec(
@@ -54,7 +55,7 @@ def request(*, processes: int, gpu: str, steps: int, warmup_steps: int) -> Profi
 
 
 def run(launcher: Launcher, what: ProfileRequest, *, job_name: str) -> tuple[Measurement, float]:
-    """(the measurement, seconds from submit to fetch)."""
+    """Return (measurement, seconds from submit to fetch)."""
     start = time.monotonic()
     handle = launcher.submit(launcher.plan(what, job_name=job_name))
     while launcher.poll([handle])[handle] in (JobState.QUEUED, JobState.RUNNING):
@@ -63,8 +64,9 @@ def run(launcher: Launcher, what: ProfileRequest, *, job_name: str) -> tuple[Mea
 
 
 def evaluate(*, runs: int, processes: int, steps: int, warmup_steps: int) -> dict[str, Any]:
-    """Every run's median step time, and how they scatter. Runs that fail are reported and counted,
-    not repeated.
+    """Return the median step time of every run, and how much the runs differ.
+
+    Failed runs are reported and counted, but not repeated.
     """
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="hp-profiler-benchmark-") as folder:
@@ -100,8 +102,8 @@ def evaluate(*, runs: int, processes: int, steps: int, warmup_steps: int) -> dic
 
 
 def scatter(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the median step time of the runs that succeeded and, relative to it, interquartile and
-    whole range, between runs and (median over runs) between the steps of one.
+    """Return the median step time of the successful runs and, relative to it, the interquartile
+    range and the range between runs, and the median interquartile range between the steps of a run.
     """
     good = [row for row in rows if row["status"] == "ok"]
     counts: dict[str, Any] = {"ok": len(good), "failed": len(rows) - len(good)}
@@ -129,7 +131,7 @@ def as_text(report: dict[str, Any]) -> str:
     for row in report["rows"]:
         if row["status"] == "ok":
             lines.append(
-                f"  {row['step_s'] * 1e3:8.1f} ms a step, {row['wall_s']:.1f} s in all, load "
+                f"  {row['step_s'] * 1e3:8.1f} ms per step, {row['wall_s']:.1f} s in total, load "
                 f"{row['load']:.1f} before"
             )
         else:
@@ -137,7 +139,7 @@ def as_text(report: dict[str, Any]) -> str:
     if "step_s_median" in report:
         lines.append(
             f"median {report['step_s_median'] * 1e3:.1f} ms; between runs: interquartile range "
-            f"{report['between_runs_interquartile']:.1%}, whole range "
+            f"{report['between_runs_interquartile']:.1%}, range "
             f"{report['between_runs_range']:.1%}; "
             "between the steps of a run: interquartile range "
             f"{report['within_runs_interquartile']:.1%}"
@@ -149,9 +151,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profiler", description=__doc__)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=10, help="measured steps a run")
+    parser.add_argument("--steps", type=int, default=10, help="measured steps per run")
     parser.add_argument("--warmup-steps", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
     arguments = parser.parse_args()
     report = evaluate(
         runs=arguments.runs,

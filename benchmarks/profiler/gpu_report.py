@@ -1,10 +1,10 @@
-"""`python -m benchmarks.profiler.gpu_report [--gpu cpu] [--grid full|tiny] [--output DIR]`:
-predictions against a device.
+"""Compare predictions with measurements on a device.
 
-Runs a GPT and a Llama shape over micro-batch, sequence length, recomputation and precision, 40
-configurations in all, some of them too large for any device of today, and writes what was predicted
-and measured of step time and peak memory, before and after calibration, to
-benchmarks/reports/DATE-GPU.md. Calibrated predictions are of rows that their fit did not see.
+`python -m benchmarks.profiler.gpu_report [--gpu cpu] [--grid full|tiny] [--output DIR]` runs 40
+configurations of a GPT and a Llama with different micro-batches, sequence lengths, recomputation
+and precision, some of which fit on no current device. It writes the predicted and measured step
+time and peak memory, before and after calibration, to benchmarks/reports/DATE-GPU.md. Calibrated
+predictions are of rows that their fit did not use.
 """
 
 from __future__ import annotations
@@ -70,11 +70,13 @@ class Row:
     case: Case
     measurement: Measurement
     evidence: Evidence
-    """Of one row: what was predicted and measured."""
+    """The prediction and the measurement of a row, for the calibration."""
 
 
 def full_grid() -> list[Case]:
-    """36 in bf16, four in fp32. Without recomputation 16 x 8192 tokens need hundreds of GB."""
+    """Return 36 configurations in bf16 and four in fp32. Without recomputation, 16 x 8192 tokens
+    need hundreds of GB.
+    """
     bf16 = itertools.product(
         (GPT, LLAMA), (2048, 8192), (1, 4, 16), ("none", "selective", "full"), ("bf16",)
     )
@@ -83,7 +85,9 @@ def full_grid() -> list[Case]:
 
 
 def tiny_grid() -> list[Case]:
-    """Three that any machine runs in seconds, to see that the command works."""
+    """Return three configurations that run within seconds on any machine, to check that the command
+    works.
+    """
     llama = {
         **LLAMA,
         **SMALL,
@@ -97,7 +101,7 @@ def tiny_grid() -> list[Case]:
 
 
 def run(case: Case, *, gpu: str, launcher: Launcher, steps: int) -> Row:
-    """One configuration on one device, two micro-batches a step."""
+    """Run one configuration on one device with two micro-batches per step."""
     query = {
         "kind": "training",
         "model": case.model,
@@ -129,8 +133,8 @@ def run(case: Case, *, gpu: str, launcher: Launcher, steps: int) -> Row:
 def predictions(
     rows: list[Row], *, kind: Any
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """(before, after) calibration, each {step_s, memory_bytes} of (n,): after, by fits on the other
-    folds.
+    """Return predictions (before, after) calibration, each {step_s, memory_bytes} of shape (n,).
+    Each row is calibrated by a fit on the other folds.
     """
     evidence = Evidence.concatenate([row.evidence for row in rows])
     before = {
@@ -157,7 +161,7 @@ def predictions(
 
 
 def as_markdown(rows: list[Row], *, gpu: str, kind: Any, command: str) -> str:
-    """The report. Errors are |predicted / measured - 1|."""
+    """Return the report. Errors are |predicted / measured - 1|."""
     before, after = predictions(rows, kind=kind)
     hardware = next((row.measurement.hardware for row in rows if row.measurement.hardware), None)
     versions = next((row.measurement.versions for row in rows if row.measurement.versions), {})
@@ -176,7 +180,7 @@ def as_markdown(rows: list[Row], *, gpu: str, kind: Any, command: str) -> str:
         "",
         f"By `{command}`: {len(rows)} configurations on one device, {statuses.count('ok')} ran, "
         f"{statuses.count('oom')} were "
-        "out of memory. Calibrated predictions are of rows that their fit did not see "
+        "out of memory. Calibrated predictions are of rows that their fit did not use "
         f"({min(FOLDS, len(rows))} folds).",
         "",
         "| | median error before | after |",
@@ -225,16 +229,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.profiler.gpu_report", description=__doc__
     )
-    parser.add_argument("--gpu", help="catalogue name; default: what this host has")
+    parser.add_argument("--gpu", help="catalogue name; default: this host's device")
     parser.add_argument("--grid", choices=("full", "tiny"), default="full")
-    parser.add_argument("--steps", type=int, default=8, help="measured steps a run")
+    parser.add_argument("--steps", type=int, default=8, help="measured steps per run")
     parser.add_argument("--output", type=Path, default=REPORTS)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hp-gpu-report-") as folder:
         launcher = create("local", root=folder, cpu_only=arguments.gpu == "cpu")
         gpu = arguments.gpu or launcher.hardware().gpu
         if gpu == "cpu" and arguments.grid == "full":
-            parser.error("the full grid is for a GPU; on a CPU take --grid tiny")
+            parser.error("the full grid needs a GPU; use --grid tiny on a CPU")
         rows = []
         for case in full_grid() if arguments.grid == "full" else tiny_grid():
             rows.append(run(case, gpu=gpu, launcher=launcher, steps=arguments.steps))

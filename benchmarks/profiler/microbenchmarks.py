@@ -1,9 +1,9 @@
-"""`python -m benchmarks.profiler.microbenchmarks [--json]`: what a pass of micro-benchmarks is
-worth on this machine's cores.
+"""Measure how much micro-benchmarks improve predictions on this machine's cores.
 
-Single operations are timed over two processes and the machine's constants fitted on them alone;
-then eight training configurations, none of which the fit has seen, are run and held against the
-predictions of the catalogue's `cpu` profile and of the fitted one.
+`python -m benchmarks.profiler.microbenchmarks [--json]` times single operations on two processes
+and fits the machine's constants to them. Then it runs eight training configurations, which the fit
+does not use, and compares them with the predictions of the catalogue's `cpu` profile and of the
+fitted one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CASES: tuple[tuple[str, dict[str, Any], int, int, dict[str, Any]], ...] = (
     ("Llama, DP 2, full recomputation", LLAMA, 128, 8, {**DP2, "recompute": "full"}),
     ("Llama, wide, PP 2", {**LLAMA, "hidden_size": 512, "intermediate_size": 1408}, 128, 4, PP2),
 )
-"""(name, model, sequence_length, global_batch_size, parallel)"""
+"""Cases as (name, model, sequence_length, global_batch_size, parallel)."""
 
 
 def request(
@@ -76,14 +76,12 @@ def request(
 
 
 def processes(count: int) -> ClusterSpec:
-    """CPU processes of this host."""
+    """Return the CPU of this host with this number of processes."""
     return catalogue_cluster(ClusterQuery(gpu="cpu", num_gpus=count))
 
 
 def evaluate() -> dict[str, Any]:
-    """Fit, then run what was not fitted on. A configuration that fails counts as failed and is
-    named.
-    """
+    """Fit the constants, then run the cases. A configuration that fails is counted and named."""
     with tempfile.TemporaryDirectory(prefix="hp-microbenchmarks-") as folder:
         launcher = create("local", root=folder, cpu_only=True)
         report, measured = benchmark_machine(
@@ -158,7 +156,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.profiler.microbenchmarks", description=__doc__
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
     arguments = parser.parse_args()
     report = evaluate()
     print(json.dumps(report, indent=2) if arguments.json else as_text(report))

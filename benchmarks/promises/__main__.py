@@ -1,7 +1,7 @@
-"""`python -m benchmarks.promises [--histories 100000] [--processes 2] [--seed 0]`: all promises,
-held in simulated histories.
+"""Check all guarantees in simulated histories.
 
-A breach ends the command with exit code 1 and the shortest history that shows it.
+`python -m benchmarks.promises [--histories 100000] [--processes 2] [--seed 0]`. If a history breaks
+a guarantee, the command prints the shortest such history and exits with 1.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import traceback
 from tests.promises.machine import Histories, histories
 
 AT_A_TIME = 500
-"""Histories of one seed."""
+"""Number of histories per seed."""
 
 
 def chunk(seed: int, number: int) -> tuple[int, str]:
-    """How many histories there were, and what broke a promise: empty where nothing did."""
+    """Return the number of histories, and the broken guarantee; empty if none was broken."""
     Histories.count = 0
     try:
         histories(number, seed=seed)
@@ -29,12 +29,15 @@ def chunk(seed: int, number: int) -> tuple[int, str]:
 
 
 def main() -> None:
-    """Run them; progress goes to standard error."""
+    """Run the histories, and print the progress."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.promises", description=__doc__)
     parser.add_argument("--histories", type=int, default=100_000)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument(
-        "--seed", type=int, default=0, help="of the first 500; the next have the next seed"
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of the first 500 histories; each further 500 use the next seed",
     )
     arguments = parser.parse_args()
     seeds = range(arguments.seed, arguments.seed + -(-arguments.histories // AT_A_TIME))

@@ -1,3 +1,1 @@
-"""Generated recipes: a table of what releases of Megatron Bridge set becomes rules of the
-catalogue.
-"""
+"""Generate recipes of the catalogue from a table of the presets in Megatron Bridge's releases."""

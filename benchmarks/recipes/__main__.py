@@ -1,8 +1,8 @@
-"""`python -m benchmarks.recipes [--data DIR]`: recipes of the catalogue from a table of
-presets, and how well rules alone know a model.
+"""Generate the catalogue's recipes from a table of presets, and score the rules.
 
---write replaces the catalogue's file; without it the command compares, and fails where the file
-differs.
+`python -m benchmarks.recipes [--data DIR]` prints how many values of presets the rules reproduce,
+also for models whose presets the rules have not seen. It fails if the catalogue's file differs from
+the table. --write replaces the file.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from hp_tool import catalog, formats
 CATALOGUE = Path(catalog.__file__).parent / "data" / "recipes" / "megatron_bridge.yaml"
 
 LAYOUTS = Path(formats.__file__).parent / "tables" / "bridge-presets.csv"
-"""What `import` reads presets by."""
+"""File from which `import` reads the layouts of presets."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print both scores; 1 if the catalogue's file is not what the table gives."""
+    """Print both scores; return 1 if the catalogue's file differs from what the table generates."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__)
     add_data_argument(parser)
     parser.add_argument(
@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--seen-only",
         action="store_true",
-        help="leave the models' presets in: seconds instead of a minute",
+        help="skip the score without the model's presets, which takes a minute",
     )
     options = parser.parse_args(arguments)
     listed = presets(data_folder(options))
@@ -47,24 +47,26 @@ def main(arguments: list[str] | None = None) -> int:
         LAYOUTS.write_text(table)
     seen = score(listed, text)
     print(
-        f"{len(listed)} presets, {seen.of.total():,} values: {seen.right.total():,} as the release "
-        "has them"
+        f"{len(listed)} presets, {seen.compared.total():,} values: the rules reproduce "
+        f"{seen.equal.total():,}"
     )
     if not options.seen_only:
         scores = left_out(listed)
-        whole = next(iter(scores.values()))
+        total = next(iter(scores.values()))
         for name, each in list(scores.items()):
-            print(f"{name}, its presets left out: {each.share:.1%} of {each.of.total():,} values")
-            if each is not whole:
-                whole.add(each)
+            print(
+                f"{name}, without its presets: {each.share:.1%} of {each.compared.total():,} values"
+            )
+            if each is not total:
+                total.add(each)
         print(
-            f"by rule alone, a model's presets left out: {whole.share:.1%} of {whole.of.total():,} "
+            f"all models, each without its presets: {total.share:.1%} of {total.compared.total():,} "
             "values"
         )
-        print("; ".join(f"{key} {share:.0%}" for key, share in whole.by_key().items()))
+        print("; ".join(f"{key} {share:.0%}" for key, share in total.by_key().items()))
     if not (same or options.write):
         print(
-            f"{CATALOGUE} or {LAYOUTS} is not what this table gives; --write replaces them",
+            f"{CATALOGUE} or {LAYOUTS} differs from the generated one; --write replaces both",
             file=sys.stderr,
         )
     return 0 if same or options.write else 1

@@ -1,5 +1,5 @@
-"""How many of the presets' values the rules give: with every preset seen, and for a model whose
-presets are left out.
+"""Count the values of presets that the rules reproduce, with all presets and without those of the
+model.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ OF_EXPERTS = (
     "parallel.moe_token_dispatcher_type",
     "parallel.expert_tensor_parallel_size",
 )
-"""Knobs that a dense model does not have."""
+"""Keys that a dense model does not have."""
 RECOMPUTE = "parallel.recompute"
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Values compared, by key."""
+    """Numbers of compared and of equal values, by key."""
 
-    right: Counter[str] = field(default_factory=Counter)
-    of: Counter[str] = field(default_factory=Counter)
+    equal: Counter[str] = field(default_factory=Counter)
+    compared: Counter[str] = field(default_factory=Counter)
 
     @property
     def share(self) -> float:
-        """Values that are the preset's, of all."""
-        return self.right.total() / max(self.of.total(), 1)
+        """Share of values that equal the preset's."""
+        return self.equal.total() / max(self.compared.total(), 1)
 
     def by_key(self) -> dict[str, float]:
         """The share of each key."""
-        return {key: self.right[key] / count for key, count in self.of.items()}
+        return {key: self.equal[key] / count for key, count in self.compared.items()}
 
     def add(self, other: Score) -> None:
-        """Count the other's values too."""
-        self.right.update(other.right)
-        self.of.update(other.of)
+        """Add another score's counts."""
+        self.equal.update(other.equal)
+        self.compared.update(other.compared)
 
 
 def score(presets: Iterable[Preset], text: str) -> Score:
-    """Compare the presets with what recipes of the catalogue's YAML set, a release that the text
-    lacks left out.
+    """Compare presets with the settings in the catalogue's YAML. Presets of releases that the YAML
+    lacks are skipped.
     """
     named = parsed(text)
     result = Score()
@@ -68,13 +68,13 @@ def score(presets: Iterable[Preset], text: str) -> Score:
         for key, value in wanted.items():
             if key in OF_EXPERTS and preset.kind == "dense":
                 continue
-            result.of[key] += 1
-            result.right[key] += values[key] == value
+            result.compared[key] += 1
+            result.equal[key] += values[key] == value
     return result
 
 
 def left_out(presets: Sequence[Preset]) -> dict[str, Score]:
-    """Return the score of each model's presets under rules made from the others'."""
+    """Return the score of each model's presets under rules generated without them."""
     names = sorted({preset.model for preset in presets})
     return {
         name: score(
@@ -86,7 +86,9 @@ def left_out(presets: Sequence[Preset]) -> dict[str, Score]:
 
 
 def parsed(text: str) -> dict[str, Recipe]:
-    """Return the recipes of the YAML by release, each with the rules of those it extends."""
+    """Return the recipes of the YAML by release, each with the rules of the recipes that it
+    extends.
+    """
     content = yaml.safe_load(text)
     result: dict[str, Recipe] = {}
     known: dict[str, dict[str, object]] = {}
@@ -100,7 +102,9 @@ def parsed(text: str) -> dict[str, Recipe]:
 
 
 def _columns(values: Mapping[str, Any]) -> dict[str, object]:
-    """Values as the table has them: what is recomputed and how many layers apart."""
+    """Return the values in the form of the table, in which recomputation and its number of layers
+    are separate.
+    """
     recompute = values.get(RECOMPUTE) or {}
     keys = (key for group in GROUPS.values() for key in group if key != RECOMPUTE)
     fields = {f"{RECOMPUTE}.{name}": recompute.get(name) for name in ("modules", "num_layers")}

@@ -1,4 +1,6 @@
-"""Layouts of the presets as the table by which `import` reads a launch command that names one."""
+"""Write the layouts of presets as the table with which `import` reads a launch command that names a
+preset.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from evidence.cases import is_known
 from evidence.table import Row
 
 OLDEST = "26.02"
-"""Release from which on presets are called as they are today."""
+"""First release in which presets have their current names."""
 NAMES = (
     re.compile(
         r"(?P<recipe>.+?)_(?P<task>PRETRAIN|SFT|LORA)_CONFIG_(?P<gpu>[A-Z0-9]+)"
@@ -25,7 +27,7 @@ NAMES = (
         r"_(?P<precision>bf16|fp8cs|fp8mx|fp8sc|fp8ds|nvfp4)(_(?P<variant>\w+))?_config"
     ),
 )
-"""Names of presets, and since 26.08 of their functions."""
+"""Patterns of the names of presets and, since 26.08, of their functions."""
 SIZES = (
     "sequence_length",
     "global_batch_size",
@@ -46,8 +48,9 @@ COLUMNS = (
 
 
 def layouts(folder: Path) -> str:
-    """Return the table: a row for each preset that differs, with the releases that have it. Rows
-    whose name or layout the table of presets withholds are left out.
+    """Return the table: a row for each different preset, with the releases that contain it.
+
+    Rows whose name or layout is missing from the table of presets are omitted.
     """
     known = [row for row in rows(folder, TABLE) if row["framework_version"] >= OLDEST]
     merged: dict[tuple[Any, ...], list[str]] = {}
@@ -65,7 +68,7 @@ def layouts(folder: Path) -> str:
 
 
 def _name(preset: str) -> tuple[str, ...] | None:
-    """Return the function, recipe, chip and variant of a preset's name."""
+    """Return the function, recipe, chip and variant in a preset's name."""
     match = next(filter(None, (each.fullmatch(preset or "") for each in NAMES)), None)
     if match is None:
         return None
@@ -75,5 +78,6 @@ def _name(preset: str) -> tuple[str, ...] | None:
 
 
 def _settings(row: Row) -> tuple[Any, ...]:
+    """Return the values of keys by their dotted names (`training.cuda_graphs`)."""
     names = ("gpu", "precision", "task", "model", "num_gpus", *SIZES)
     return tuple("" if row[name] is None else row[name] for name in names)

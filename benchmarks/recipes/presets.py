@@ -1,4 +1,4 @@
-"""A release's presets as the knobs that a query has."""
+"""Read the presets of a release as settings of a query."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ GROUPS: dict[str, tuple[str, ...]] = {
 }
 """Keys that are set together."""
 WHOLE_LAYER = ["attn", "mlp"]
-"""What Transformer Engine's graphs hold of a dense layer where a preset names no module."""
+"""Modules of a dense layer in Transformer Engine's graphs, for presets that name none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """What one preset sets, and for which training."""
+    """The settings of one preset, and the training to which it applies."""
 
     release: str
     model: str
@@ -44,32 +44,34 @@ class Preset:
     num_gpus: int
     global_batch_size: int | None
     kind: str
-    """`dense`, `experts`, or `latent` for experts with latent attention."""
+    """`dense`, `experts`, or `latent` for an MoE model with latent attention."""
     is_hybrid: bool = False
-    """Some layers are recurrent: its presets say nothing of other models."""
+    """True if some layers are recurrent. Such presets do not apply to other models."""
     settings: dict[str, Setting]
-    """Of each group; a key that the preset leaves to the library is None."""
+    """Settings of each group. A key that the preset leaves to the library is None."""
 
     @property
     def cell(self) -> tuple[object, ...]:
-        """What a query says that a preset is chosen by."""
+        """Fields of a query by which a preset is chosen."""
         sizes = (self.num_gpus, self.global_batch_size)
         return (self.release, self.model, self.gpu, self.precision, self.scaling, self.task, *sizes)
 
 
 def presets(folder: Path) -> list[Preset]:
-    """Return the presets of models and GPUs that the catalogue has, those of one cell once."""
+    """Return the presets of models and GPUs in the catalogue, without presets that repeat a
+    training.
+    """
     known = [row for row in rows(folder, TABLE) if is_known(row)]
     known.sort(key=lambda row: str(row["framework_version"]))
     return list({preset.cell: preset for preset in map(_preset, _with_modules(known))}.values())
 
 
 def _with_modules(rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield the rows, oldest release first; a hybrid's row that names no recorded modules gets
-    those of an earlier release.
+    """Yield the rows, oldest release first.
 
-    From 26.08 on presets name them by set_cuda_graph_modules, which the table does not follow
-    (perf_recipes/nemotronh: the modules are those of 26.06).
+    A hybrid's row that names no recorded modules gets those of an earlier release. Since 26.08,
+    presets name them by set_cuda_graph_modules, which the table lacks (perf_recipes/nemotronh: the
+    modules are those of 26.06).
     """
     before: dict[tuple[str, ...], str | None] = {}
     for row in rows:

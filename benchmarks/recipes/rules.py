@@ -1,9 +1,8 @@
-"""From presets to a short list of rules: what most models of a kind have, then what each has
-otherwise.
+"""Convert presets to a short list of rules: settings of most models of a kind, then the exceptions.
 
-A rule is pure: every preset that it holds for has its value, so the order of a release's exceptions
-does not matter, and rules that set different keys under the same conditions are one. Each release's
-rules follow those of the release before.
+Every preset that meets a rule's conditions has its value. The order of a release's exceptions
+therefore does not matter, and rules with different keys and the same conditions are merged. The
+rules of each release follow those of the previous release.
 """
 
 from __future__ import annotations
@@ -22,19 +21,21 @@ KINDS: dict[str, dict[str, bool]] = {
     "experts": {"experts": True, "latent_attention": False},
     "latent": {"experts": True, "latent_attention": True},
 }
-"""Kinds of models, and the conditions of a rule about one."""
+"""Kinds of models, and the conditions of a rule about each."""
 WIDER = {"experts": True}
-"""Conditions of a rule about both kinds with experts."""
+"""Conditions of a rule about both kinds of MoE models."""
 OF_A_SIZE = ("offload", "sharding")
-"""Groups that follow from what one model's memory needs: no rule carries them to another model."""
+"""Groups that depend on the memory that a model needs, so that no rule applies them to another
+model.
+"""
 OF_A_KIND = ("recompute",)
-"""Groups of which models with latent attention are a kind of their own."""
+"""Groups in which models with latent attention differ from other MoE models."""
 Conditions = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Keys and values for the trainings that meet every condition."""
+    """Settings for the trainings that meet all conditions."""
 
     conditions: Conditions
     setting: Setting
@@ -45,7 +46,7 @@ class Rule:
         return json.dumps(self.conditions, sort_keys=True)
 
     def holds(self, preset: Preset) -> bool:
-        """Whether the preset meets the conditions."""
+        """Return True if the preset meets the conditions."""
         conditions, kind = self.conditions, preset.kind
         return (
             preset.model in conditions.get("models", (preset.model,))
@@ -61,7 +62,9 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A release's own rules, which follow those of the releases before, and what it lists."""
+    """The rules that a release adds to those of the previous releases, and the presets that it
+    lists.
+    """
 
     name: str
     models: tuple[str, ...]
@@ -91,15 +94,15 @@ def releases(presets: Sequence[Preset]) -> list[Release]:
 
 
 def _dropped(before: Iterable[Preset], listed: Iterable[Preset]) -> list[Preset]:
-    """The earlier presets of models and tasks that a release no longer lists: they stay as they
-    were.
+    """Return the earlier presets of models and tasks that a release no longer lists, which remain
+    valid.
     """
     known = {(preset.model, preset.task) for preset in listed}
     return [preset for preset in before if (preset.model, preset.task) not in known]
 
 
 def _without_idle_nulls(rules: Iterable[Rule], inherited: Iterable[Rule]) -> list[Rule]:
-    """The rules without a null for a key that nothing has set before."""
+    """Return the rules without nulls for keys that no rule has set before."""
     known = {key for rule in inherited for key, value in rule.setting.items() if value is not None}
     kept: list[Rule] = []
     for rule in rules:
@@ -113,8 +116,8 @@ def _without_idle_nulls(rules: Iterable[Rule], inherited: Iterable[Rule]) -> lis
 
 
 def one_of_each_cell(presets: Sequence[Preset]) -> list[Preset]:
-    """The presets without those that another scaling of fp8 tells apart: a query of fp8 alone is
-    one of tensorwise fp8.
+    """Return one preset per training. Presets that differ only in the scaling of fp8 are reduced to
+    the tensorwise one, which a query for fp8 selects.
     """
     ordered = sorted(presets, key=lambda preset: preset.scaling in (None, "tensorwise"))
     return list(
@@ -126,7 +129,9 @@ def one_of_each_cell(presets: Sequence[Preset]) -> list[Preset]:
 
 
 def setting(rules: Iterable[Rule], preset: Preset) -> Setting:
-    """Return what the rules set for the preset's training; a key that none sets is absent."""
+    """Return the settings that the rules give to the preset's training, without keys that no rule
+    sets.
+    """
     values: Setting = {}
     for rule in rules:
         if rule.holds(preset):
@@ -135,8 +140,8 @@ def setting(rules: Iterable[Rule], preset: Preset) -> Setting:
 
 
 def _usual(listed: Sequence[Preset], inherited: Sequence[Rule]) -> list[Rule]:
-    """Rules without a model's name: what most models of a kind that the release lists on a GPU in a
-    precision set.
+    """Return rules without a model's name: the settings of most models of a kind on a GPU in a
+    precision.
     """
     general = [rule for rule in inherited if "models" not in rule.conditions]
     listed = [preset for preset in listed if not preset.is_hybrid]
@@ -174,7 +179,9 @@ def _usual(listed: Sequence[Preset], inherited: Sequence[Rule]) -> list[Rule]:
 
 
 def _votes(listed: Sequence[Preset], group: str) -> dict[str, float]:
-    """Settings of the group by how many models have them; a model's presets share its vote."""
+    """Return the number of models with each setting of a group. A model's presets share its
+    vote.
+    """
     votes: dict[str, float] = defaultdict(float)
     presets_of = Counter(preset.model for preset in listed)
     for preset in listed:
@@ -183,7 +190,7 @@ def _votes(listed: Sequence[Preset], group: str) -> dict[str, float]:
 
 
 def _exceptions(listed: Sequence[Preset], rules: Sequence[Rule]) -> list[Rule]:
-    """Rules of single models, those of several models that are alike once."""
+    """Return rules about single models, with those that several models share merged."""
     names_by_rule: dict[str, list[str]] = defaultdict(list)
     content: dict[str, Rule] = {}
     for name in sorted({preset.model for preset in listed}):
@@ -213,7 +220,7 @@ def _cover(
     *,
     of_models: bool,
 ) -> list[Rule]:
-    """The fewest and plainest rules, chosen greedily, after which each preset has the wanted
+    """Return the fewest and simplest rules, chosen greedily, after which each preset has the wanted
     setting of the group.
     """
     places_of: dict[str, int] = defaultdict(int)
@@ -240,8 +247,8 @@ def _cover(
 def _purest(
     boxes: Iterable[tuple[Conditions, int]], wrong: int, places_of: Mapping[str, int]
 ) -> tuple[Conditions, int, str] | None:
-    """The box of one value alone that mends most, and of those the one with the fewest
-    conditions.
+    """Return the conditions that correct most presets to one value; of several, those with the
+    fewest conditions.
     """
     best: tuple[tuple[int, ...], tuple[Conditions, int, str]] | None = None
     for conditions, mask in boxes:
@@ -264,7 +271,7 @@ def _purest(
 def _boxes(
     presets: Sequence[Preset], *, of_models: bool, sizes: bool
 ) -> list[tuple[Conditions, int]]:
-    """Conditions with the presets that meet them, a bit each."""
+    """Return conditions with a bit mask of the presets that meet them."""
     everyone: tuple[Conditions, int] = ({}, _mask(presets, lambda _: True))
     axes: list[list[tuple[Conditions, int]]] = [
         _subsets(presets, "gpus", "gpu"),
@@ -299,10 +306,11 @@ def _boxes(
 def _forgets_gpus(
     presets: Sequence[Preset], mask: int, parts: Iterable[tuple[Conditions, int]]
 ) -> bool:
-    """Return True if a hybrid's box names no GPUs although its presets are of some GPUs alone.
+    """Return True if conditions on a hybrid's presets name no GPUs although the presets are of some
+    GPUs only.
 
-    A hybrid's presets have one kind of fp8 on each die: by precision alone, what fits H100 would be
-    set for others beside the graphs of theirs.
+    A hybrid's presets use one kind of fp8 on each die. With conditions on precision alone, settings
+    that fit H100 would apply to other dies and their graphs.
     """
     if not any(preset.is_hybrid for preset in presets) or any(
         "gpus" in conditions for conditions, _ in parts
@@ -312,7 +320,9 @@ def _forgets_gpus(
 
 
 def _subsets(presets: Sequence[Preset], key: str, name: str) -> list[tuple[Conditions, int]]:
-    """Every subset of the attribute's values as a condition; all of them are none."""
+    """Return every subset of an attribute's values as a condition, without the subset of all
+    values.
+    """
     values = sorted({getattr(preset, name) for preset in presets})
     axes: list[tuple[Conditions, int]] = [({}, _mask(presets, lambda _: True))]
     for count in range(1, len(values)):
@@ -324,8 +334,8 @@ def _subsets(presets: Sequence[Preset], key: str, name: str) -> list[tuple[Condi
 
 
 def _sides(presets: Sequence[Preset], key: str, name: str) -> list[tuple[Conditions, int]]:
-    """Conditions that tell sizes apart; a size that is not listed belongs to the nearest, by
-    ratio.
+    """Return conditions that distinguish sizes. A size that is not listed belongs to the nearest
+    size, by ratio.
     """
     sizes = sorted({value for preset in presets if (value := getattr(preset, name))})
     sides: list[tuple[Conditions, int]] = []
@@ -344,7 +354,7 @@ def _sides(presets: Sequence[Preset], key: str, name: str) -> list[tuple[Conditi
 
 
 def _joined(rules: Iterable[Rule]) -> list[Rule]:
-    """Rules of the same conditions as one, the general first."""
+    """Return the rules with those of the same conditions merged, the general ones first."""
     joined: dict[str, Rule] = {}
     for rule in rules:
         known = joined.get(rule.key)

@@ -1,4 +1,4 @@
-"""Rules as the YAML of the catalogue."""
+"""Write rules as the catalogue's YAML."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ FIRST: tuple[Rule, ...] = (
     Rule({"experts": True, "gpus": ["b200"]}, {"training.expert_capacity_factor": 1.0}),
     Rule({"models": ["deepseek-v3"]}, {"training.optimizer_precision": "bf16"}),
 )
-"""What the releases' sources set without a column in the table of presets."""
+"""Settings in the sources of releases that have no column in the table of presets."""
 LATER: dict[str, tuple[Rule, ...]] = {
     "25.11": (
         Rule({"experts": True, "gpus": ["b200"]}, {"training.expert_capacity_factor": None}),
     ),
 }
-"""The same from a later release on: 25.11 drops no token."""
+"""The same for a later release: 25.11 drops no tokens."""
 NOTES = {
     "25.09": "mixtures of experts on B200 and GB200 pad to the mean load and drop tokens",
     "25.11": "no token is dropped",
 }
 ALIASES = ("megatron-bridge",)
-"""Names of the newest release."""
+"""Other names of the newest release."""
 
 
 def recipes(releases: Sequence[Release]) -> str:
@@ -85,7 +85,9 @@ def _list(name: str, values: Sequence[str]) -> list[str]:
 
 
 def _rule(rule: Rule) -> list[str]:
-    """The rule in one line if it is short, else conditions and values in one each."""
+    """Return a rule as one line if it is short, else with conditions and values on separate
+    lines.
+    """
     sections: dict[str, dict[str, Any]] = {}
     for name, value in rule.setting.items():
         section, _, key = name.partition(".")
@@ -99,7 +101,7 @@ def _rule(rule: Rule) -> list[str]:
 
 
 def _parts(sections: dict[str, dict[str, Any]]) -> list[str]:
-    """A line a section, the last of which ends the rule."""
+    """Return one line per section, the last of which ends the rule."""
     parts = [f"{section}: {_flow(values)}," for section, values in sections.items()]
     return [*parts[:-1], f"{parts[-1][:-1]}}}"]
 

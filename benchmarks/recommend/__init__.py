@@ -1,1 +1,1 @@
-"""Recommendations against what experts chose and what was measured."""
+"""Compare recommendations with layouts that experts chose, and with measurements."""

@@ -1,5 +1,5 @@
-"""Measured cells: several layouts of one training, and whether group 1 holds the fastest of
-them.
+"""Check whether group 1 of a ranking contains the fastest of several measured layouts of a
+training.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hp_tool.cost.uncertainty import NORMAL_QUANTILE, out_of_memory_probability,
 from hp_tool.questions.training.evaluate import resolve_configuration
 
 WITHIN = 1.1
-"""Times the fastest measured row that the slowest of group 1 may take."""
+"""Tolerance: how many times the fastest row's measured time the slowest row of group 1 may take."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,14 +36,16 @@ class MeasuredCell:
     predicted_s: tuple[float, ...]
     measured_s: tuple[float, ...]
     expected_s: tuple[float, ...]
-    """Predicted, over the chance that the row runs at all; infinity where it does not fit."""
+    """Predicted step times divided by the probability that the row does not run out of memory;
+    infinity for rows that do not fit.
+    """
     log_sd: float
-    """Of the ratio of two steps."""
+    """Standard deviation of the logarithm of the ratio of two step times."""
 
     @property
     def group(self) -> list[int]:
-        """The rows that cannot be told apart from the first, as a ranking has them: by expected
-        time, up to the first apart.
+        """Rows of group 1: in order of expected time, up to the first that can be distinguished
+        from rank 1.
         """
         ordered = sorted(range(len(self.expected_s)), key=lambda row: self.expected_s[row])
         first_s, bound = self.predicted_s[ordered[0]], NORMAL_QUANTILE * self.log_sd
@@ -61,16 +63,18 @@ class MeasuredCell:
 
 
 def cell_rows(folder: Path) -> list[MeasuredCell]:
-    """Cells of at least two layouts: nanotron's grid by constants and a scatter without the cell's
-    model, published runs by the shipped ones, which saw them.
+    """Return the cells with at least two layouts. Cells of nanotron's grid use constants fitted
+    without their model; published runs use the shipped constants, which were fitted to them.
     """
     return [*_nanotron(folder), *_published(folder)]
 
 
 def judged_cells(cells: Sequence[MeasuredCell]) -> dict[str, dict[str, float]]:
-    """Return, by source, the number of cells, how often group 1 holds the fastest row, its first
-    (which no group can leave out) and its slowest take at most WITHIN times as long, the slowest's
-    median, and the median rows of group 1 and of the cell.
+    """Return statistics by source.
+
+    They are the number of cells; how often group 1 contains the fastest row; how often rank 1, and
+    how often the slowest row of group 1, takes at most WITHIN times the fastest; the median of the
+    slowest; and the median numbers of rows in group 1 and in the cell.
     """
     by_source: dict[str, dict[str, float]] = {}
     for source in dict.fromkeys(cell.source for cell in cells):

@@ -1,10 +1,10 @@
-"""Where experts' layouts stand in the ranking: `python -m benchmarks.recommend.experts [--data DIR]
-[--json]`.
+"""Find the position of experts' layouts in the ranking.
 
-Each published layout keeps its workload (batch, precision, knobs that change what is trained);
-`parallel` alone is free. An expert's layout is in group 1 if the 90 % interval of the ratio of its
-step to our fastest holds 1, `slower` beyond it. Measured cells: whether group 1 of the rows that
-were measured holds the fastest.
+`python -m benchmarks.recommend.experts [--data DIR] [--json]`. Each published layout keeps its
+workload (batch, precision, knobs that change what is trained); only `parallel` varies. An expert's
+layout is in group 1 if the 90% interval of the ratio of its step time to rank 1's contains 1, and
+`slower` otherwise. For measured cells, the command also checks whether group 1 contains the fastest
+row.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from hp_tool.wording.columns import configuration_columns
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where one expert's layout stands."""
+    """The position of one expert's layout in the ranking."""
 
     name: str
     what: str
     verdict: str
-    """group 1, slower, infeasible, illegal, or refused."""
+    """One of group 1, slower, infeasible, illegal and refused."""
     place: str = "-"
-    """Among layouts, each with its best recomputation; `>N` where N of ours are faster and no more
-    were ranked.
+    """Rank among layouts, each with its best recomputation; `>N` if N layouts are faster and no
+    more were ranked.
     """
     gap: float = math.nan
-    """Predicted step over our fastest, less 1."""
+    """Predicted step time divided by that of rank 1, minus 1."""
     why: str = ""
 
 
 def standing(case: Case) -> Standing:
-    """The expert's layout against what is recommended for its query."""
+    """Compare an expert's layout with the recommendation for its query."""
     free = dataclasses.replace(case.query, parallel=ParallelQuery(), rank_by="mean")
     try:
         theirs, problem = _published(case.query), resolve_training(free)
@@ -93,7 +93,9 @@ def standing(case: Case) -> Standing:
 
 
 def _published(query: Query) -> Estimate:
-    """The estimate of a published layout: of all that it leaves open, the fastest."""
+    """Return the estimate of a published layout: the fastest of the configurations that it leaves
+    open.
+    """
     left_open = isinstance(query.parallel.zero_stage, tuple)
     best = search_best(resolve_training(query), keep=1, rank_by="mean") if left_open else None
     if best is None or not len(best.layout):
@@ -102,7 +104,9 @@ def _published(query: Query) -> Estimate:
 
 
 def _why(ours: Estimate, theirs: Estimate) -> str:
-    """The changes from theirs to ours, and the part of the step that these shorten most."""
+    """Return the changes from the expert's layout to rank 1, and the part of the step that they
+    shorten most.
+    """
     assert (
         ours.time is not None
         and theirs.time is not None
@@ -128,7 +132,7 @@ def _changes(before: ParallelConfig, after: ParallelConfig) -> str:
 
 
 def summary(rows: Sequence[Standing]) -> dict[str, float]:
-    """How many layouts have each verdict."""
+    """Return the number of layouts with each verdict."""
     return {
         name: count / len(rows)
         for name, count in Counter(row.verdict for row in rows).most_common()

@@ -1,4 +1,4 @@
-"""Layouts that experts chose: NVIDIA's recipes, MLPerf's submissions, the pre-training of Llama
+"""Layouts that experts chose: NVIDIA's recipes, MLPerf submissions, and the pre-training of Llama
 3.
 """
 
@@ -19,12 +19,12 @@ from hp_tool.domain.workload import TrainingWorkload
 
 TABLE = "recipes_nvidia"
 RELEASE = "26.06.00"
-"""The table does not tell it."""
+"""Assumed release, which the table does not contain."""
 PRECISIONS = ("bf16", "nvfp4", "fp8_cs", "fp8_sc", "fp8_mx")
 
 
 def chosen(folder: Path) -> tuple[list[Case], int]:
-    """Every published layout once, and how many rows do not tell their sequence length or are of no
+    """Return each published layout once, and the number of rows without a sequence length or a
     known model.
     """
     listed = rows(folder, TABLE)
@@ -49,10 +49,12 @@ def chosen(folder: Path) -> tuple[list[Case], int]:
 
 
 def llama_cases() -> list[Case]:
-    """The three stages of Llama 3.1 405B's pre-training. Section 3.3.2 of the paper says that the
-    schedule is interleaved, not by how many chunks, and that FSDP shards optimizer states and
-    gradients: both stages that may mean are left open, and gradients are reduced by runs of
-    micro-batches, as Megatron FSDP's reduction in each would take a third of the step.
+    """Return the three stages of Llama 3.1 405B's pre-training.
+
+    Section 3.3.2 of the paper states that the schedule is interleaved, but not the number of
+    chunks, and that FSDP shards optimizer states and gradients. Both ZeRO stages with this property
+    are left open. Gradients are reduced by runs of micro-batches, because Megatron FSDP's reduction
+    in each micro-batch would take a third of the step.
     """
     stages = [query_of(each) for each in specifications() if "2407.21783" in each["source"]]
     return [_llama_case(stage["cluster"]["num_gpus"], **stage) for stage in stages]

@@ -1,3 +1,3 @@
-"""The service under load and under faults: `python -m
+"""Benchmarks of the service under load and with faults: `python -m
 benchmarks.service.{load,batch,million,faults,pages}`.
 """

@@ -1,10 +1,10 @@
-"""`python -m benchmarks.service.batch [--lines 100000] [--json]`: a long batch through POST
-/v1/batch, and a client that stops.
+"""Send a long batch to POST /v1/batch, and test a client that does not read its answers.
 
-The lines are different estimates of GPT-3 175B on 1,024 GPUs. One client sends while it reads; the
-server's peak of resident memory is watched, and its processor time tells lines per second and core.
-Then a client sends the same and never reads: the server must stop taking lines from it, keep its
-memory, and go on answering others.
+`python -m benchmarks.service.batch [--lines 100000] [--json]`. The lines are different estimates of
+GPT-3 175B on 1,024 GPUs. One client sends and reads at the same time, while the server's peak
+resident memory is recorded; its processor time gives the lines per second and core. Then a client
+sends the same lines and never reads. The server must stop accepting lines from it, must not use
+more memory, and must answer other clients.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from benchmarks.speed.workloads import query_lines, single_queries
 DISTINCT = 2000
 STALLED_S = 15.0
 LIMIT_BYTES = 64 * 2**20
-"""Above what the server has after a small batch; a whole large one would not fit into it."""
+"""Allowed increase of memory over that after a small batch. It is too small for a large batch."""
 
 
 class Peak:
-    """The most resident memory of a process while watched."""
+    """Record the peak resident memory of a process."""
 
     def __init__(self, pid: int) -> None:
         self._process, self.bytes = psutil.Process(pid), 0
@@ -52,12 +52,12 @@ class Peak:
 
 
 def chunk(size: int, data: bytes) -> bytes:
-    """One piece of a chunked body."""
+    """Return one chunk of a chunked body."""
     return f"{size:x}\r\n".encode() + data + b"\r\n"
 
 
 def opened(port: int) -> socket.socket:
-    """A connection that has begun a chunked POST."""
+    """Return a connection that has begun a chunked POST."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=600)
     head = (
         f"POST /v1/batch HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: "
@@ -68,7 +68,7 @@ def opened(port: int) -> socket.socket:
 
 
 def stream(*, port: int, pid: int, lines: list[bytes], count: int) -> dict[str, Any]:
-    """Send `count` lines and read their answers meanwhile."""
+    """Send `count` lines, and read their answers at the same time."""
     connection = opened(port)
     busy = psutil.Process(pid)
 
@@ -87,8 +87,8 @@ def stream(*, port: int, pid: int, lines: list[bytes], count: int) -> dict[str, 
             data = connection.recv(2**20)
             if not data:
                 break
-            # Chunks may cut a line anywhere, but not these words of ours, which are looked for in
-            # what joins two pieces.
+            # A chunk may end anywhere in a line, so the words are also searched where two pieces
+            # join.
             joined = tail[-64:] + data
             answered += joined.count(b'"status":"ok"') - tail[-64:].count(b'"status":"ok"')
             errors += joined.count(b'"status": "error"') - tail[-64:].count(b'"status": "error"')
@@ -109,7 +109,7 @@ def stream(*, port: int, pid: int, lines: list[bytes], count: int) -> dict[str, 
 
 
 def stall(*, port: int, pid: int, lines: list[bytes], seconds: float) -> dict[str, Any]:
-    """Send without reading for `seconds`; others ask meanwhile."""
+    """Send without reading for `seconds`, while other clients ask."""
     connection = opened(port)
     connection.settimeout(1.0)
     data = b"".join(line + b"\n" for line in lines)
@@ -145,7 +145,7 @@ def _send_all(connection: socket.socket, data: bytes, ending: float) -> None:
 
 
 def evaluate(*, count: int) -> dict[str, Any]:
-    """A small batch, the long one, and the client that stops."""
+    """Run a small batch, the long batch, and the client that does not read."""
     lines = query_lines(single_queries(DISTINCT))
     with serving() as (port, pid):
         small = stream(port=port, pid=pid, lines=lines, count=max(count // 50, 1))
@@ -162,10 +162,10 @@ def evaluate(*, count: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run, and print."""
+    """Run the benchmark and print the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service.batch", description=__doc__)
     parser.add_argument("--lines", type=int, default=100_000)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
     arguments = parser.parse_args()
     report = evaluate(count=arguments.lines)
     if arguments.json:

@@ -1,9 +1,8 @@
-"""A database as large as one gets in years, written through the drivers' fastest door: searches,
-runs, measurements.
+"""Fill a database with searches, runs and measurements of several years, by the drivers' bulk
+inserts.
 
-A few rows are real ones, as the API and a worker would store them; the rest repeat them under other
-names, times and owners. Only sizes and distributions matter here: nothing is measured, and nothing
-learns from it.
+A few rows have the content that the API and a worker would store. The others repeat it with other
+names, times and owners, because only sizes and distributions matter here.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ QUERY: dict[str, Any] = {
 
 
 def seed_everything(*, url: str, measurements: int, seed: int = 0) -> dict[str, int]:
-    """Fill an upgraded, empty database; how many rows each table got."""
+    """Fill an upgraded, empty database; return the number of rows of each table."""
     dice = random.Random(seed)
     searches = measurements // MEASUREMENTS_PER_SEARCH
     ids = [f"{dice.getrandbits(64):016x}" for _ in range(searches)]
@@ -57,7 +56,7 @@ def seed_everything(*, url: str, measurements: int, seed: int = 0) -> dict[str, 
     ]
     with (
         engine.begin() as connection
-    ):  # made again at once in the end, which takes a tenth of the time
+    ):  # Indexes are created at the end, which takes a tenth of the time.
         for index in indexes:
             index.drop(connection)
     counts = {
@@ -204,7 +203,7 @@ def _outcome(status: Any) -> Measurement:
 
 
 def _write(url: str, table: sa.Table, rows: Iterator[dict[str, Any]]) -> int:
-    """Append rows, whose JSON is text already; how many there were."""
+    """Insert rows whose JSON is already text; return their number."""
     first = next(rows, None)
     if first is None:
         return 0
@@ -233,7 +232,7 @@ def _write_sqlite(url: str, table: str, names: Sequence[str], rows: Iterator[lis
 
 
 def _text(value: Any) -> Any:
-    """An instant as our columns keep it in SQLite."""
+    """Return a time as the columns store it in SQLite."""
     return (
         value.replace(tzinfo=None).isoformat(" ", timespec="microseconds")
         if isinstance(value, datetime)

@@ -1,5 +1,7 @@
-"""Many clients of one server in one process: plain asyncio streams with keep-alive and prepared
-bytes, so that asking costs little beside answering.
+"""Simulate many clients of a server in one process.
+
+They are plain asyncio streams with keep-alive and prepared requests, so that sending costs little
+compared with answering.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from dataclasses import dataclass, field
 
 @dataclass(kw_only=True)
 class Asked:
-    """What came back."""
+    """The answers that clients received."""
 
     seconds: list[float] = field(default_factory=list)
     errors: int = 0
@@ -24,19 +26,19 @@ class Asked:
         return len(self.seconds) / self.wall_s
 
     def quantile_s(self, share: float) -> float:
-        """Seconds that this share of the answers took at most."""
+        """Return the seconds that this share of the answers took at most."""
         ordered = sorted(self.seconds)
         return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
 def request_bytes(*, path: str, body: bytes, port: int) -> bytes:
-    """A POST as it goes over the wire."""
+    """Return the bytes of a POST request."""
     lines = (f"POST {path} HTTP/1.1", f"Host: 127.0.0.1:{port}", "Content-Type: application/json")
     return "\r\n".join((*lines, f"Content-Length: {len(body)}", "", "")).encode() + body
 
 
 def ask(*, port: int, requests: Iterator[bytes], clients: int, seconds: float) -> Asked:
-    """Let so many clients ask, each at once when it has its answer."""
+    """Run clients that each send the next request when they have received an answer."""
     return asyncio.run(_ask(port=port, requests=requests, clients=clients, seconds=seconds))
 
 
@@ -65,5 +67,5 @@ async def _client(port: int, requests: Iterator[bytes], ending: float, tally: As
 
 
 def endless(request: bytes) -> Iterator[bytes]:
-    """Yield one request again and again."""
+    """Yield the same request forever."""
     return itertools.repeat(request)

@@ -1,4 +1,4 @@
-"""Workers at their searches and many clients at the API, all on one database at once."""
+"""Run workers with searches and many clients of the API on one database at the same time."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ REPORT: dict[str, Any] = {
 
 
 def contend(*, service: Service, seconds: float, clients: int = CLIENTS) -> dict[str, Any]:
-    """Let every client read and write for `seconds` while workers search; how it went. The API must
-    be up.
+    """Let every client read and write for `seconds` while workers run searches; return what
+    happened. The API must run.
     """
     service.ensure_workers(WORKERS)
     ending = time.monotonic() + seconds

@@ -1,8 +1,8 @@
-"""How long the explorer's charts take to follow a slider, in a real Chromium: from the input event
-to the frame that shows it; and the processor time of server and page for it, which a busy machine
-does not stretch.
+"""Measure how long the explorer's charts need to follow a slider in Chromium.
 
-python -m benchmarks.service.explorer [--moves N] [--json]
+`python -m benchmarks.service.explorer [--moves N] [--json]` measures the time from the input event
+to the frame that shows it, and the processor time of server and page, which does not depend on the
+load of the machine.
 """
 
 from __future__ import annotations
@@ -87,9 +87,7 @@ def main() -> None:
 
 
 def moves(page: Page, *, number: int) -> Iterator[tuple[float, float]]:
-    """Milliseconds of each move, slider by slider from one end to the other and back: on the clock,
-    and of processors.
-    """
+    """Return the milliseconds of each move of each slider, on the clock and of processor time."""
     devtools = page.context.new_cdp_session(page)
     devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
 
@@ -111,7 +109,7 @@ def moves(page: Page, *, number: int) -> Iterator[tuple[float, float]]:
 
 @contextmanager
 def _server() -> Iterator[str]:
-    """URL of a service over an empty store, in a thread of this process."""
+    """Return the URL of a service with an empty store, in a thread of this process."""
     with (
         tempfile.TemporaryDirectory() as folder,
         closing(open_store(f"sqlite:///{folder}/hp.sqlite3")) as store,

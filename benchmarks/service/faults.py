@@ -1,9 +1,9 @@
-"""`python -m benchmarks.service.faults [--times 20] [--database sqlite|postgresql|both] [--engine
-local|slurm|ray] [--fault NAME] [--json]`.
+"""Cause faults repeatedly while searches run, and check that the guarantees hold.
 
-The long test `tests/service/test_faults.py` causes each fault once; this command causes each many
-times. Jobs run on this host, or on a real Slurm or Ray that it starts; there the database is
-SQLite.
+`python -m benchmarks.service.faults [--times 20] [--database sqlite|postgresql|both] [--engine
+local|slurm|ray] [--fault NAME] [--json]`. The long test `tests/service/test_faults.py` causes each
+fault once; this command causes each many times. Jobs run on this host, or on a real Slurm or Ray
+cluster that the command starts, with a SQLite database.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ from tests.service.faults.processes import preload
 
 
 def main() -> None:
-    """Run the campaigns, one after another; exit 1 where a promise was broken."""
+    """Run the campaigns one after another; exit with 1 if a guarantee was broken."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.service.faults", description=__doc__
     )
-    parser.add_argument("--times", type=int, default=20, help="how often each fault happens")
+    parser.add_argument(
+        "--times", type=int, default=20, help="number of times that each fault happens"
+    )
     parser.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="both")
     parser.add_argument("--engine", choices=sorted(ENGINES), default="local")
     parser.add_argument(
-        "--fault", action="append", choices=sorted(FAULTS), help="only this one; may be repeated"
+        "--fault", action="append", choices=sorted(FAULTS), help="only this fault; may be repeated"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the times of faults")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
     arguments = parser.parse_args()
     preload()
     rows = []
@@ -76,8 +78,10 @@ def main() -> None:
 def clock_campaign(
     *, fault: str, kind: str, times: int, seed: int, engine: str
 ) -> dict[str, Any] | None:
-    """A campaign in a process whose clock, and that of all it starts, can be set; None where this
-    machine has no libfaketime, and on clusters, whose daemons take no message from another time.
+    """Run a campaign in a process whose clock, and that of its child processes, can be set.
+
+    Return None if this machine has no libfaketime, or on clusters, whose daemons reject messages
+    from another time.
     """
     with tempfile.TemporaryDirectory(prefix="hp-clock-") as folder:
         Path(folder).chmod(0o755)  # PostgreSQL may run as another user

@@ -1,9 +1,9 @@
-"""When each page of the dashboard is first painted, in a real Chromium: `python -m
-benchmarks.service.first_paint [--json]`.
+"""Measure when each page of the dashboard is first painted in Chromium.
 
-The median of three visits with an empty cache, over a store that has something of everything; and
-the processor time of the server and of the page's own thread, which a busy machine does not
-stretch. One more: the first page that a new `hp-tool serve` shows, once it has warmed up.
+`python -m benchmarks.service.first_paint [--json]` reports medians of three visits with an empty
+cache, with a store that contains data of every kind, and the processor time of the server and of
+the page's thread, which does not depend on the load of the machine. It also measures the first page
+of a new `hp-tool serve` that has warmed up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.service.processes import api_process, served
 
 VISITS = 3
 WARM_S = 2.0
-"""Seconds without work of the server after which it has warmed up."""
+"""Seconds of inactivity after which the server has warmed up."""
 
 
 def main() -> None:
@@ -69,8 +69,8 @@ def _painted(
     visits: int = VISITS,
     processor_s: Callable[[], float] = time.process_time,
 ) -> dict[str, float]:
-    """Medians: milliseconds until something is painted, and of processors; `processor_s`: those of
-    the server so far.
+    """Return the median milliseconds until the first paint and of processor time. `processor_s`
+    returns the server's processor time.
     """
     measured = [_visit(browser, address, processor_s) for _ in range(visits)]
     return dict(
@@ -97,13 +97,15 @@ def _visit(browser: Browser, address: str, processor_s: Callable[[], float]) -> 
 
 
 def _first(browser: Browser, address: str, *, processor_s: Callable[[], float]) -> dict[str, float]:
-    """What a new server takes to show its front page, once it has warmed up."""
+    """Return the time that a new server needs to show its front page after it has warmed up."""
     _wait_until_idle(processor_s)
     return _painted(browser, address, visits=1, processor_s=processor_s)
 
 
 def _wait_until_idle(processor_s: Callable[[], float]) -> None:
-    """Return once the server has worked for less than a twentieth of WARM_S."""
+    """Return when the server has used less than a twentieth of WARM_S of processor time within
+    WARM_S.
+    """
     busy_s = WARM_S
     while busy_s > 0.05 * WARM_S:
         before_s = processor_s()

@@ -1,6 +1,7 @@
-"""`python -m benchmarks.service.fuzz [--requests 50000] [--seed 0]`: what the API's description
-allows and forbids, sent to every operation: no answer is a 5xx, none takes more than 2 s of
-processor time.
+"""Send generated valid and invalid requests to every operation of the API.
+
+`python -m benchmarks.service.fuzz [--requests 50000] [--seed 0]` checks that no answer is a 5xx,
+and that none takes more than 2 s of processor time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ LIMIT_S = 2.0
 
 
 class Tally:
-    """Answers by status; faults in words; the processor time of the slowest."""
+    """Numbers of answers by status, faults as text, and the processor time of the slowest
+    request.
+    """
 
     def __init__(self) -> None:
         self.statuses: Counter[int] = Counter()
@@ -46,7 +49,7 @@ class Tally:
         number: int,
         seed: int,
     ) -> None:
-        """So many generated requests to one operation."""
+        """Send generated requests to one operation."""
 
         @hypothesis.seed(seed)
         @hypothesis.settings(
@@ -78,11 +81,11 @@ class Tally:
 def fuzz(
     *, requests: int, seed: int, seconds: float = math.inf, at_once: int | None = None
 ) -> Tally:
-    """Send about this many generated requests, in rounds over all operations and for at most so
-    many seconds.
+    """Send about `requests` generated requests, in rounds over all operations, for at most
+    `seconds`.
 
-    `at_once`: how many go to one operation before the next one's turn; None: as many as one round
-    over all needs.
+    `at_once` is the number of requests that an operation gets in each round; None for as many as a
+    single round needs.
     """
     tally = Tally()
     ending = time.monotonic() + seconds
@@ -124,7 +127,7 @@ def fuzz(
 
 
 def main() -> None:
-    """Exit code 1 where a request had a fault."""
+    """Exit with 1 if a request had a fault."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service.fuzz", description=__doc__)
     parser.add_argument("--requests", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,11 +1,11 @@
-"""`python -m benchmarks.service.load [--seconds 5] [--clients 1 8 64] [--json]`: estimates and
-recommendations under load.
+"""Measure estimates and recommendations under load.
 
-GPT-3 175B on 1,024 GPUs: the same query again and again (cached), and no two alike (uncached). A
-trivial FastAPI route in the same uvicorn process tells what HTTP alone costs: the ceiling. The
-clients are one process of their own, asyncio streams with keep-alive. Beside requests per second
-and latencies by the wall clock stands the server's processor time per request, which a busy machine
-does not stretch.
+`python -m benchmarks.service.load [--seconds 5] [--clients 1 8 64] [--json]` sends queries about
+GPT-3 175B on 1,024 GPUs: the same query repeatedly (cached), and different queries (uncached). A
+trivial FastAPI route in the same uvicorn process gives the ceiling, which is the cost of HTTP
+alone. The clients run in a separate process as asyncio streams with keep-alive. In addition to
+requests per second and latencies, the command reports the server's processor time per request,
+which does not depend on the load of the machine.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ CEILING = "trivial route"
 
 
 def serve(url: str, port: int) -> None:
-    """The service as `hp-tool serve` runs it, and beside it in the same process one trivial
-    route.
-    """
+    """Run the service as `hp-tool serve` does, with a trivial route in the same process."""
     import uvicorn
     from fastapi import FastAPI
     from starlette.types import Receive, Scope, Send
@@ -69,7 +67,7 @@ def serve(url: str, port: int) -> None:
 
 @contextmanager
 def serving() -> Iterator[tuple[int, int]]:
-    """Port and process id of a service over an empty database, in a process of its own."""
+    """Yield the port and process id of a service with an empty database in a separate process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -99,7 +97,7 @@ def wait_for_port(port: int, *, timeout_s: float = 120.0) -> None:
 
 
 def workloads(port: int) -> dict[str, Iterator[bytes]]:
-    """Requests without end, by name."""
+    """Return endless requests by the name of the workload."""
 
     def different(path: str, query: dict[str, Any]) -> Iterator[bytes]:
         for number in itertools.count():
@@ -121,7 +119,7 @@ def workloads(port: int) -> dict[str, Iterator[bytes]]:
 
 
 def evaluate(*, clients: list[int], seconds: float) -> dict[str, Any]:
-    """Ask everything with every number of clients."""
+    """Run all workloads with every number of clients."""
     rows = []
     with serving() as (port, pid):
         busy = psutil.Process(pid)
@@ -152,8 +150,8 @@ def evaluate(*, clients: list[int], seconds: float) -> dict[str, Any]:
 
 
 def of_ceiling(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Requests a second as a share of the trivial route's, by the wall clock and by processor time,
-    best over the clients.
+    """Return requests per second as a share of the trivial route's, by wall clock and by processor
+    time. The best number of clients counts.
     """
     ceiling = {row["clients"]: row for row in rows if row["workload"] == CEILING}
     shares: dict[str, dict[str, float]] = {}
@@ -168,7 +166,7 @@ def of_ceiling(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def as_text(row: dict[str, Any]) -> str:
-    """One line of the report."""
+    """Return one line of the report."""
     return (
         f"{row['workload']:26} {row['clients']:3} clients: {row['per_second']:8,.0f}/s, p50 "
         f"{1e3 * row['p50_s']:7.1f} ms, "
@@ -178,13 +176,16 @@ def as_text(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Run, and print."""
+    """Run the benchmark and print the results."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service.load", description=__doc__)
     parser.add_argument(
-        "--seconds", type=float, default=5.0, help="for each workload and number of clients"
+        "--seconds",
+        type=float,
+        default=5.0,
+        help="duration for each workload and number of clients",
     )
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
     arguments = parser.parse_args()
     report = evaluate(clients=arguments.clients, seconds=arguments.seconds)
     if arguments.json:

@@ -1,11 +1,11 @@
-"""`python -m benchmarks.service.million [--measurements 1000000] [--database ...] [--json]`: lists
-of a large database.
+"""Measure lists of a large database.
 
-Every GET of the API and the dashboard that reads the store is asked over HTTP, through the whole
-service, with filters that hit much and little, and cursors from the middle: the wall clock's best
-and median of several, and the processor seconds of API and database together, which a busy machine
-does not stretch. Then two workers and sixteen clients use the same database at once, and every
-answer is looked at.
+`python -m benchmarks.service.million [--measurements 1000000] [--database ...] [--json]` requests
+every GET of the API and the dashboard that reads the store, with filters that match many or few
+rows, and with cursors from the middle. It reports the best and median wall time of several
+requests, and the processor time of API and database, which does not depend on the load of the
+machine. Then two workers and sixteen clients use the same database at the same time, and every
+answer is checked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LIMIT_S = 0.1
 
 
 def paths(database: Database) -> dict[str, str]:
-    """What is asked, by name. Cursors and ids are of this very database."""
+    """Return the requested paths by name. Cursors and ids are those of this database."""
     s = tables.searches.c
     engine = database.engine()
     with engine.connect() as connection:
@@ -82,7 +82,7 @@ def paths(database: Database) -> dict[str, str]:
 
 
 def middle(client: httpx.Client, path: str) -> str:
-    """Return a list's path from its middle: with the cursor that half of the rows lie behind."""
+    """Return a list's path with the cursor after which half of the rows follow."""
     newest = client.get(f"{path}&limit=1").json()["items"][0]["created_at"]
     at = bulk.BEGUN + (datetime.fromisoformat(newest) - bulk.BEGUN) / 2
     table = tables.measurements if "measurements" in path else tables.searches
@@ -90,7 +90,7 @@ def middle(client: httpx.Client, path: str) -> str:
 
 
 def timed(client: httpx.Client, path: str, *, cpu_s: Callable[[], float]) -> dict[str, Any]:
-    """Seconds of one request, several times."""
+    """Return the seconds of repeated requests of one path."""
     status, times = client.get(path).status_code, []
     cpu_begun = cpu_s()
     for _ in range(REPEATS):
@@ -107,7 +107,9 @@ def timed(client: httpx.Client, path: str, *, cpu_s: Callable[[], float]) -> dic
 
 
 def processor_seconds(processes: Sequence[psutil.Process]) -> float:
-    """Return the processor seconds of these processes and all below them, ended ones included."""
+    """Return the processor seconds of these processes and their child processes, including ended
+    ones.
+    """
     total = 0.0
     for process in processes:
         for each in (process, *process.children(recursive=True)):
@@ -122,7 +124,7 @@ def processor_seconds(processes: Sequence[psutil.Process]) -> float:
 
 
 def evaluate(*, kind: str, measurements: int, seconds: float) -> dict[str, Any]:
-    """Seed, ask, contend."""
+    """Fill the database, request all paths, and run clients and workers."""
     with tempfile.TemporaryDirectory(prefix="hp-million-", ignore_cleanup_errors=True) as folder:
         home = Path(folder)
         (home / "faults").mkdir()
@@ -159,16 +161,16 @@ def evaluate(*, kind: str, measurements: int, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run on one or both databases."""
+    """Run the benchmark on one or both databases."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.service.million", description=__doc__
     )
     parser.add_argument("--measurements", type=int, default=1_000_000)
     parser.add_argument("--database", choices=("sqlite", "postgresql", "both"), default="both")
     parser.add_argument(
-        "--seconds", type=float, default=20.0, help="how long workers and clients use it at once"
+        "--seconds", type=float, default=20.0, help="duration of simultaneous workers and clients"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
     arguments = parser.parse_args()
     preload()
     kinds = ("postgresql", "sqlite") if arguments.database == "both" else (arguments.database,)
@@ -183,7 +185,7 @@ def main() -> None:
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """One database's report."""
+    """Return the report on one database."""
     counts = ", ".join(f"{count:,} {name}" for name, count in report["rows"].items())
     lines = [f"{report['database']}: {counts}, written in {report['seeded_s']:.0f} s"]
     for name, row in report["requests"].items():

@@ -1,11 +1,10 @@
-"""A search's page with very many trials in a real browser: `python -m benchmarks.service.pages
-[--trials N] [--json]`.
+"""Measure the page of a search with very many trials in Chromium.
 
-First paint, the moment the table has its rows, the moment the chart below it is drawn; how long
-each filter takes until table and charts in sight follow, and each order of the table; and what the
-page weighs. Of rows the processor time of server and page too, of each filter that of the page's
-own thread, which a busy machine does not stretch. The server is a process of its own over a SQLite
-file; the browser is headless Chromium.
+`python -m benchmarks.service.pages [--trials N] [--json]` measures the first paint, the time until
+the table has its rows and the chart below it is drawn, how long the table and the visible charts
+need to follow each filter and each order, and the size of the page. It also reports processor time,
+which does not depend on the load of the machine: of server and page for the rows, and of the page's
+thread for filters. The server runs in a separate process with a SQLite file.
 """
 
 from __future__ import annotations
@@ -65,9 +64,7 @@ CHOICES = """() => [...document.querySelectorAll('#trials [data-part=filter] sel
 
 
 def measure(*, trials: int, repeat: int) -> dict[str, Any]:
-    """Medians of `repeat` visits with an empty cache, and every filter once from everything and
-    back.
-    """
+    """Return medians of `repeat` visits with an empty cache, and the time of every filter."""
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/pages.sqlite3"
         schema.upgrade(url)
@@ -116,7 +113,7 @@ def _visit(page: Page, url: str, *, server: psutil.Process) -> dict[str, Any]:
     first_paint_ms = page.evaluate(FIRST_PAINT)
     rows_ms = page.evaluate(ROWS)
     rows_processor_ms = page_ms() + 1e3 * (sum(server.cpu_times()[:2]) - before_s)
-    # Charts are drawn once they are in sight.
+    # Charts are drawn when they become visible.
     page.locator("#trials .charts").first.evaluate("(element) => element.scrollIntoView()")
     page.locator("#trials .plot > svg").first.wait_for()
     return {
@@ -132,7 +129,7 @@ def _visit(page: Page, url: str, *, server: psutil.Process) -> dict[str, Any]:
 
 
 def _processor_ms(page: Page) -> Callable[[], float]:
-    """What reads how long the page's own thread has worked."""
+    """Return a function that returns the processor time of the page's thread in milliseconds."""
     cdp = page.context.new_cdp_session(page)
     cdp.send("Performance.enable", {"timeDomain": "threadTicks"})
 

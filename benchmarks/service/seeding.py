@@ -1,9 +1,8 @@
-"""A search with very many trials, put straight into the tables: pages of that size without waiting
-for the runs.
+"""Write a search with very many trials directly into the tables, instead of running it.
 
-Configurations and predictions are the cost model's own for a 70B model on 1,024 H100. What was
-"measured" scatters around them and some fail, so that lists and charts have something to show; it
-says nothing of any GPU.
+Configurations and predictions are the cost model's for a 70B model on 1,024 H100. The
+"measurements" scatter around the predictions and some fail, so that lists and charts have content.
+They are not results of any GPU.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ LOG = "".join(f"[rank{rank}] iteration {rank}: loss 10.{rank:02}\n" for rank in 
 
 
 def seed_search(*, url: str, trials: int, seed: int = 0) -> str:
-    """A running search with this many ended trials in the database at `url`, whose tables exist;
-    its id.
+    """Store a running search with this number of ended trials in an upgraded database; return its
+    id.
     """
     query = parse_query(QUERY | {"search": {"budget_runs": trials + 1}})
     space = cost_space(problem=resolve_training(query))

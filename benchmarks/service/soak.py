@@ -1,6 +1,8 @@
-"""`python -m benchmarks.service.soak [--minutes 30] [--json]`: 16 clients and 2 workers for half an
-hour. Memory and handles of API and workers are to be level, the last third against the one before
-it.
+"""Run 16 clients and 2 workers for half an hour, and check that memory and handles do not grow.
+
+`python -m benchmarks.service.soak [--minutes 30] [--json]` compares the memory and the file handles
+of API and workers in the last third of the time with those in the second third, when caches are
+full.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from tests.service.faults.processes import Service, preload
 
 SAMPLES = 90
 LEVEL = 1.10
-"""Growth of a median from one third to the next that chance explains: caches are full by then."""
+"""Growth of a median from one third to the next that may be due to chance."""
 HANDLES = 10
 ESTIMATE: dict[str, Any] = {
     **{part: QUERY[part] for part in ("kind", "model", "cluster", "training")},
@@ -43,8 +45,8 @@ PATHS = (
 
 
 def soak(*, home: Path, seconds: float) -> dict[str, Any]:
-    """What the clients met, and by process the medians of (MiB, handles) in the second and the last
-    third.
+    """Return the answers to the clients, and the medians of (MiB, handles) of each process in the
+    second and the last third.
     """
     service = Service(
         database_url=Sqlite(home).url, home=home, lease_s=30.0, busy_timeout_s=engine.BUSY_TIMEOUT_S
@@ -106,10 +108,10 @@ def _thirds(samples: list[tuple[float, int]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Exit code 1 where something rose, or a request failed."""
+    """Exit with 1 if memory or handles grew, or if a request failed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
     arguments = parser.parse_args()
     preload()
     began = time.monotonic()

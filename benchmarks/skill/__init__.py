@@ -1,1 +1,1 @@
-"""The agent skill: its evals, and an agent run on them."""
+"""Evals of the agent skill, and a command that runs an agent on them."""

@@ -1,9 +1,9 @@
-"""`python -m benchmarks.skill --agent "claude -p" [--only 1 2] [--save FOLDER]`: run an agent on
-the evals of the skill.
+"""Run an agent on the evals of the skill.
 
-The command gets each prompt as its last argument and prints its answer. It must have the skill and
-the tools of `hp-tool mcp`. The expressions of an eval are checked here; its assertions are printed
-for a reader.
+`python -m benchmarks.skill --agent "claude -p" [--only 1 2] [--save FOLDER]`. The agent's command
+receives each prompt as its last argument and prints its answer. The agent must have the skill and
+the tools of `hp-tool mcp`. This command checks the regular expressions of an eval and prints its
+assertions for a reader.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TIMEOUT_S = 900.0
 
 
 def main() -> None:
-    """Run the agent; exit with 1 if any answer lacks something."""
+    """Run the agent; exit with 1 if an answer fails an eval."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.skill", description=__doc__)
     parser.add_argument("--agent", required=True, help="command; the prompt is appended")
     parser.add_argument("--only", type=int, nargs="+", help="numbers of evals")

@@ -1,4 +1,4 @@
-"""Read the evals of the agent skill, and hold answers of its tools against their facts."""
+"""Read the evals of the agent skill, and compare answers of its tools with the evals' facts."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True)
 class Eval:
-    """One task for an agent. `calls`, `facts` and `answer_matches` are this project's additions to
-    the usual keys.
+    """One task for an agent.
+
+    `calls`, `facts` and `answer_matches` are extensions of the common format.
     """
 
     id: int
     prompt: str
     expected_output: str
     assertions: list[str]
-    """What a reader checks in an agent's answer."""
+    """Statements that a reader checks in an agent's answer."""
     answer_matches: list[str]
     """Regular expressions that an answer must match."""
     calls: list[dict[str, Any]]
@@ -52,7 +53,7 @@ def read() -> list[Eval]:
 
 
 def broken_facts(answer: Any, facts: list[list[Any]]) -> list[str]:
-    """Return the facts that do not hold of a tool's answer, with what it has instead."""
+    """Return the facts that a tool's answer contradicts, with the answer's value."""
     broken = []
     for path, comparison, expected in facts:
         found = answer
