@@ -324,14 +324,17 @@ def _search_cost_lines(result: TuneResult) -> list[str]:
     """Return the cost of the search and the reason for its end, in lines."""
     search = result.search
     state = None if result.answer is None else get_verdict(result.answer).state
-    spent = format_device_time(search.gpu_seconds)
-    if search.budget_gpu_seconds is not None:
-        spent = f"{spent} of a budget of {format_device_time(search.budget_gpu_seconds)}"
+    spent, budget = format_device_time(search.gpu_seconds), search.budget_gpu_seconds
+    if budget is not None and search.gpu_seconds > budget:
+        spent += f" (budget {format_device_time(budget)}; runs that have started are not cut off)"
+    elif budget is not None:
+        spent += f" of a budget of {format_device_time(budget)}"
     grid = ""
     if search.grid_gpu_seconds:
         share = search.gpu_seconds / search.grid_gpu_seconds
         grid = (
-            f", {share:.0%} of what all {result.space.feasible:,} feasible layouts would have taken"
+            f", {share:.0%} of the predicted cost of running all {result.space.feasible:,} "
+            "feasible layouts"
         )
     reason = stop_reason(search.stopped_because, state)
     lines = [

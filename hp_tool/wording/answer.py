@@ -68,7 +68,7 @@ def answer_headline(answer: Answer | ServingAnswer) -> str:
         parts.append(_gain_words(answer.gain, "speed"))
         parts += [saved] if answer.baseline and (saved := _savings_words(answer.baseline)) else []
     if answer.free_memory_bytes > 0:
-        parts.append(f"{format_gib(answer.free_memory_bytes)} of memory free")
+        parts.append(f"{format_gib(answer.free_memory_bytes)} of memory expected to stay free")
     if answer.out_of_memory_probability >= MIN_RISK:
         parts.append(f"{answer.out_of_memory_probability:.0%} chance of running out of memory")
     return ", ".join(parts)

@@ -47,6 +47,7 @@ def in_turn(bench, *, reached=16, power=1.0):
 
 def test_a_job_runs_three_configurations_each_with_its_share_of_the_cost(tmp_path):
     bench = in_turn(Bench(tmp_path, configurations_per_job=3, budget_runs=7, min_gain_fraction=0.0))
+    bench.engine.lasted_s = lambda handle: START_S + 2 * AGAIN_S
     assert bench.coordinator().run().stopped_because == "budget_runs"
     runs = bench.runs()
     assert len({run.digest for run in runs}) == len(runs) == 7
@@ -57,6 +58,8 @@ def test_a_job_runs_three_configurations_each_with_its_share_of_the_cost(tmp_pat
         [8 * (AGAIN_S if each else START_S) for each in beside]
     )
     assert all(type(run.measurement) is Measurement for run in runs)
+    # The other configurations of a job are no wait.
+    assert [run.account for run in runs[:3]] == [{"queue_s": 0.0, "wall_s": START_S + 20.0}, {}, {}]
     assert startup_s(runs, settings=bench.problem.settings) > AGAIN_S  # a rival's is none
 
 
@@ -69,6 +72,20 @@ def test_a_job_is_as_large_as_the_budget_still_pays_for(tmp_path):
     jobs = [1 + len(rivals_of(run)) for run in bench.runs() if BESIDE not in run.predicted]
     assert jobs == [4, 2]  # 8 x (30 + 3 x 10) of 800, then 8 x (30 + 10)
     assert sum(run.gpu_seconds for run in bench.runs()) == pytest.approx(8 * 100.0)
+
+
+def test_the_first_job_is_as_large_as_the_budget_is_expected_to_pay_for(tmp_path):
+    bench = in_turn(
+        Bench(
+            tmp_path,
+            configurations_per_job=4,
+            budget_runs=20,
+            budget_gpu_seconds=8
+            * 50.0,  # 20 s of start-up and 10 s of steps, then 17 s for each other.
+        )
+    )
+    bench.coordinator().run()
+    assert len(rivals_of(bench.runs()[0])) == 1
 
 
 def test_rivals_that_a_job_did_not_reach_are_asked_for_again(tmp_path):

@@ -66,8 +66,8 @@ def test_all_that_is_known_is_said_and_nothing_else():
     assert answer_headline(ANSWER) == (
         "3.70 s per step (3.60 s to 3.90 s, calibrated by 4 runs), 1.31 times your baseline's "
         "speed (1.20 to 1.43, measured), "
-        "saves $12,345 over the training, 6.0 GiB of memory free, 2% chance of running out of "
-        "memory"
+        "saves $12,345 over the training, 6.0 GiB of memory expected to stay free, 2% chance of "
+        "running out of memory"
     )
     assert explain_change(ANSWER) == (
         "Against the baseline, TP 4 → 2, PP 1 → 2: predicted 1.40 s less "

@@ -12,7 +12,14 @@ from dataclasses import asdict, replace
 
 from hp_tool.domain.measurement import KILLED_CAUSE, Measurement
 from hp_tool.domain.ports import Launcher, Queueing, Store
-from hp_tool.domain.records import REUSED, JsonObject, Lease, RunRecord, SearchRecord
+from hp_tool.domain.records import (
+    REUSED,
+    JsonObject,
+    Lease,
+    RunAccount,
+    RunRecord,
+    SearchRecord,
+)
 from hp_tool.domain.states import JobState
 from hp_tool.errors import (
     ConflictError,
@@ -460,19 +467,19 @@ class Coordinator:
         )
 
     def _finish(self, run: RunRecord, measurement: Measurement, *, gpu_seconds: float) -> None:
+        account = self._charges.account(run, measurement)
         own, *beside = shares(run, measurement, gpu_seconds=gpu_seconds)
         for share, row in zip(beside, self._problem.rival_rows(run), strict=False):
             config = self._problem.candidates.config(row)
             rival = self._store.intend_run(
                 lease=self._lease, parallel=config, fidelity=WHOLE, predicted=share.predicted
             )
-            self._store_end(rival, share)
-        self._store_end(
-            run, own
-        )  # Last, so that the job can be found again if this worker dies earlier.
+            self._store_end(rival, share, account={})
+        # Last, so that the job can be found again if this worker dies earlier.
+        self._store_end(run, own, account=account)
         self._stop_waiting()
 
-    def _store_end(self, run: RunRecord, share: Share) -> None:
+    def _store_end(self, run: RunRecord, share: Share, *, account: RunAccount) -> None:
         measurement = extrapolated(run, share.measurement, runs=self._runs())
         stored = finish_run(
             run,
@@ -481,7 +488,7 @@ class Coordinator:
             lease=self._lease,
             problem=self._problem,
             gpu_seconds=share.gpu_seconds,
-            account=self._charges.account(run, measurement),
+            account=account,
         )
         outcome = stored.measurement or measurement
         step = {"step_s": outcome.objective_s, "reduced": not run.fidelity.is_whole}

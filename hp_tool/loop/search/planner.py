@@ -105,10 +105,30 @@ class Planner:
             1 if settings.budget_runs > assumed().search.least_runs else 0
         )  # For the leader again.
         beside = min(self.problem.configurations_per_job, runs_left - kept_back) - 1
-        if settings.budget_gpu_seconds is not None and beside_s > 0.0:
-            left_s = settings.budget_gpu_seconds - started.gpu_seconds - average_s
-            beside = min(beside, int(left_s / beside_s))
+        if settings.budget_gpu_seconds is not None and beside > 0:
+            first_s, next_s = self._expected_job(runs, proposal)
+            left_s = settings.budget_gpu_seconds - started.gpu_seconds - (average_s or first_s)
+            beside = max(min(beside, int(left_s / (beside_s or next_s))), 0)
         return self._proposed(runs, proposal, runs_left=runs_left, beside=beside)
+
+    def _expected_job(self, runs: Sequence[RunRecord], proposal: Proposal) -> tuple[float, float]:
+        """Return the expected GPU-seconds of a job with the proposed configuration, and of a
+        further one like it.
+        """
+        predicted = self.problem.predicted(
+            row=proposal.row, calibration=self._calibration(), proposal=proposal
+        )
+        startup_s, step_s = self.startup_s(runs), predicted["calibrated_step_s"]
+        first_s, next_s = (
+            run_gpu_seconds(
+                num_gpus=num_gpus(self.problem.candidates.config(proposal.row)),
+                step_s=step_s,
+                startup_s=each,
+                settings=self.problem.settings,
+            )
+            for each in (startup_s, assumed().search.next_startup_share * startup_s)
+        )
+        return first_s, next_s
 
     def startup_s(self, runs: Sequence[RunRecord]) -> float:
         """Return the expected seconds of a run before its first step."""
