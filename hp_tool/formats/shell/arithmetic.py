@@ -63,7 +63,7 @@ def sets_variable(node: Node) -> bool:
     return False
 
 
-def evaluate_arithmetic(filler: WordExpander, node: Node, depth: int = 0) -> int:
+def evaluate_arithmetic(expander: WordExpander, node: Node, depth: int = 0) -> int:
     """Return the value of an arithmetic expression's node.
 
     Raises:
@@ -71,13 +71,13 @@ def evaluate_arithmetic(filler: WordExpander, node: Node, depth: int = 0) -> int
     """
     from hp_tool.formats.shell.words import OPEN, Word, source_text
 
-    filler.step()
+    expander.step()
     if depth > 30:
         raise SumError
     kind, children = node.type, node.children
 
     def part(child: Node) -> int:
-        return evaluate_arithmetic(filler, child, depth + 1)
+        return evaluate_arithmetic(expander, child, depth + 1)
 
     if kind == "parenthesized_expression":
         return part(children[1])
@@ -90,14 +90,14 @@ def evaluate_arithmetic(filler: WordExpander, node: Node, depth: int = 0) -> int
     if kind == "binary_expression":
         return _apply_operator(children[1].type, part(children[0]), part(children[2]))
     if kind in ("variable_name", "word"):
-        value = filler.value(source_text(node))
+        value = expander.value(source_text(node))
         text = (
             None
             if value is None
             else "".join(each.text for each in ([value] if isinstance(value, Word) else [])[:1])
         )
     else:
-        text = filler.text(node).text
+        text = expander.text(node).text
     if text is None or OPEN in text:
         raise SumError
     return _parse_integer(text.strip())
@@ -133,16 +133,16 @@ def _check_range(number: int) -> int:
     return number
 
 
-def evaluate_test(filler: WordExpander, tokens: list[str]) -> bool | None:
+def evaluate_test(expander: WordExpander, tokens: list[str]) -> bool | None:
     """Return the truth of `[ words ]`; None if it is known only at run time (files, undefined
     values).
     """
-    truth, rest = _evaluate_junction(filler, tokens, 0)
+    truth, rest = _evaluate_junction(expander, tokens, 0)
     return truth if not rest else None
 
 
 def _evaluate_junction(
-    filler: WordExpander, tokens: list[str], depth: int, *, either: bool = True
+    expander: WordExpander, tokens: list[str], depth: int, *, either: bool = True
 ) -> tuple[bool | None, list[str]]:
     """Return the truth of `a || b`, whose parts may be `a && b` (`either`: False), and the tokens
     after it.
@@ -151,9 +151,9 @@ def _evaluate_junction(
 
     def part(tokens: list[str]) -> tuple[bool | None, list[str]]:
         return (
-            _evaluate_junction(filler, tokens, depth, either=False)
+            _evaluate_junction(expander, tokens, depth, either=False)
             if either
-            else _evaluate_condition(filler, tokens, depth)
+            else _evaluate_condition(expander, tokens, depth)
         )
 
     truth, rest = part(tokens)
@@ -166,7 +166,7 @@ def _evaluate_junction(
 
 
 def _evaluate_condition(
-    filler: WordExpander, tokens: list[str], depth: int
+    expander: WordExpander, tokens: list[str], depth: int
 ) -> tuple[bool | None, list[str]]:
     from hp_tool.formats.shell.words import OPEN
 
@@ -175,22 +175,22 @@ def _evaluate_condition(
     if depth > 30:
         return None, []
     if tokens[0] == "!":
-        truth, rest = _evaluate_condition(filler, tokens[1:], depth + 1)
+        truth, rest = _evaluate_condition(expander, tokens[1:], depth + 1)
         return None if truth is None else not truth, rest
     if tokens[0] == "(":
-        truth, rest = _evaluate_junction(filler, tokens[1:], depth + 1)
+        truth, rest = _evaluate_junction(expander, tokens[1:], depth + 1)
         return truth, rest[1:]
     if len(tokens) >= 3 and tokens[1] in ("=", "==", "!=", "=~", "<", ">", *_TEST_OPERATORS):
-        left, right = (filler.without_unset(each) for each in (tokens[0], tokens[2]))
+        left, right = (expander.drop_undefined(each) for each in (tokens[0], tokens[2]))
         return (None if OPEN in left + right else _compare_words(left, tokens[1], right)), tokens[
             3:
         ]
     if len(tokens) >= 2 and re.fullmatch(r"-[a-zA-Z]", tokens[0]):
-        word = filler.without_unset(tokens[1])
+        word = expander.drop_undefined(tokens[1])
         if tokens[0] in ("-z", "-n"):
             return (None if OPEN in word else (not word) == (tokens[0] == "-z")), tokens[2:]
-        return (filler.value(word) is not None if tokens[0] == "-v" else None), tokens[2:]
-    word = filler.without_unset(tokens[0])
+        return (expander.value(word) is not None if tokens[0] == "-v" else None), tokens[2:]
+    word = expander.drop_undefined(tokens[0])
     return (None if OPEN in word else bool(word)), tokens[1:]
 
 

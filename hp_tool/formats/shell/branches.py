@@ -27,16 +27,16 @@ def run_branch(
     """
     if not undecided:
         return taken()
-    variants = [_run_undone(shell, branch) for branch in others]
+    variants = [_variables_after(shell, branch) for branch in others]
     done = taken()
-    variables = shell.filler.variables
+    variables = shell.expander.variables
     for name in {name for variant in variants for name in variant}:
         values = [variables.get(name), *(variant[name] for variant in variants if name in variant)]
         words = {
             value.text for value in values if isinstance(value, Word) and _is_one_word(value.text)
         }
         if len(words) > 1:
-            variables[name] = Word(shell.filler.mark(f"${name} (by {undecided[:80]})"))
+            variables[name] = Word(shell.expander.add_placeholder(f"${name} (by {undecided[:80]})"))
     return done
 
 
@@ -49,14 +49,14 @@ def _is_one_word(text: str) -> bool:
     )
 
 
-def _run_undone(shell: Statements, branch: Branch) -> dict[str, Value]:
+def _variables_after(shell: Statements, branch: Branch) -> dict[str, Value]:
     """Return the variables after a branch, and undo its effects; none if the script would end in
     it.
     """
     from hp_tool.formats.shell.statements import LeaveError
 
-    filler, ends = shell.filler, shell.ends
-    kept = dict(filler.variables), list(filler.arguments), filler.first_line, filler.depth
+    expander, ends = shell.expander, shell.ends
+    kept = dict(expander.variables), list(expander.arguments), expander.first_line, expander.depth
     own = (
         dict(shell.files),
         dict(shell.functions),
@@ -68,10 +68,10 @@ def _run_undone(shell: Statements, branch: Branch) -> dict[str, Value]:
     commands, notes = len(shell.commands), len(shell.notes)
     try:
         branch()
-        left = dict(filler.variables) if shell.ends == ends else {}
+        left = dict(expander.variables) if shell.ends == ends else {}
     except LeaveError:
         left = {}
-    filler.variables, filler.arguments, filler.first_line, filler.depth = kept
+    expander.variables, expander.arguments, expander.first_line, expander.depth = kept
     (
         shell.files,
         shell.functions,

@@ -67,16 +67,20 @@ def read_script(
     runner = _Runner(files=dict(files or {}))
     last = max((number for number in range(1, 100) if str(number) in environment), default=0)
     for name in map(str, range(1, last + 1)):
-        runner.filler.arguments.append(
-            Word(environment[name] if name in environment else runner.filler.mark(f"${{{name}}}"))
+        runner.expander.arguments.append(
+            Word(
+                environment[name]
+                if name in environment
+                else runner.expander.add_placeholder(f"${{{name}}}")
+            )
         )
     header = _sbatch_options(text)
     if "gpus-per-node" not in header and "gres" in header:
         header["gpus-per-node"] = header["gres"]
     for name, option in _SLURM.items():
         if (value := header.get(option, "").rsplit(":", 1)[-1]).isdecimal():
-            runner.filler.variables[name] = Word(value)
-    runner.filler.variables |= {
+            runner.expander.variables[name] = Word(value)
+    runner.expander.variables |= {
         name: Word(value) for name, value in environment.items() if not name.isdecimal()
     }
     runner.run(text, first_line=0)
@@ -123,27 +127,27 @@ class _Runner(Statements):
         for child in node.children:
             if child.type == "variable_assignment":
                 name = source_text(child.children[0])
-                own[name] = self.filler.variables.get(name)
+                own[name] = self.expander.variables.get(name)
                 self.statement(child)
             elif child.type == "command_name":
-                words += self.filler.words(child.children[0])
+                words += self.expander.words(child.children[0])
             elif child.type == "herestring_redirect":
-                self.stdin = self.filler.text(child.children[-1]).text
+                self.stdin = self.expander.text(child.children[-1]).text
             elif not child.is_named:
                 continue
             elif child.type != "comment" and not child.type.endswith("redirect"):
-                words += self.filler.words(child)
+                words += self.expander.words(child)
         self.assigned = tuple(own)
-        done = self._called(words, node) if words else True
+        done = self._run_command(words, node) if words else True
         self.stdin, self.assigned = None, ()
         if words:
             for name, old in own.items():
-                self.filler.variables.pop(name, None)
+                self.expander.variables.pop(name, None)
                 if old is not None:
-                    self.filler.variables[name] = old
+                    self.expander.variables[name] = old
         return done
 
-    def _called(self, words: list[Word], node: Node) -> bool:
+    def _run_command(self, words: list[Word], node: Node) -> bool:
         name, rest = words[0].text, words[1:]
         builtin: Callable[[list[Word], Node], bool] | None = getattr(
             self, f"_do_{_BUILTIN.get(name, '')}", None
@@ -178,13 +182,13 @@ class _Runner(Statements):
                 )
                 return True
         if len(self.commands) < MAX_COMMANDS:
-            shown = tuple(self.filler.shown(word) for word in (*self.prefix, *words))
+            shown = tuple(self.expander.restore_sources(word) for word in (*self.prefix, *words))
             environment = {
-                name: self.filler.shown(scalar_value(self.filler.variables[name]))
+                name: self.expander.restore_sources(scalar_value(self.expander.variables[name]))
                 for name in (*sorted(self.exported), *self.assigned)
-                if name in self.filler.variables
+                if name in self.expander.variables
             }
-            self.commands.append(Command(shown, self.filler.line(node), environment=environment))
+            self.commands.append(Command(shown, self.expander.line(node), environment=environment))
         return True
 
     def _shell(self, after: list[Word], *, before: list[Word], node: Node) -> bool:
@@ -223,16 +227,16 @@ class _Runner(Statements):
                 "the script's functions and scripts call each other too deeply to follow",
                 code="syntax",
             )
-        outer, self.filler.arguments = self.filler.arguments, arguments
+        outer, self.expander.arguments = self.expander.arguments, arguments
         self.locals_.append({})
         done = True
         with contextlib.suppress(ReturnError):
             done = self.statement(self.functions[name])
         for local, old in self.locals_.pop().items():
-            self.filler.variables.pop(local, None)
+            self.expander.variables.pop(local, None)
             if old is not None:
-                self.filler.variables[local] = old
-        self.filler.arguments = outer
+                self.expander.variables[local] = old
+        self.expander.arguments = outer
         self.nesting -= 1
         return done
 
@@ -243,8 +247,8 @@ class _Runner(Statements):
         return False
 
     def _do_test(self, words: list[Word], node: Node) -> bool:
-        return self._known(
-            node, evaluate_test(self.filler, [word.text for word in words if word.text != "]"])
+        return self._record_truth(
+            node, evaluate_test(self.expander, [word.text for word in words if word.text != "]"])
         )
 
     def _do_break(self, words: list[Word], node: Node) -> bool:
@@ -263,18 +267,18 @@ class _Runner(Statements):
         return True
 
     def _do_let(self, words: list[Word], node: Node) -> bool:
-        raise self.filler.not_followed(node, "let")
+        raise self.expander.unsupported_error(node, "let")
 
     def _do_set(self, words: list[Word], node: Node) -> bool:
         texts = [word.text for word in words]
         if "--" in texts:
-            self.filler.arguments = words[texts.index("--") + 1 :]
+            self.expander.arguments = words[texts.index("--") + 1 :]
         return True
 
     def _do_shift(self, words: list[Word], node: Node) -> bool:
         count = int(words[0].text[:9]) if words and words[0].text.isdecimal() else 1
-        had = len(self.filler.arguments) >= count
-        self.filler.arguments = self.filler.arguments[count:]
+        had = len(self.expander.arguments) >= count
+        self.expander.arguments = self.expander.arguments[count:]
         return had
 
     def _do_printf(self, words: list[Word], node: Node) -> bool:
@@ -284,13 +288,13 @@ class _Runner(Statements):
             text = (
                 re.sub(r"%[sd]", lambda match: next(values, ""), form.text)
                 if plain
-                else self.filler.mark(source_text(node))
+                else self.expander.add_placeholder(source_text(node))
             )
-            self.filler.variables[words[1].text] = form._replace(text=text)
+            self.expander.variables[words[1].text] = form._replace(text=text)
         return True
 
     def _do_eval(self, words: list[Word], node: Node) -> bool:
-        self.run(" ".join(word.text for word in words), first_line=self.filler.line(node) - 1)
+        self.run(" ".join(word.text for word in words), first_line=self.expander.line(node) - 1)
         return True
 
     def _do_source(self, words: list[Word], node: Node) -> bool:
@@ -319,12 +323,14 @@ class _Runner(Statements):
             self.note(node, "its input is only known at run time")
         for name in filter(re.compile(r"[A-Za-z_]\w*").fullmatch, names):
             if stdin is None:
-                self.filler.variables[name] = Word(self.filler.mark(f"$({source_text(node)})"))
+                self.expander.variables[name] = Word(
+                    self.expander.add_placeholder(f"$({source_text(node)})")
+                )
         if stdin is None or not names:
             return False
-        whole, line = "0" in options, self.filler.line(node)
+        whole, line = "0" in options, self.expander.line(node)
         text = stdin.strip() if whole else stdin.split("\n", 1)[0]
-        separators = scalar_value(self.filler.variables.get("IFS") or Word(" ")).text.strip()
+        separators = scalar_value(self.expander.variables.get("IFS") or Word(" ")).text.strip()
         between = f"[{re.escape(separators)}]" if separators else r"\s+"
         alone = "a" not in options and len(names) == 1
         parts = (
@@ -334,9 +340,9 @@ class _Runner(Statements):
         )
         words_read = [Word(part, line) for part in parts]
         if "a" in options:
-            self.filler.variables[names[-1]] = list(words_read)
+            self.expander.variables[names[-1]] = list(words_read)
         else:
-            self.filler.variables |= dict(
+            self.expander.variables |= dict(
                 zip(names, [*words_read, *[Word("")] * len(names)], strict=False)
             )
         return not whole

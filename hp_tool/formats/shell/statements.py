@@ -75,7 +75,7 @@ class ReturnError(LeaveError):
 @dataclass
 class Statements:
     files: dict[str, str]
-    filler: WordExpander = field(default_factory=WordExpander)
+    expander: WordExpander = field(default_factory=WordExpander)
     functions: dict[str, Node] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
@@ -107,18 +107,18 @@ class Statements:
                 f"the command has {len(text):,} characters; the maximum is {MAX_CHARACTERS:,}",
                 code="too_large",
             )
-        self.filler.step(text)
-        before, self.filler.first_line = self.filler.first_line, first_line
+        self.expander.step(text)
+        before, self.expander.first_line = self.expander.first_line, first_line
         clean = text if self.nesting > 1 else text.replace(OPEN, "?").replace(CLOSE, "?")
         with contextlib.suppress(LeaveError):
             self.statements(parse_script(clean.replace("\r\n", "\n")).children)
-        self.filler.first_line = before
+        self.expander.first_line = before
         self.nesting -= 1
 
     def note(self, node: Node, reason: str) -> None:
         if len(self.notes) < MAX_COMMANDS:
-            text = self.filler.shown(Word(" ".join(source_text(node).split()))).text
-            self.notes.append(Note(text[:200], reason, self.filler.line(node)))
+            text = self.expander.restore_sources(Word(" ".join(source_text(node).split()))).text
+            self.notes.append(Note(text[:200], reason, self.expander.line(node)))
 
     def statements(self, nodes: list[Node]) -> bool:
         """Interpret statements in order; return whether the last one succeeds."""
@@ -130,15 +130,15 @@ class Statements:
 
     def statement(self, node: Node) -> bool:
         """Interpret one statement; return whether it succeeds. Commands count as successful."""
-        self.filler.step()
-        self.filler.depth += 1
-        if self.filler.depth > MAX_DEPTH:
-            raise InputError(f"line {self.filler.line(node)} is nested too deeply", code="syntax")
+        self.expander.step()
+        self.expander.depth += 1
+        if self.expander.depth > MAX_DEPTH:
+            raise InputError(f"line {self.expander.line(node)} is nested too deeply", code="syntax")
         method: Callable[[Node], bool] = getattr(self, f"_{node.type}", self._children)
         try:
             return method(node)
         finally:
-            self.filler.depth -= 1
+            self.expander.depth -= 1
 
     def _children(self, node: Node) -> bool:
         return self.statements(node.children)
@@ -146,16 +146,16 @@ class Statements:
     def _compound_statement(self, node: Node) -> bool:
         if node.children[0].type != "((":
             return self.statements(node.children)
-        number = next((self.filler.calculated(child) for child in node.children[1:-1]), 0)
-        return self._known(node, None if number is None else number != 0)
+        number = next((self.expander.evaluate(child) for child in node.children[1:-1]), 0)
+        return self._record_truth(node, None if number is None else number != 0)
 
-    def _known(self, node: Node, truth: bool | None) -> bool:
+    def _record_truth(self, node: Node, truth: bool | None) -> bool:
         if truth is None:
             self.note(node, "only known at run time; assumed to be false")
             self.undecided = " ".join(source_text(node).split())
         return bool(truth)
 
-    def _decided(self, nodes: list[Node]) -> tuple[bool, str]:
+    def _evaluate_condition(self, nodes: list[Node]) -> tuple[bool, str]:
         """Return the truth of a condition, and the part that is known only at run time.
 
         The latter is empty if the condition is true regardless.
@@ -166,14 +166,14 @@ class Statements:
         return truth, undecided
 
     def _subshell(self, node: Node) -> bool:
-        kept = dict(self.filler.variables)
+        kept = dict(self.expander.variables)
         done = self.statements(node.children)
-        self.filler.variables = kept
+        self.expander.variables = kept
         return done
 
     def _list(self, node: Node) -> bool:
         left, sign, right = node.children[0], node.children[1].type, node.children[2]
-        done, undecided = self._decided([left])
+        done, undecided = self._evaluate_condition([left])
         ways: list[Branch] = [lambda: self.statement(right), lambda: done]
         taken = 0 if done == (sign == "&&") else 1
         done = run_branch(self, ways[taken], others=[ways[1 - taken]], undecided=undecided)
@@ -183,14 +183,14 @@ class Statements:
     def _negated_command(self, node: Node) -> bool:
         inner = node.children[-1]
         if inner.type == "test_command":
-            truth = evaluate_test(self.filler, self._tokens(inner))
-            return self._known(node, None if truth is None else not truth)
+            truth = evaluate_test(self.expander, self._tokens(inner))
+            return self._record_truth(node, None if truth is None else not truth)
         return not self.statement(inner)
 
     def _test_command(self, node: Node) -> bool:
         if node.children[0].type == "((":
             return self._compound_statement(node)
-        return self._known(node, evaluate_test(self.filler, self._tokens(node)))
+        return self._record_truth(node, evaluate_test(self.expander, self._tokens(node)))
 
     def _tokens(self, node: Node, *, depth: int = 0) -> list[str]:
         """Return operands and operators of a test in the order they are written.
@@ -199,7 +199,7 @@ class Statements:
             InputError: It is nested too deeply.
         """
         if depth > MAX_DEPTH:
-            raise InputError(f"line {self.filler.line(node)} is nested too deeply", code="syntax")
+            raise InputError(f"line {self.expander.line(node)} is nested too deeply", code="syntax")
         tokens: list[str] = []
         for child in node.children:
             if child.type in ("binary_expression", "unary_expression", "parenthesized_expression"):
@@ -209,7 +209,7 @@ class Statements:
             elif not child.is_named or child.type == "test_operator":
                 tokens.append(source_text(child))
             else:
-                tokens.append(self.filler.text(child).text)
+                tokens.append(self.expander.text(child).text)
         return tokens
 
     def _if_statement(self, node: Node) -> bool:
@@ -230,14 +230,14 @@ class Statements:
         if then is None:
             return self.statements(first)
         condition, body = first[:then], first[then + 1 :]
-        truth, undecided = self._decided(condition)
+        truth, undecided = self._evaluate_condition(condition)
         if truth:
             return self.statements(body)
         others: list[Branch] = [lambda: self.statements(body)]
         return run_branch(self, lambda: self._clauses(rest), others=others, undecided=undecided)
 
     def _case_statement(self, node: Node) -> bool:
-        subject = self.filler.without_unset(self.filler.text(node.children[1]).text)
+        subject = self.expander.drop_undefined(self.expander.text(node.children[1]).text)
         passed: list[list[Node]] = []
         for item in node.children:
             if item.type != "case_item":
@@ -254,31 +254,35 @@ class Statements:
                     self.note(
                         node.children[1], "only known at run time; assumed to be the last case"
                     )
-                return self._case(body, passed, node, subject)
+                return self._run_case(body, passed, node, subject)
             passed.append(body)
-        return self._case([], passed, node, subject)
+        return self._run_case([], passed, node, subject)
 
-    def _case(self, body: list[Node], passed: list[list[Node]], node: Node, subject: str) -> bool:
+    def _run_case(
+        self, body: list[Node], passed: list[list[Node]], node: Node, subject: str
+    ) -> bool:
         """Interpret the selected case; with an unknown subject any earlier one could match."""
         others: list[Branch] = [functools.partial(self.statements, setting) for setting in passed]
         undecided = f"case {source_text(node.children[1])}" if OPEN in subject else ""
         return run_branch(self, lambda: self.statements(body), others=others, undecided=undecided)
 
     def _pattern(self, node: Node) -> str:
-        return source_text(node) if node.type == "extglob_pattern" else self.filler.text(node).text
+        return (
+            source_text(node) if node.type == "extglob_pattern" else self.expander.text(node).text
+        )
 
     def _for_statement(self, node: Node) -> bool:
         name, body = source_text(node.children[1]), node.children[-1]
         listed = [
             child for child in node.children[3:-1] if child.is_named and child.type != "comment"
         ]
-        words = [word for child in listed for word in self.filler.words(child)]
+        words = [word for child in listed for word in self.expander.words(child)]
         if node.children[2].type != "in":
-            words = list(self.filler.arguments)
-        return self._loop((self._set(name, word) for word in words), body)
+            words = list(self.expander.arguments)
+        return self._loop((self._assign(name, word) for word in words), body)
 
-    def _set(self, name: str, value: Value) -> bool:
-        self.filler.variables[name] = value
+    def _assign(self, name: str, value: Value) -> bool:
+        self.expander.variables[name] = value
         return True
 
     def _loop(self, rounds: Iterable[bool], body: Node) -> bool:
@@ -286,12 +290,12 @@ class Statements:
             for go in rounds:
                 if not go:
                     break
-                self.filler.step()
+                self.expander.step()
                 self.statement(body)
         return True
 
     def _c_style_for_statement(self, node: Node) -> bool:
-        raise self.filler.not_followed(node, "for ((...))")
+        raise self.expander.unsupported_error(node, "for ((...))")
 
     def _while_statement(self, node: Node) -> bool:
         until, conditions = node.children[0].type == "until", node.children[1:-1]
@@ -314,9 +318,9 @@ class Statements:
             node.children[2] if len(node.children) > 2 else None,
         )
         name = source_text(target.children[0] if target.type == "subscript" else target)
-        old = self.filler.variables.get(name)
+        old = self.expander.variables.get(name)
         if old is None and value is not None:
-            self.filler.variables[name] = Word("")  # A="$A --more" starts with nothing.
+            self.expander.variables[name] = Word("")  # A="$A --more" starts with nothing.
         made: Value
         if value is not None and value.type == "array":
             made = self._array(value, old if isinstance(old, dict) else None)
@@ -326,9 +330,11 @@ class Statements:
                     *made,
                 ]
         else:
-            made = Word("", self.filler.line(node)) if value is None else self.filler.text(value)
+            made = (
+                Word("", self.expander.line(node)) if value is None else self.expander.text(value)
+            )
             if target.type == "subscript":
-                return self._set(name, self._element(target, made, old))
+                return self._assign(name, self._element(target, made, old))
             if sign == "+=" and old is not None:
                 kept = scalar_value(old)
                 made = Word(
@@ -336,14 +342,14 @@ class Statements:
                 )
                 if isinstance(old, list):
                     made = [made, *old[1:]]
-        return self._set(name, made)
+        return self._assign(name, made)
 
     def _array(self, node: Node, keys: dict[str, Word] | None) -> Value:
         elements = [
             child for child in node.children[1:-1] if child.is_named and child.type != "comment"
         ]
         pairs = [
-            re.fullmatch(r"\[([^\]]*)\]=(.*)", self.filler.text(child).text, re.DOTALL)
+            re.fullmatch(r"\[([^\]]*)\]=(.*)", self.expander.text(child).text, re.DOTALL)
             for child in elements
         ]
         if (
@@ -352,18 +358,18 @@ class Statements:
             and (keys is not None or all(source_text(child).startswith("[") for child in elements))
         ):
             made = {
-                m[1]: Word(m[2], self.filler.line(c))
+                m[1]: Word(m[2], self.expander.line(c))
                 for m, c in zip(pairs, elements, strict=True)
                 if m
             }
             return (keys or {}) | made
-        return [word for child in elements for word in self.filler.words(child)]
+        return [word for child in elements for word in self.expander.words(child)]
 
     def _element(self, target: Node, made: Word, old: Value | None) -> Value:
         index = target.children[2]
-        number = None if isinstance(old, dict) else self.filler.calculated(index)
+        number = None if isinstance(old, dict) else self.expander.evaluate(index)
         if number is None or not 0 <= number < 10_000:
-            return (old if isinstance(old, dict) else {}) | {self.filler.text(index).text: made}
+            return (old if isinstance(old, dict) else {}) | {self.expander.text(index).text: made}
         values = list(old) if isinstance(old, list) else [old] if isinstance(old, Word) else []
         values += [Word("")] * (number + 1 - len(values))
         values[number] = made
@@ -384,26 +390,26 @@ class Statements:
             if node.children[0].type == "export":
                 self.exported.add(name)
             if local and self.locals_ and name not in self.locals_[-1]:
-                self.locals_[-1][name] = self.filler.variables.get(name)
-            if keyed and not isinstance(self.filler.variables.get(name), dict):
-                self.filler.variables[name] = {}
+                self.locals_[-1][name] = self.expander.variables.get(name)
+            if keyed and not isinstance(self.expander.variables.get(name), dict):
+                self.expander.variables[name] = {}
             if child.type == "variable_assignment":
                 self.statement(child)
                 if (
                     refers
                     and (
-                        target := self.filler.variables.get(
-                            scalar_value(self.filler.variables[name]).text
+                        target := self.expander.variables.get(
+                            scalar_value(self.expander.variables[name]).text
                         )
                     )
                     is not None
                 ):
-                    self.filler.variables[name] = target  # With its current value.
+                    self.expander.variables[name] = target  # With its current value.
         return True
 
     def _unset_command(self, node: Node) -> bool:
         for child in node.children[1:]:
-            self.filler.variables.pop(source_text(child), None)
+            self.expander.variables.pop(source_text(child), None)
         return True
 
     def _redirected_statement(self, node: Node) -> bool:
@@ -418,11 +424,11 @@ class Statements:
                     target,
                 )
             elif child.type == "herestring_redirect":
-                stdin = self.filler.text(child.children[-1]).text
+                stdin = self.expander.text(child.children[-1]).text
         inner = node.children[0]
         self.stdin = stdin if inner.type == "command" else None
         if inner.type == "while_statement" and stdin is not None:
-            raise self.filler.not_followed(node, "a loop over the lines of a text")
+            raise self.expander.unsupported_error(node, "a loop over the lines of a text")
         before = len(self.commands)
         done = (
             self.statement(inner)
@@ -433,11 +439,11 @@ class Statements:
             command = self.commands.pop()
             names = [PurePosixPath(word.text).name for word in command.words]
             if names[:1] == ["cat"] and target:
-                self.files[target] = self.filler.shown(Word(stdin)).text
+                self.files[target] = self.expander.restore_sources(Word(stdin)).text
             elif names[-1] in SHELLS or names[0] == "sbatch":
                 self._nested(stdin, command.words, line=command.line)
             else:
-                text = self.filler.shown(Word(stdin)).text
+                text = self.expander.restore_sources(Word(stdin)).text
                 self.commands.append(replace(command, stdin=text))
         for child in node.children:
             if child.type == "heredoc_redirect":
@@ -447,7 +453,7 @@ class Statements:
     def _file(self, node: Node) -> str | None:
         signs = [child.type for child in node.children if not child.is_named]
         return (
-            self.filler.shown(self.filler.text(node.children[-1])).text
+            self.expander.restore_sources(self.expander.text(node.children[-1])).text
             if signs and signs[0] in (">", ">>", ">|")
             else None
         )
@@ -466,7 +472,7 @@ class Statements:
                 else (0, 0)
             )
             inside = "".join(
-                piece.text or " " for piece in self.filler._with_gaps(body, parts, quoted=True)
+                piece.text or " " for piece in self.expander._with_gaps(body, parts, quoted=True)
             )
             text = (
                 whole[:head].decode(errors="replace")
@@ -482,6 +488,6 @@ class Statements:
         it.
         """
         kept, self.prefix = self.prefix, (*self.prefix, *prefix)
-        outer, self.filler.arguments = self.filler.arguments, arguments or []
+        outer, self.expander.arguments = self.expander.arguments, arguments or []
         self.run(text, first_line=line)
-        self.prefix, self.filler.arguments = kept, outer
+        self.prefix, self.expander.arguments = kept, outer

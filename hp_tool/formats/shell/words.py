@@ -104,11 +104,11 @@ class WordExpander:
 
     variables: dict[str, Value] = field(default_factory=dict)
     arguments: list[Word] = field(default_factory=list)
-    marks: list[str] = field(default_factory=list)
+    placeholder_sources: list[str] = field(default_factory=list)
     """Source of every unknown part, by the number in its mark."""
     first_line: int = 0
     steps: int = 0
-    made: int = 0
+    num_characters: int = 0
     depth: int = 0
 
     def step(self, text: str = "") -> None:
@@ -118,8 +118,8 @@ class WordExpander:
             InputError: A limit is exceeded.
         """
         self.steps += 1
-        self.made += len(text)
-        if self.steps > MAX_STEPS or self.made > MAX_CHARACTERS:
+        self.num_characters += len(text)
+        if self.steps > MAX_STEPS or self.num_characters > MAX_CHARACTERS:
             raise InputError(
                 "the script is too long to interpret (too many steps or too much text)",
                 code="too_large",
@@ -128,7 +128,7 @@ class WordExpander:
     def line(self, node: Node) -> int:
         return self.first_line + int(node.start_point[0]) + 1
 
-    def not_followed(self, node: Node, construct: str) -> InputError:
+    def unsupported_error(self, node: Node, construct: str) -> InputError:
         """Return the error for an unsupported construct, with its line."""
         source = " ".join(source_text(node).split())[:80]
         return InputError(
@@ -137,23 +137,31 @@ class WordExpander:
             code="syntax",
         )
 
-    def mark(self, source: str) -> str:
+    def add_placeholder(self, source: str) -> str:
         """Return a placeholder for a part of a word whose value is unknown."""
-        self.marks.append(_MARK_PATTERN.sub(lambda match: self.marks[int(match[1])], source)[:200])
-        return f"{OPEN}{len(self.marks) - 1}{CLOSE}"
+        self.placeholder_sources.append(
+            _MARK_PATTERN.sub(lambda match: self.placeholder_sources[int(match[1])], source)[:200]
+        )
+        return f"{OPEN}{len(self.placeholder_sources) - 1}{CLOSE}"
 
-    def without_unset(self, text: str) -> str:
+    def drop_undefined(self, text: str) -> str:
         """Return text of a condition in which undefined variables are empty; other marks remain."""
         return _MARK_PATTERN.sub(
-            lambda match: "" if _PLAIN_REFERENCE.fullmatch(self.marks[int(match[1])]) else match[0],
+            lambda match: (
+                ""
+                if _PLAIN_REFERENCE.fullmatch(self.placeholder_sources[int(match[1])])
+                else match[0]
+            ),
             text,
         )
 
-    def shown(self, word: Word) -> Word:
+    def restore_sources(self, word: Word) -> Word:
         """Return the word with every mark as written, and the list of marks."""
-        unknown = tuple(self.marks[int(number)] for number in _MARK_PATTERN.findall(word.text))
+        unknown = tuple(
+            self.placeholder_sources[int(number)] for number in _MARK_PATTERN.findall(word.text)
+        )
         return Word(
-            _MARK_PATTERN.sub(lambda match: self.marks[int(match[1])], word.text),
+            _MARK_PATTERN.sub(lambda match: self.placeholder_sources[int(match[1])], word.text),
             word.line,
             unknown,
         )
@@ -202,11 +210,11 @@ class WordExpander:
         elif kind in ("string", "translated_string"):
             yield from self._string(node)
         elif kind == "simple_expansion":
-            yield from self._value(node.children[-1], quoted=quoted, line=line)
+            yield from self._variable_pieces(node.children[-1], quoted=quoted, line=line)
         elif kind == "expansion":
             yield from self._expansion(node, quoted=quoted)
         elif kind == "arithmetic_expansion":
-            yield Piece(self.sum_text(node), True, line)
+            yield Piece(self.arithmetic_text(node), True, line)
         elif source.startswith("$((") and source.endswith(
             "))"
         ):  # In a heredoc, the grammar parses arithmetic as a command.
@@ -214,9 +222,11 @@ class WordExpander:
                 child for each in parse_script(f"x={source}").children for child in each.children
             ]
             sums = [child for child in inner if child.type == "arithmetic_expansion"]
-            yield Piece(self.sum_text(sums[0]) if sums else self.mark(source), True, line)
+            yield Piece(
+                self.arithmetic_text(sums[0]) if sums else self.add_placeholder(source), True, line
+            )
         elif kind in ("command_substitution", "process_substitution"):
-            yield Piece(self._expr(node) or self.mark(source.strip()), True, line)
+            yield Piece(self._expr(node) or self.add_placeholder(source.strip()), True, line)
         elif kind == "brace_expression":
             ends = [int(text) for text in re.findall(r"-?\d+", source)[:2]]
             step = 1 if ends[-1] >= ends[0] else -1
@@ -308,11 +318,11 @@ class WordExpander:
             return self.arguments[int(name) - 1]
         return self.variables.get(name)
 
-    def _value(self, name: Node, *, quoted: bool, line: int) -> Iterator[Piece]:
+    def _variable_pieces(self, name: Node, *, quoted: bool, line: int) -> Iterator[Piece]:
         text = source_text(name)
         value = self.value(text)
         if value is None:
-            yield Piece(self.mark(f"${text}"), True, line)
+            yield Piece(self.add_placeholder(f"${text}"), True, line)
         elif text in ("@", "*"):
             yield from array_pieces(value, quoted=quoted, joined=text == "*")
         else:
@@ -330,7 +340,7 @@ class WordExpander:
         if not children:
             return
         target, rest = children[0], children[1:]
-        value, listed = self._target(target)
+        value, listed = self._resolve_reference(target)
         if prefix == "!" and value is not None:
             keys = (
                 value
@@ -352,7 +362,11 @@ class WordExpander:
                 if value is None
                 else len(scalar_value(value).text)
             )
-            yield Piece(self.mark(source_text(node)) if length is None else str(length), True, line)
+            yield Piece(
+                self.add_placeholder(source_text(node)) if length is None else str(length),
+                True,
+                line,
+            )
             return
         operator = rest[0].type if rest else ""
         operands = rest[1:]
@@ -361,9 +375,9 @@ class WordExpander:
         )
         if operator in (":-", "-", ":=", "=", ":?", "?"):
             if value is not None and (not empty or not operator.startswith(":")):
-                yield from self._given(value, listed, target, quoted=quoted)
+                yield from self._value_pieces(value, listed, target, quoted=quoted)
             elif operator in (":?", "?"):
-                yield Piece(self.mark(source_text(node)), True, line)
+                yield Piece(self.add_placeholder(source_text(node)), True, line)
             else:
                 pieces = list(self._with_gaps(node, operands, quoted=quoted))
                 if operator.endswith("="):
@@ -375,9 +389,9 @@ class WordExpander:
             if value is not None and (not empty or operator == "+"):
                 yield from self._with_gaps(node, operands, quoted=quoted)
         elif value is None:
-            yield Piece(self.mark(source_text(node)), True, line)
+            yield Piece(self.add_placeholder(source_text(node)), True, line)
         elif not operator:
-            yield from self._given(value, listed, target, quoted=quoted)
+            yield from self._value_pieces(value, listed, target, quoted=quoted)
         elif operator == ":" and listed and isinstance(value, list):
             whole = (
                 [Word(""), *value] if source_text(target) in ("@", "*") else value
@@ -388,10 +402,14 @@ class WordExpander:
             pattern = "".join(
                 scalar_value(list(self.words(operand)) or Word("")).text for operand in operands[:1]
             )
-            changed = self._changed(scalar_value(value).text, operator, pattern, operands)
-            yield Piece(self.mark(source_text(node)) if changed is None else changed, quoted, line)
+            changed = self._transform_value(scalar_value(value).text, operator, pattern, operands)
+            yield Piece(
+                self.add_placeholder(source_text(node)) if changed is None else changed,
+                quoted,
+                line,
+            )
 
-    def _target(self, node: Node) -> tuple[Value | None, bool]:
+    def _resolve_reference(self, node: Node) -> tuple[Value | None, bool]:
         """Return the value of a name or NAME[index], and whether it is all of an array."""
         if node.type != "subscript":
             name = source_text(node)
@@ -403,11 +421,13 @@ class WordExpander:
         if isinstance(value, dict):
             return value.get(scalar_value(self.words(index) or Word("")).text), False
         values = value if isinstance(value, list) else [value]
-        number = self.calculated(index)
+        number = self.evaluate(index)
         inside = number is not None and -len(values) <= number < len(values)
         return (values[number] if inside and number is not None else None), False
 
-    def _given(self, value: Value, listed: bool, target: Node, *, quoted: bool) -> Iterator[Piece]:
+    def _value_pieces(
+        self, value: Value, listed: bool, target: Node, *, quoted: bool
+    ) -> Iterator[Piece]:
         if listed:
             yield from array_pieces(
                 value, quoted=quoted, joined=source_text(target).endswith(("*", "*]"))
@@ -417,13 +437,15 @@ class WordExpander:
             yield Piece(one.text, quoted, one.line)
 
     def _slice(self, operands: list[Node], *, of: int) -> tuple[int, int]:
-        numbers = [self.calculated(operand) for operand in operands if operand.type != ":"]
+        numbers = [self.evaluate(operand) for operand in operands if operand.type != ":"]
         start = numbers[0] if numbers and numbers[0] is not None else 0
         start = max(start + of, 0) if start < 0 else min(start, of)
         count = numbers[1] if len(numbers) > 1 and numbers[1] is not None else of
         return start, max(count, 0) if count >= 0 else max(of + count - start, 0)
 
-    def _changed(self, text: str, operator: str, pattern: str, operands: list[Node]) -> str | None:
+    def _transform_value(
+        self, text: str, operator: str, pattern: str, operands: list[Node]
+    ) -> str | None:
         """Return ${X%pattern}, ${X#pattern}, ${X:start:count} or ${X,,}.
 
         None for other operators and unknown parts.
@@ -444,16 +466,16 @@ class WordExpander:
             return text[start : start + count]
         return text.lower() if operator == ",," else None
 
-    def sum_text(self, node: Node) -> str:
+    def arithmetic_text(self, node: Node) -> str:
         """Return the value of $((an expression)), or its mark."""
-        number = next((self.calculated(child) for child in node.children[1:-1]), 0)
-        return self.mark(source_text(node)) if number is None else str(number)
+        number = next((self.evaluate(child) for child in node.children[1:-1]), 0)
+        return self.add_placeholder(source_text(node)) if number is None else str(number)
 
-    def calculated(self, node: Node) -> int | None:
+    def evaluate(self, node: Node) -> int | None:
         """Return the value of an expression; None if it contains unknown parts."""
         self.step()
         if sets_variable(node):
-            raise self.not_followed(node, "a sum that sets a variable")
+            raise self.unsupported_error(node, "a sum that sets a variable")
         try:
             return evaluate_arithmetic(self, node)
         except SumError:
