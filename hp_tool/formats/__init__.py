@@ -1,4 +1,6 @@
-"""Read and write other tools' configurations; the only package that knows their names.
+"""Read and write the configurations of other tools; only this package knows those tools' names.
+
+`tools` has one module or package for each tool.
 
 `tools` has one module or package per tool.
 """

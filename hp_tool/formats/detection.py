@@ -1,5 +1,5 @@
-"""Detect the format of a text from the signs of registered formats, and of known tools that are not
-read.
+"""Detect the format of a text from the signs of supported formats and of known unsupported
+tools.
 """
 
 import re
@@ -20,7 +20,7 @@ from hp_tool.formats.signs import (
 from hp_tool.formats.source import parse_keys, parse_mapping
 
 _KEY_FILE_SUFFIXES = (".json", ".yaml", ".yml", ".toml")
-"""Suffixes of files of keys, which are not scripts."""
+"""Suffixes of configuration files, as opposed to scripts."""
 
 
 def _is_olmo(evidence: Evidence) -> bool:
@@ -166,19 +166,19 @@ _UNSUPPORTED_TOOLS = (
         refused="a program in Python (import its launch script or configuration)",
     ),
 )
-"""Signs of formats that are neither read nor written."""
+"""Signs of formats that can be neither imported nor exported."""
 
 
 _PROGRAM_PATTERN = re.compile(
     r"(?m)^(?![ \t]*#)[^\n]*?\b(?:python3?|torchrun|deepspeed|srun)\b[^\n]*?"
     r"(?:[\s/]([\w.-]+\.py)\b|\s-m\s+(?!torch\.distributed\b)([\w.]+))"
 )
-"""Programs started by lines of a script."""
+"""Matches the programs that a script starts."""
 
 
 def detect_format(text: str, *, files: Mapping[str, str] | None = None) -> str:
-    """Return the name of the format of a text, if it is one that is read. For a manifest, pass the
-    command of its container.
+    """Return the name of the supported format of a text; for a manifest, pass its container's
+    command.
 
     Raises:
         UnsupportedError: The format is known but not read.
@@ -231,7 +231,7 @@ def detect_format(text: str, *, files: Mapping[str, str] | None = None) -> str:
 
 
 def _has_megatron_flags(text: str) -> bool:
-    """Return whether half or more of a text's flags are Megatron's."""
+    """Return True if at least half of the flags in a text are Megatron's."""
     flags = [hyphenated(flag) for flag in re.findall(r"(?<!\S)--([A-Za-z][\w-]*)", text)]
     known = sum(look_up(flag, table("megatron")) is not None for flag in flags)
     return 0 < len(flags) <= 2 * known
@@ -253,7 +253,9 @@ def _format_of_mapping(content: Mapping[str, Any], text: str) -> str:
 
 
 def _describe_keys(content: Mapping[str, Any]) -> str:
-    """Return, for an error, the tool to which most keys of a file belong; else its first keys."""
+    """Return, for an error message, the tool that most keys of a file belong to, or the first
+    keys.
+    """
     names = [setting.name for setting in as_settings(content)]
     shares = {
         name: sum(look_up(each, table(name)) is not None for each in names) for name in _TABLES
@@ -281,7 +283,7 @@ _TABLES = (
     "vllm",
     "sglang",
 )
-"""Tables of the tools whose files are mappings."""
+"""Names of the tables of tools whose configurations are mappings."""
 
 
 def _signs() -> Iterator[tuple[Sign, str]]:
@@ -291,7 +293,8 @@ def _signs() -> Iterator[tuple[Sign, str]]:
 
 
 def _match_signs(place: Place, evidence: Evidence) -> str:
-    """Return the format whose sign the text has; an empty text if it has none.
+    """Return the format of the matching sign with the lowest rank; an empty text if none
+    matches.
 
     Raises:
         UnsupportedError: The format is not read.

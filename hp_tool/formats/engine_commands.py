@@ -1,6 +1,4 @@
-"""Read a command that starts vLLM or SGLang: options of formats.engines, and the engines' short
-names.
-"""
+"""Read the command that starts a vLLM, SGLang or TensorRT-LLM server."""
 
 import json
 import re
@@ -58,7 +56,7 @@ _QUERY_NAMES_BY_ENGINE = {
         ),
     }
 }
-"""Options that have another name in one engine."""
+"""For each engine, its option names that differ from vLLM's."""
 _SIZE_FIELDS = {
     "tensor-parallel-size": "tensor_parallel_size",
     "pipeline-parallel-size": "pipeline_parallel_size",
@@ -91,7 +89,7 @@ _CACHE_PRECISIONS = {
 
 
 def command_reader(engine: str) -> Callable[[Source, Reading], None]:
-    """Return the reader of an engine's command."""
+    """Return the function that reads commands of an engine."""
 
     def follow(source: Source, reading: Reading) -> None:
         if engine == "trtllm" and source.mapping is not None:
@@ -144,13 +142,13 @@ _VARIABLE_PREFIXES = {
     "sglang": ("SGLANG_", "SGL_"),
     "trtllm": ("TRTLLM_", "TLLM_"),
 }
-"""Prefixes of environment variables that an engine reads."""
+"""Prefixes of the environment variables of each engine."""
 _TRANSFER_OPTIONS = ("kv-transfer-config", "disaggregation-")
-"""Options that send caches between pools, which disaggregated queries imply."""
+"""Options for cache transfers between pools, which a disaggregated query implies."""
 
 
 def _environment_settings(source: Source, launch: Launch, *, engine: str) -> list[Setting]:
-    """Return the variables of the container and of the script that the engine reads, as
+    """Return the environment variables of the container and the script that the engine uses, as
     settings.
     """
     begin = _VARIABLE_PREFIXES[engine]
@@ -182,7 +180,9 @@ def _environment_settings(source: Source, launch: Launch, *, engine: str) -> lis
 
 
 def _drop_transfer_options(settings: Iterable[Setting], reading: Reading) -> list[Setting]:
-    """Return the settings without those that connect the pools, which are recorded as ignored."""
+    """Return the settings without those that connect the pools, and record the dropped ones as
+    ignored.
+    """
     kept = []
     for setting in settings:
         if setting.name.startswith(_TRANSFER_OPTIONS):
@@ -201,9 +201,7 @@ and --speculative-config determine what they cost.
 
 
 def _drop_harmless_overrides(settings: Iterable[Setting], reading: Reading) -> list[Setting]:
-    """Return the settings without overrides of the model's config.json that change neither speed
-    nor memory.
-    """
+    """Return the settings without overrides of config.json that affect neither speed nor memory."""
     kept = []
     for setting in settings:
         named = setting.name in ("hf-overrides", "json-model-override-args")
@@ -216,7 +214,9 @@ def _drop_harmless_overrides(settings: Iterable[Setting], reading: Reading) -> l
 
 
 def _override_keys(text: str) -> list[str]:
-    """Return the dotted keys of a JSON mapping, at most two deep; none of another text."""
+    """Return the dotted keys of a JSON mapping, at most two levels deep; an empty list for other
+    text.
+    """
     try:
         content = json.loads(text)
     except ValueError:
@@ -228,7 +228,7 @@ def _override_keys(text: str) -> list[str]:
 
 
 def _expand_abbreviation(name: str, known: Mapping[str, Any]) -> str:
-    """Return the only option that starts with `name`, like argparse; else `name` itself."""
+    """Return the only option that starts with `name`, as argparse does; otherwise `name`."""
     if name in known or "." in name or len(name) < MIN_ABBREVIATION:
         return name
     meant = [each for each in known if each.startswith(name)]
@@ -240,8 +240,9 @@ MIN_ABBREVIATION = 6
 
 
 def _read_options_file(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of TensorRT-LLM's options file alone, which leaves model and
-    ranks to the command.
+    """Fill the reading with the query of a TensorRT-LLM options file without its command.
+
+    The command would set the model and the number of ranks.
     """
     content = source.keys(reading)
     settings = _options_from_keys(file_settings(content, text=source.text), engine="trtllm")
@@ -258,14 +259,12 @@ def _read_options_file(source: Source, reading: Reading) -> None:
 def _config_file_settings(
     words: list[Setting], script: Script, reading: Reading, *, engine: str
 ) -> list[Setting]:
-    """Return the options in the file that a server's --config names; switches have no value, or are
-    off.
-    """
+    """Return the options in the file that --config names."""
     return _options_from_keys(config_file_settings(words, script, reading), engine=engine)
 
 
 def _options_from_keys(settings: Iterable[Setting], *, engine: str) -> list[Setting]:
-    """Return the keys of a file as a command's options."""
+    """Return the keys of a file as options of a command; drop switches that are off."""
     options = []
     for setting in settings:
         argument = look_up(setting.name, table(engine))
@@ -279,8 +278,10 @@ def _options_from_keys(settings: Iterable[Setting], *, engine: str) -> list[Sett
 def read_command(
     settings: Iterable[Setting], *, engine: str, model: str | None, reading: Reading, source: Source
 ) -> None:
-    """Fill the reading with the query of a command; `model` is the positional argument of
-    `vllm serve`.
+    """Fill the reading with the query of a server command.
+
+    `model` is the positional argument of `vllm serve`. The number of GPUs is that of one
+    deployment.
 
     The GPUs are those of one deployment as started.
     """
@@ -396,7 +397,8 @@ _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
 
 
 def _read_longest(flags: Mapping[str, list[str]]) -> int | None:
-    """Return the tokens of the longest request; None for the engine's choice (`auto`, -1).
+    """Return the maximum number of tokens of a request; None if the engine chooses it (`auto`,
+    -1).
 
     Raises:
         InputError: It is no number of tokens.
@@ -414,7 +416,7 @@ def _read_longest(flags: Mapping[str, list[str]]) -> int | None:
 
 
 def _check_longest(name: str, longest: int, *, model: str, positions: int | None) -> None:
-    """Check the longest request.
+    """Check that the maximum request length does not exceed the model's positions.
 
     Raises:
         InputError: It exceeds the model's positions, so the server does not start.
@@ -432,6 +434,8 @@ def _read_speculation(
     flags: Mapping[str, list[str]], source: Source, reading: Reading
 ) -> dict[str, Any] | None:
     """Return the draft method and the number of drafted tokens.
+
+    The acceptance rate and the cost of drafts depend on the load.
 
     Their acceptance and cost are part of the load.
     """
@@ -519,8 +523,9 @@ def _redundant_experts(words: list[str]) -> int:
 
 
 def _read_precisions(flags: Mapping[str, list[str]]) -> dict[str, str]:
-    """Return the precision of weights and cache if the command sets them; quantised checkpoints
-    contain theirs.
+    """Return the precisions of weights and KV cache that the command sets.
+
+    The files of a quantised checkpoint set its own precision.
     """
 
     def known(name: str, values: Mapping[str, str]) -> str | None:

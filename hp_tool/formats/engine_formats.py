@@ -1,4 +1,4 @@
-"""The formats of engines' server commands: what vLLM, SGLang and TensorRT-LLM share."""
+"""Register the formats of vLLM, SGLang and TensorRT-LLM server commands."""
 
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +26,7 @@ def register_engine(
     write: Callable[[ServingSetup], str] | None = None,
     write_pools: Callable[[ServingSetup, ServingSetup], str] | None = None,
 ) -> None:
-    """Register the format of an engine's command.
+    """Register the format of an engine's server command.
 
     `command` is a pattern of the scripts that start it, `rank` that of the sign; `start` returns
     the command of one replica, which `write` writes with its files, if it needs any.

@@ -1,4 +1,4 @@
-"""The command that starts one replica: common parts of vLLM, SGLang and TensorRT-LLM."""
+"""Write the command that starts one replica of vLLM, SGLang or TensorRT-LLM."""
 
 import re
 import shlex
@@ -33,7 +33,8 @@ their format.
 
 
 def uses_deepep(setup: ServingSetup) -> bool:
-    """Return whether the estimate dispatches tokens with DeepEP.
+    """Return True if the estimate dispatches tokens with DeepEP: across NVLink domains and in
+    two-batch overlap.
 
     It does across NVLink domains and in two-batch overlap.
     """
@@ -46,9 +47,7 @@ def uses_deepep(setup: ServingSetup) -> bool:
 
 
 def model_argument(setup: ServingSetup) -> str:
-    """Return the positional model argument; an unknown model is a variable that the script
-    requires.
-    """
+    """Return the positional model argument; for an unknown model, a required shell variable."""
     return (
         '"$MODEL"'
         if setup.model_path is None
@@ -57,7 +56,7 @@ def model_argument(setup: ServingSetup) -> str:
 
 
 def size_above_one(size: int) -> int | None:
-    """Return a size to be written; None for 1."""
+    """Return a parallel size; None for the default of 1."""
     return size if size > 1 else None
 
 
@@ -76,7 +75,7 @@ def reject_speculation(setup: ServingSetup, *, tool: str) -> None:
 
 
 def draft_settings(setup: ServingSetup) -> tuple[str, SpeculativeSpec] | None:
-    """Return the draft method and its numbers; None without speculation.
+    """Return the draft method and its parameters; None without speculation.
 
     The method is `ngram`, `mtp` (the model's own layers), or, by the draft's name, `eagle3`,
     `eagle` or `model`.
@@ -131,7 +130,7 @@ def replica_script(
 
 
 def replica_count_words(replicas: int) -> str:
-    """Return, in words, which of several replicas a command starts."""
+    """Return a sentence part such as `one of 4 replicas`, for a script's comment."""
     return "1 replica" if replicas == 1 else f"one of {replicas} replicas"
 
 
@@ -144,7 +143,7 @@ def _model_check_lines(setup: ServingSetup) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """A process of a disaggregated deployment: its name, host, and command by lines."""
+    """One process of a disaggregated deployment: its name, host and command lines."""
 
     name: str
     meaning: str
@@ -152,7 +151,7 @@ class Role:
 
 
 def replica_role(name: str, setup: ServingSetup, command: tuple[str, Values]) -> Role:
-    """Return the role of a pool's replica, started by a program with options."""
+    """Return the process that runs a pool's replica."""
     program, options = command
     return Role(
         name=name,
@@ -169,9 +168,7 @@ def pools_script(
     roles: Sequence[Role],
     before: Sequence[str] = (),
 ) -> str:
-    """Return a shell script whose first argument selects one of `roles` to start; `before` are
-    common lines.
-    """
+    """Return a shell script that starts the role that its first argument names."""
     names = ", ".join(role.name for role in roles)
     cases = [
         line
@@ -196,15 +193,15 @@ def pools_script(
 
 
 def option_values(values: Values) -> dict[str, str]:
-    """Return the values of each option, as one text."""
+    """Return the values of each option, joined by spaces."""
     return {name: " ".join(words) for name, words in option_words(values).items()}
 
 
 def precision_options(
     setup: ServingSetup, *, engine: str, version: str, cache: Mapping[str, str]
 ) -> Values:
-    """Return options for the precision of weights and activations, and for the cache if the query
-    sets it.
+    """Return the options for the precision of weights, and for the KV cache if the query sets
+    it.
 
     `auto`, a cache in the model's own type, is vLLM's only value for 16 and 32 bits: `bfloat16` is
     for models that cache in fp8 by default (vllm/config/cache.py).
@@ -230,8 +227,7 @@ def precision_options(
 def quantization_option(
     setup: ServingSetup, *, engine: str, words: Mapping[str, str]
 ) -> str | None:
-    """Return the option, one of `words`, that quantises weights while loading; None if the
-    checkpoint is as predicted.
+    """Return the option that quantises weights while they are loaded; None if none is needed.
 
     Raises:
         UnsupportedError: The engine would serve weights of another precision than the query's.

@@ -1,6 +1,4 @@
-"""Fine-tuning with DDP or FSDP 2, in full or with LoRA: common parts of TRL, LLaMA-Factory and
-axolotl.
-"""
+"""Write fine-tuning jobs with DDP or FSDP 2 for TRL, LLaMA-Factory and axolotl."""
 
 import math
 from collections.abc import Mapping
@@ -49,7 +47,7 @@ CONFIG_FILE = "fsdp2.yaml"
 
 
 def check_setup(setup: TrainingSetup, *, tool: str, loss: str, chooses_width: bool = False) -> None:
-    """Check that the tool can express the setup and would run it as predicted.
+    """Check that the tool supports the setup and would run it as predicted.
 
     `chooses_width`: the tool can load the weights in 32 bits under LoRA.
 
@@ -97,7 +95,7 @@ def check_setup(setup: TrainingSetup, *, tool: str, loss: str, chooses_width: bo
 
 
 def adapter_targets(setup: TrainingSetup, *, tool: str) -> tuple[str, ...]:
-    """Return the matrices with adapters by Hugging Face's names.
+    """Return the Hugging Face names of the matrices with LoRA adapters.
 
     Raises:
         UnsupportedError: Adapters are on fused matrices or experts.
@@ -135,7 +133,7 @@ def trainer_arguments(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def checkpoints_layers(setup: TrainingSetup) -> bool:
-    """Return whether the Trainer checkpoints layers; under FSDP Accelerate's file does."""
+    """Return True if the Trainer checkpoints layers; under FSDP, Accelerate's file sets it."""
     return not setup.parallel.zero_stage and setup.recompute.granularity != "none"
 
 
@@ -189,7 +187,7 @@ def _heredoc(name: str, content: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def optimizer_fields(name: str, optimizers: Mapping[str, str], reading: Reading) -> dict[str, str]:
-    """Return `training.optimizer` of an optimizer's class; reject unknown classes."""
+    """Return `training.optimizer` for an optimizer class; reject unknown classes."""
     if name not in optimizers:
         reading.refuse(
             f"optimizer {name or '(none)'} is not supported; supported: {', '.join(optimizers)}"
@@ -207,7 +205,7 @@ def complete_layout(
     shard: int = 0,
     copies: int = 1,
 ) -> None:
-    """Complete a query of a trainer over FSDP 2 from its number of GPUs.
+    """Add the global batch size and the FSDP shard group to a query of a trainer with FSDP 2.
 
     This sets the batch of a step, and the group that shards the weights if there are `copies` of
     them.

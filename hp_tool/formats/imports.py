@@ -1,4 +1,4 @@
-"""Read any supported configuration as a query."""
+"""Read a configuration of any supported tool."""
 
 from hp_tool.errors import InputError
 from hp_tool.formats.detection import detect_format
@@ -10,7 +10,7 @@ from hp_tool.formats.stated_release import read_release
 
 
 def read_source(source: Source, *, format: str | None = None) -> Reading:
-    """Convert a configuration to a query and report how each setting is used.
+    """Convert a configuration to a query, and record how each setting is used.
 
     Raises:
         InputError: The format is unknown or the text invalid.

@@ -15,7 +15,7 @@ _INNERMOST_REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 def resolve_references(
     content: Mapping[str, Any], *, variables: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the file with its references resolved; `variables` have values defined elsewhere.
+    """Return the mapping with its references resolved; unresolvable references are unchanged.
 
     Unresolvable references are unchanged.
     """
@@ -38,8 +38,8 @@ def resolve_references(
 def _resolve_text(
     text: str, path: tuple[str, ...], content: Mapping[str, Any], variables: Mapping[str, str]
 ) -> Any:
-    """Return `text`, at `path`, with its references resolved; a single reference keeps the value's
-    type.
+    """Return the text at `path` with its references resolved; a text that is one reference keeps
+    the value's type.
     """
     value: Any = text
     for _ in range(MAX_ROUNDS):

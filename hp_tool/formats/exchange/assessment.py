@@ -32,7 +32,7 @@ communication.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedRun:
-    """Figures read from a run's log."""
+    """Step time and memory of a run, from its log."""
 
     step_s: float | None
     """Median step time after the first steps, in seconds."""
@@ -46,7 +46,7 @@ class LoggedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSummary:
-    """The figures of a log without its configuration."""
+    """Step time and memory from a log whose configuration is unknown."""
 
     reader: str
     """The reader of cluster.logs that finds them; `server` for an engine's start."""
@@ -172,7 +172,7 @@ def assess(
 
 
 def search_query(query: Query, *, tool: str) -> Query:
-    """Return a search query for `tool` with the query's configuration as `search.baseline`."""
+    """Return a search query with the query's layout as its baseline (`search.baseline`)."""
     return replace(
         query,
         parallel=ParallelQuery(**supported_axes(tool, query)),
@@ -181,7 +181,7 @@ def search_query(query: Query, *, tool: str) -> Query:
 
 
 def _seconds_of_work(estimate: Estimate | InferenceEstimate) -> float | None:
-    """Return seconds per step, or for serving device-seconds per output token; None if unknown."""
+    """Return seconds per training step, or GPU-seconds per output token; None if unknown."""
     if isinstance(estimate, Estimate):
         return None if estimate.time is None else estimate.time.step_s
     throughput = estimate.output_tokens_per_second_per_gpu
@@ -194,7 +194,7 @@ def _interval_of_gain(
     ours: Estimate | InferenceEstimate,
     log_sd: float,
 ) -> tuple[float, float]:
-    """Return the 90% interval of a gain. `log_sd` is that of the ratio.
+    """Return the 90% interval of a gain from the standard deviation of ln(ratio).
 
     The step of the run may also be that with CUDA graphs.
     """
@@ -207,7 +207,7 @@ def _interval_of_gain(
 def _saved_parts_s(
     theirs: Estimate | InferenceEstimate, ours: Estimate | InferenceEstimate
 ) -> dict[str, float]:
-    """Return the seconds of a training step that the second configuration saves, by part."""
+    """Return the seconds per training step that the second configuration saves, by part."""
     if (
         not isinstance(theirs, Estimate)
         or not isinstance(ours, Estimate)
@@ -232,8 +232,8 @@ def _reading_accounts(reading: Reading | None) -> dict[str, Any]:
 def _changed_settings(
     theirs: Configuration, ours: Configuration, tool: str, reading: Reading | None
 ) -> tuple[dict[str, str | None], ...]:
-    """Return the settings that the second of two configurations changes, in the tool's terms, else
-    the query's.
+    """Return the settings that differ between two configurations, by the tool's flags or the
+    query's paths.
     """
     try:
         before = tool_options(theirs, tool)
@@ -258,7 +258,9 @@ def _changed_settings(
 
 
 def _keys_of_paths(values: Mapping[str, str], reading: Reading | None) -> dict[str, str]:
-    """Return the key of a file that is only read for each path of `values` with the same value."""
+    """Return the file's key for each query path in `values` that has the value of exactly one
+    key.
+    """
     keys: dict[str, list[str]] = {}
     for setting in reading.read if reading is not None else ():
         if values.get(setting.field) == setting.value:
@@ -269,7 +271,7 @@ def _keys_of_paths(values: Mapping[str, str], reading: Reading | None) -> dict[s
 def _restore_script_flags(
     before: Mapping[str, str], after: Mapping[str, str], reading: Reading
 ) -> dict[str, str]:
-    """Return a script's own Megatron flags among `before`, with its replaced equivalents.
+    """Return Megatron flags with equivalents replaced by the flags that the script contains.
 
     A script may use --recompute-activations for two flags. The changes must remove what it
     contains.
@@ -290,8 +292,7 @@ def _restore_script_flags(
 
 
 def summarize_log(log: Sequence[str]) -> LogSummary:
-    """Return the figures of a log whose configuration is unknown, from the first reader that finds
-    any.
+    """Return step time and memory from a log without its configuration.
 
     Raises:
         InputError: No reader finds any.
@@ -328,7 +329,7 @@ def summarize_log(log: Sequence[str]) -> LogSummary:
 
 
 def _read_log_facts(log: Iterable[str], *, readers: Sequence[str]) -> tuple[str, LogFacts]:
-    """Return what the first reader that finds step times finds in a log, and its name.
+    """Return the name of the first log reader that finds step times, and what it finds.
 
     `readers` are the tool's own, which come first: a launcher may print in another's words.
     """
@@ -342,7 +343,7 @@ def _read_log_facts(log: Iterable[str], *, readers: Sequence[str]) -> tuple[str,
 
 
 def _summarize_log(query: Query, log: Iterable[str], tool: str) -> LoggedRun:
-    """Return medians of a log's values, as seconds per step for any unit."""
+    """Return the median step time and the memory from a log of the query's run."""
     workload, num_gpus = query.training, resolve_training(query).cluster.num_gpus
     assert workload is not None  # The query is of kind training.
     _, facts = _read_log_facts(log, readers=get_format(tool).logs)

@@ -46,8 +46,9 @@ MAX_ATTEMPTS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A configuration in another tool's format; after ranking again for the tool, also the cost of
-    that.
+    """A configuration in another tool's format.
+
+    If layouts were ranked again for the tool, it includes the resulting slowdown.
     """
 
     format: str
@@ -68,8 +69,8 @@ class Exported:
     """Additional steps for the exported configuration to run as predicted."""
 
     def cost_in_words(self) -> str:
-        """Return the result of ranking again and its cost, in words; empty if nothing was ranked
-        again.
+        """Return a sentence about the second ranking and the resulting slowdown; empty without
+        one.
         """
         if self.step_s is None:
             return ""
@@ -95,7 +96,7 @@ def export(
     rank: int = 1,
     read: Callable[[Mapping[str, Any]], Query] = schema.parse_query,
 ) -> str:
-    """Return the text of `export_configuration`; raises the same errors."""
+    """Return the text of `export_configuration`, which documents the errors."""
     return export_configuration(result=result, format=format, rank=rank, read=read).text
 
 
@@ -157,7 +158,9 @@ def _default_format(query: Query) -> str:
 
 
 def _pools_query(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the query, or the query of an answer, if it has pools."""
+    """Return the query, or the query in an answer, if it has prefill and decode pools; else
+    None.
+    """
     query = result if "kind" in result else result.get("query")
     workload = query.get("inference") if isinstance(query, Mapping) else None
     pools = isinstance(workload, Mapping) and workload.get("disaggregated") is not None
@@ -165,7 +168,7 @@ def _pools_query(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _export_pools(query: Query, tool: Format[Any], rank: int, *, rows: Any) -> str:
-    """Return the pools with this rank, from an answer's rows or from the query's answer."""
+    """Return the exported pools of the recommendation with this rank."""
     if tool.write_pools is None:
         known = ", ".join(
             tool_format.name
@@ -194,7 +197,7 @@ def _export_pools(query: Query, tool: Format[Any], rank: int, *, rows: Any) -> s
 
 
 def _select_configuration(query: Query, rank: int) -> Configuration:
-    """Return the query's single configuration, or the one with this rank."""
+    """Return the only configuration of a query, or the recommendation with this rank."""
     if rank == 1 and (estimate := estimate_only_layout(query)) is not None:
         return Configuration.of(estimate, query=query)
     ranking = problem_of(query).rank(top=rank)
@@ -223,8 +226,10 @@ def write_configuration(configuration: Configuration, format: str) -> Exported:
 def _write_as_predicted(
     configuration: Configuration, say: Callable[[Configuration], Expressed]
 ) -> tuple[Expressed, float | None, tuple[str, ...]]:
-    """Return the text with the usual settings that the configuration's estimate assumes, the step
-    time in seconds of what the text states (None for serving), and notes on what the tool lacks.
+    """Return the exported text, the step time in seconds of what it sets, and notes.
+
+    The text includes the usual settings that the estimate assumes. The step time is None for
+    serving.
 
     Raises:
         UnsupportedError: The tool cannot express the configuration, or not the usual settings
@@ -258,13 +263,15 @@ def _write_as_predicted(
 
 
 def _usual_values(plain: TrainingProblem, usual: TrainingProblem) -> dict[str, Any]:
-    """Return the training settings by path that the usual problem resolves to other values."""
+    """Return the training settings, by path, that the usual settings change."""
     changes = changed_settings(before=plain, after=usual)
     return {path: value for path, value in changes.items() if path.startswith("training.")}
 
 
 def _inserted_values(query: Query, usual: Query) -> dict[str, Any]:
-    """Return the training settings by path that the usual query states, without its recipe."""
+    """Return the training settings, by path, that the usual settings add to the query, except
+    the recipe.
+    """
     return {
         path: value
         for path, value in inserted_settings(query, usual).items()
@@ -282,8 +289,8 @@ def _state_values(
     *,
     say: Callable[[Configuration], Expressed],
 ) -> tuple[Expressed, Configuration, Configuration]:
-    """Return the text with as many of these values as the tool can state, and the configuration
-    with them before and after `_drop_unsupported`.
+    """Return the text with as many of `values` as the tool has settings for, and the
+    configuration with them before and after `_drop_unsupported`.
 
     A value that the tool lacks is left open; the in-place loss becomes the fused one.
     """
@@ -311,8 +318,8 @@ def _state_values(
 def _drop_unsupported(
     configuration: Configuration, say: Callable[[Configuration], Expressed]
 ) -> tuple[Expressed, Configuration]:
-    """Return the text, and the configuration without the ranking's free settings and layout that
-    the tool lacks.
+    """Return the text, and the configuration without optional settings that the tool does not
+    support.
     """
     while True:
         try:
@@ -352,7 +359,7 @@ def export_for_tool(
     format: str,
     read: Callable[[Mapping[str, Any]], Query] = schema.parse_query,
 ) -> Exported:
-    """Rank again among the configurations that this format's tool supports, and write the best.
+    """Rank the layouts that this format's tool supports, and write the best one.
 
     Raises:
         InputError: The format is unknown, or nothing fits.
@@ -463,7 +470,7 @@ def recommend_for_tool(
 
 
 def _unsupported_error(row: Any, query: Query, *, format: str) -> UnsupportedError | None:
-    """Return the reason why the tool cannot express the recommendation; None if it can."""
+    """Return the error if the tool cannot express the recommendation; otherwise None."""
     try:
         _drop_unsupported(Configuration.of(row, query=query), partial(write_text, format=format))
     except UnsupportedError as error:
@@ -472,7 +479,7 @@ def _unsupported_error(row: Any, query: Query, *, format: str) -> UnsupportedErr
 
 
 def _restrict_query(query: Query, tool: Format[Any]) -> tuple[Query, tuple[str, ...]]:
-    """Return the training query under the tool's framework, with its supported axes, and the
+    """Return the training query with the tool's framework and supported axes, and the names of
     omitted keys.
     """
     assert query.training is not None
@@ -488,8 +495,8 @@ def _restrict_query(query: Query, tool: Format[Any]) -> tuple[Query, tuple[str, 
 def _restrict_workload(
     tool: Format[Any], workload: TrainingWorkload
 ) -> tuple[TrainingWorkload, tuple[str, ...]]:
-    """Return the workload under the tool's framework, and the omitted keys without a meaning
-    there.
+    """Return the workload under the tool's framework, and the keys omitted because it has no
+    such setting.
     """
     adapted = replace(workload, framework=tool.framework or workload.framework)
     left_out = []
@@ -514,8 +521,8 @@ def _restrict_workload(
 def _restrict_axes(
     parallel: ParallelQuery, axes: Mapping[str, Any], *, without: Collection[str]
 ) -> tuple[ParallelQuery, tuple[str, ...]]:
-    """Return the query's axes restricted to values that the tool supports, and the keys with values
-    that it does not support.
+    """Return the query's axes restricted to supported values, and the names of the restricted
+    axes.
 
     `axes` are the tool's values by name, `without` the names without a meaning under its framework.
     """
@@ -536,12 +543,12 @@ def _restrict_axes(
 
 
 def _normalize_value(value: Any) -> Any:
-    """Return a value of an axis; recomputation of whole layers has one name."""
+    """Return the value of an axis with one name for recomputation of whole layers."""
     return "full" if value == "per_layer" else value
 
 
 def _get_writer(name: str, *, field: str = "format") -> Format[Any]:
-    """Return the format of a name that configurations are written in.
+    """Return the format with a name, if configurations can be written in it.
 
     Raises:
         InputError: There is no such format.
@@ -562,13 +569,13 @@ def _get_writer(name: str, *, field: str = "format") -> Format[Any]:
 
 
 def supported_axes(tool: str, query: Query) -> dict[str, Any]:
-    """Return the values of `parallel` axes that the query's tool supports."""
+    """Return the values of each `parallel` axis that the query's tool supports."""
     fsdp = query.training is not None and training_engine(query.training.framework) == "torch-fsdp"
     return dict(get_format(tool).fsdp_axes if fsdp else get_format(tool).axes)
 
 
 def write_text(configuration: Configuration, format: str) -> str:
-    """Return the configuration in a format.
+    """Return the configuration as text in a format.
 
     Raises:
         UnsupportedError: The format cannot express it.
@@ -594,7 +601,7 @@ def write_text(configuration: Configuration, format: str) -> str:
 def tool_options(
     configuration: Configuration, format: str, *, as_predicted: bool = False
 ) -> dict[str, str]:
-    """Return a configuration as the tool's flags or keys, each with its value.
+    """Return a configuration as flags or keys of the tool, each with its value.
 
     `as_predicted` adds the usual settings that its estimate assumes.
 
@@ -616,7 +623,7 @@ def tool_options(
 def changed_options(
     before: Mapping[str, str], after: Mapping[str, str]
 ) -> tuple[dict[str, str | None], ...]:
-    """Return {flag, from, to} of every option that differs between two configurations.
+    """Return {flag, from, to} for each option that differs between two configurations.
 
     None if one has no `options`.
     """

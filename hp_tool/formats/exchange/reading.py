@@ -1,4 +1,6 @@
-"""Read other tools' configurations as queries, completed from the catalogue.
+"""Read another tool's configuration as a query and complete it from the catalogue.
+
+One error lists all unsupported and all missing settings.
 
 All unsupported and missing settings are one error.
 """
@@ -29,7 +31,7 @@ from hp_tool.formats.source import Source
 from hp_tool.questions import schema
 
 _GENERIC_WORDS = re.compile(r"modelprovider|moe|-(?:instruct|chat|it|hf)\b.*|[^a-z0-9]")
-"""Parts of a model's name besides family and size, and characters in which spellings differ."""
+"""Parts of a model's name other than family and size, and characters that spellings vary in."""
 
 
 def read_configuration(
@@ -43,7 +45,7 @@ def read_configuration(
     ignore: Sequence[str] = (),
     log: Sequence[str] = (),
 ) -> Reading:
-    """Read another tool's configuration as a query, with the use of each of its settings.
+    """Read another tool's configuration as a query, and report how each of its settings is used.
 
     Args:
         overrides: Values of the query by dotted path, such as the GPU or a model.
@@ -136,14 +138,14 @@ def _num_layers(model: Any) -> int | None:
 
 
 def read_query(text: str, **options: Any) -> dict[str, Any]:
-    """Return the query of another tool's configuration; arguments and errors as in
-    `read_configuration`.
+    """Return the query of another tool's configuration; see `read_configuration` for arguments
+    and errors.
     """
     return read_configuration(text, **options).query
 
 
 def _note_missing(reading: Reading, supplied: Mapping[str, Any], text: str) -> None:
-    """Record values that the query still needs."""
+    """Record the fields that the query requires and the configuration does not set."""
     query, cluster = reading.query, reading.query.get("cluster")
     gpu = _mentioned_gpu(text)
     kind = "training" if query.get("kind") == "training" else "inference"
@@ -195,7 +197,11 @@ def _note_missing(reading: Reading, supplied: Mapping[str, Any], text: str) -> N
 
 
 def _drop_overlap_across_nodes(query: dict[str, Any]) -> None:
-    """Drop the setting that disables tensor-parallel overlap if the group exceeds an NVLink domain.
+    """Drop `overlap.tensor_parallel: false` if the tensor-parallel group exceeds an NVLink
+    domain.
+
+    Userbuffers, which implement that overlap, do not work across domains, so the flag has no
+    effect.
 
     Userbuffers, which overlap the communication, do not work across domains, so a missing flag
     means nothing.
@@ -216,7 +222,7 @@ def _drop_overlap_across_nodes(query: dict[str, Any]) -> None:
 
 
 def _nearest_model(text: str) -> str:
-    """Return the catalogue model that a text names in another spelling, or ''.
+    """Return the catalogue model that a text mentions in another spelling; empty if none.
 
     Examples are Llama3ModelProvider70B and Qwen2.5-7B-Instruct.
     """
@@ -229,8 +235,8 @@ def _nearest_model(text: str) -> str:
 
 
 def _add_suggestion(missing: Missing, shape: Any, text: str) -> Missing:
-    """Return a hint for a missing model (one the text mentions) or vocabulary (a catalogue model of
-    this shape).
+    """Return the missing field with a suggested value: a model in the text, or a vocabulary of
+    this shape.
     """
     if missing.field == "model":
         nameless = missing.hint.endswith(set_option("model", "NAME"))
@@ -254,9 +260,7 @@ def _add_suggestion(missing: Missing, shape: Any, text: str) -> Missing:
 
 
 def _vocabulary_of_tokenizer(settings: Mapping[str, Setting]) -> str:
-    """Return the vocabulary of a tokenizer's name: that of the catalogue model of this name, or
-    GPT-2's.
-    """
+    """Return the vocabulary size of a named tokenizer as digits; empty if unknown."""
     kind = settings.get("tokenizer-type")
     if kind is not None and kind.values == ("GPT2BPETokenizer",):
         return "50257"
@@ -276,7 +280,7 @@ def _vocabulary_of_tokenizer(settings: Mapping[str, Setting]) -> str:
 
 
 def _mentioned_gpu(text: str) -> str:
-    """Return a catalogue GPU that a text mentions, as a hint."""
+    """Return a catalogue GPU that a text mentions; empty if none."""
     words = set(re.findall(r"(?<![a-z])[a-z]+\d+[a-z]*", text[:100_000].lower()))
     known = sorted(
         catalog.names("gpus"),
@@ -293,7 +297,7 @@ def _mentioned_gpu(text: str) -> str:
 
 
 def _refusal_error(reading: Reading) -> ImportRefusedError:
-    """Return one error that lists all unsupported and all missing settings."""
+    """Return an error that lists all unsupported and all missing settings."""
     parts = [f"{line}: file not found; pass it with --file" for line in reading.absent[:MAX_NAMED]]
     refused = list(dict.fromkeys(reading.refused))
     if refused:
