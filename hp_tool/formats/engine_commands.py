@@ -401,7 +401,7 @@ def _read_longest(flags: Mapping[str, list[str]]) -> int | None:
     -1).
 
     Raises:
-        InputError: It is no number of tokens.
+        InputError: The value is not a number of tokens.
     """
     words = flags.get("max-model-len")
     if not words or words in (["auto"], ["-1"], ["None"]):
@@ -419,7 +419,7 @@ def _check_longest(name: str, longest: int, *, model: str, positions: int | None
     """Check that the maximum request length does not exceed the model's positions.
 
     Raises:
-        InputError: It exceeds the model's positions, so the server does not start.
+        InputError: The length exceeds them, so the server would not start.
     """
     if positions is not None and longest > positions:
         raise InputError(

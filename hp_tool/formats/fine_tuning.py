@@ -52,7 +52,7 @@ def check_setup(setup: TrainingSetup, *, tool: str, loss: str, chooses_width: bo
     `chooses_width`: the tool can load the weights in 32 bits under LoRA.
 
     Raises:
-        UnsupportedError: It cannot.
+        UnsupportedError: The tool cannot express the setup.
     """
     w = setup.workload
     width: set[str] = set()

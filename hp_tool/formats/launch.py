@@ -1,5 +1,5 @@
-"""Find the command of a script that trains or serves, its number of processes, and its
-arguments.
+"""Find the command of a script that trains or serves, with its arguments and number of
+processes.
 """
 
 import itertools
@@ -100,7 +100,7 @@ _SERVER_IMAGE = re.compile(r"vllm-openai(-rocm|-cpu)?(:|@|$)")
 
 
 class Count(NamedTuple):
-    """A number of processes, nodes or hosts."""
+    """An option that sets a number of processes, nodes or hosts, and its value."""
 
     option: str
     """As written."""
@@ -109,7 +109,7 @@ class Count(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """A command that trains or serves."""
+    """The command of a script that trains or serves."""
 
     program: str
     """pretrain_gpt.py, sglang.launch_server, vllm; empty if there are only flags."""
@@ -124,7 +124,7 @@ class Launch:
 
 
 def find_launch(script: Script, *, reading: Reading) -> Launch | None:
-    """Return the command that trains or serves, which is the one with most flags; record all others
+    """Return the command with the most flags among those that train or serve; record the others
     as ignored.
     """
     flags_alone = [command for command in script.commands if command.words[0].text.startswith("--")]
@@ -221,15 +221,13 @@ def _parse_launch(command: Command) -> Launch | None:
 
 
 def _assigned_variables(words: list[Word]) -> dict[str, Word]:
-    """Return the NAME=VALUE words before a program, as in `env` and `docker run -e`."""
+    """Return the NAME=VALUE words before a program, as in `env NAME=VALUE program`."""
     matches = ((word, re.fullmatch(r"([A-Za-z_]\w*)=(.*)", word.text)) for word in words)
     return {match[1]: word._replace(text=match[2]) for word, match in matches if match}
 
 
 def _program_index(texts: list[str], names: list[str]) -> int | None:
-    """Return the index of the program among a command's words: vllm, a Python file, or the module
-    after -m.
-    """
+    """Return the index of the program in a command: vllm, a Python file, or the module after -m."""
     for number, text in enumerate(texts):
         if names[number] in ("vllm", "sglang", "trtllm-serve") and texts[
             number + 1 : number + 2
@@ -274,7 +272,7 @@ def _read_counts(words: list[Word]) -> dict[str, Count]:
 
 
 def _count_included_devices(words: list[Word]) -> dict[str, Count]:
-    """Return deepspeed --include host:0,1@other:0,1 as a count of all its devices."""
+    """Return the number of devices in deepspeed's `--include host:0,1@other:0,1`."""
     for word, after in itertools.pairwise(words):
         if word.text in ("--include", "-i"):
             slots = [each.partition(":")[2] for each in after.text.split("@")]
@@ -289,8 +287,8 @@ def _count_included_devices(words: list[Word]) -> dict[str, Count]:
 
 
 def world_size(launch: Launch, script: Script, *, reading: Reading) -> int | None:
-    """Return the number of processes, and therefore devices, of the launch; None if the script does
-    not contain it.
+    """Return the number of processes of the launch, one per device; None if the script does not
+    set it.
     """
     header = {
         _COUNT_OPTIONS[name]: Count(
@@ -349,9 +347,7 @@ def _count_value(count: Count | None, reading: Reading) -> int | None:
 def read_launch(
     text: str, *, reading: Reading, variables: dict[str, str], files: dict[str, str]
 ) -> tuple[Launch | None, Script]:
-    """Return the launch of a script and the script; missing lines of words are searched in the
-    text.
-    """
+    """Return the launch of a script, and the script with the line number of each word."""
     script = shell.read_script(text, variables=variables, files=files)
     launch = find_launch(script, reading=reading)
     if launch is None:

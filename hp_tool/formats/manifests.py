@@ -1,5 +1,5 @@
-"""Kubernetes manifests and values of llm-d's chart as the shell commands that their containers
-start.
+"""Convert Kubernetes manifests and values of llm-d's chart to the shell commands of their
+containers.
 """
 
 import re
@@ -35,7 +35,7 @@ MAX_DOCUMENTS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodCommand:
-    """The command started by the pods of a manifest."""
+    """The command that the pods of a manifest run."""
 
     script: str
     """Variables and command, as lines of a shell script."""
@@ -128,7 +128,7 @@ def _container_command(
 
 
 def _parse_objects(text: str) -> list[dict[str, Any]]:
-    """Return the mappings of a text of YAML documents; none for other texts."""
+    """Return the mappings in a text of YAML documents; an empty list for other text."""
     parts = re.split(r"(?m)^---(?:[ \t].*)?$", text)
     if len(text) > MAX_YAML or len(parts) > MAX_DOCUMENTS or text.startswith("#!"):
         return []
@@ -140,7 +140,7 @@ def _parse_objects(text: str) -> list[dict[str, Any]]:
 
 
 def _config_maps(objects: list[dict[str, Any]]) -> dict[str, Mapping[str, str]]:
-    """Return the data of the ConfigMaps among the objects, by name."""
+    """Return the data of each ConfigMap among the objects, by its name."""
     maps: dict[str, Mapping[str, str]] = {}
     for manifest_object in objects:
         metadata, data = manifest_object.get("metadata"), manifest_object.get("data")
@@ -151,7 +151,7 @@ def _config_maps(objects: list[dict[str, Any]]) -> dict[str, Mapping[str, str]]:
 
 
 def _object_containers(one: Mapping[str, Any]) -> Iterator[_Container]:
-    """Yield the containers of an object, or of the values of llm-d's chart."""
+    """Yield the containers of an object, or those in values of llm-d's chart."""
     if isinstance(artifacts := one.get("modelArtifacts"), Mapping):
         uri = str(artifacts.get("uri", "")).replace('"', "")
         name = str(artifacts.get("name", ""))
@@ -174,7 +174,9 @@ def _object_containers(one: Mapping[str, Any]) -> Iterator[_Container]:
 
 
 def _pool_role(one: Mapping[str, Any]) -> str:
-    """Return the pool of an object's pods, by llm-d's label or the suffix of its name."""
+    """Return `prefill` or `decode` for an object's pods, from llm-d's label or the end of its
+    name.
+    """
     labels = re.findall(r"'llm-d\.ai/role': '(prefill|decode)'", str(one))
     metadata = one.get("metadata")
     name = str(metadata.get("name", "")) if isinstance(metadata, Mapping) else ""
@@ -183,7 +185,7 @@ def _pool_role(one: Mapping[str, Any]) -> str:
 
 
 def _nested_containers(node: Any, *, replicas: Any, role: str, model: str) -> Iterator[_Container]:
-    """Yield the containers anywhere in a specification, with the nearest replicas."""
+    """Yield all containers within a specification, with the nearest number of replicas."""
     if isinstance(node, list):
         for each in node:
             yield from _nested_containers(each, replicas=replicas, role=role, model=model)
@@ -210,7 +212,9 @@ def _nested_containers(node: Any, *, replicas: Any, role: str, model: str) -> It
 def _container_variables(
     container: Mapping[str, Any], settings: Mapping[str, Mapping[str, str]]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the variables of a container, and the names of those with values defined elsewhere."""
+    """Return a container's variables with values, and the names of those whose values are
+    elsewhere.
+    """
     values: dict[str, str] = {}
     unknown: list[str] = []
     for each in _only_mappings(container.get("envFrom")):
@@ -245,16 +249,14 @@ def _text(value: Any) -> str:
 
 
 def _expand_references(text: str, values: Mapping[str, str]) -> str:
-    """Return the text with the references to known variables expanded."""
+    """Return the text with $(NAME) replaced by the values of known variables."""
     return _REFERENCE.sub(
         lambda match: "$(" if match[1] is None else values.get(match[1], match[0]), text
     )
 
 
 def _shell_word(text: str, values: Mapping[str, str]) -> str:
-    """Return a container's word as the shell reads it; an unknown reference becomes a shell
-    variable.
-    """
+    """Return an argument quoted for the shell; an unknown $(NAME) becomes a shell variable."""
     parts, place = [], 0
     for match in _REFERENCE.finditer(text):
         parts.append(shlex.quote(text[place : match.start()]) if match.start() > place else "")
@@ -266,8 +268,8 @@ def _shell_word(text: str, values: Mapping[str, str]) -> str:
 
 
 def _shell_line(container: _Container, settings: Mapping[str, Mapping[str, str]]) -> str:
-    """Return a container's command and arguments as one shell line, or the script passed to its
-    shell.
+    """Return a container's command and arguments as a shell line, or the script that its shell
+    runs.
     """
     content = container.content
     parts = (content.get("command"), content.get("args"))

@@ -1,5 +1,7 @@
-"""Configurations with other names for Megatron's arguments: Megatron Bridge, NeMo, --yaml-cfg,
-logs.
+"""Read configurations that use other names for Megatron's arguments.
+
+These are files of Megatron Bridge and NeMo, --yaml-cfg, and the arguments that Megatron prints
+at the start of a log.
 
 Megatron prints a list of its arguments at the start of a log.
 """
@@ -40,8 +42,8 @@ MAX_PRINTED_LINES = 3_000
 
 @functools.cache
 def megatron_names(tool: str) -> Mapping[str, str]:
-    """Return Megatron's arguments by the tool's keys; arguments that a key switches off end in
-    `!`.
+    """Return the Megatron argument for each of the tool's keys; a trailing `!` means that the
+    key disables it.
     """
     text = (
         resources.files("hp_tool.formats")
@@ -55,7 +57,8 @@ def megatron_names(tool: str) -> Mapping[str, str]:
 
 
 def megatron_argument(key: str, *, tool: str) -> str:
-    """Return the Megatron argument that a key of the tool's file sets.
+    """Return the Megatron argument for a key of the tool's file; empty for keys unrelated to
+    Megatron.
 
     It ends in `!` if the key switches it off, and is empty for a key of another part of the tool.
     """
@@ -69,8 +72,7 @@ def megatron_argument(key: str, *, tool: str) -> str:
 def rename_settings(
     settings: Iterable[Setting], *, tool: str, reading: Reading, spare: Iterable[str] = ()
 ) -> list[Setting]:
-    """Return the settings under Megatron's names; record those of other parts of the tool by its
-    table.
+    """Return the settings under Megatron's names, and record settings unrelated to Megatron.
 
     `spare` are keys to ignore.
     """
@@ -98,7 +100,7 @@ def rename_settings(
 
 
 def _renamed_argument(setting: Setting, name: str, reading: Reading) -> list[Setting]:
-    """Return the setting as Megatron's argument `name`; None if it is off.
+    """Return a list with the setting under Megatron's name; an empty list if it is off.
 
     A name that ends in `!` is switched off by the key.
     """
@@ -119,8 +121,8 @@ def _is_off(setting: Setting) -> bool:
 
 
 def read_printed_arguments(lines: Iterable[str]) -> tuple[list[Setting], dict[str, str]]:
-    """Return the arguments that Megatron printed into a log, with world_size and
-    padded_vocab_size.
+    """Return the arguments that Megatron printed into a log, and its world size and padded
+    vocabulary size.
     """
     listed: list[Setting] = []
     facts: dict[str, str] = {}
@@ -195,8 +197,8 @@ def printed_flags(listed: list[Setting], *, reading: Reading) -> list[Setting]:
 def config_file_settings(
     words: Iterable[Setting], script: Script, reading: Reading
 ) -> list[Setting]:
-    """Return the arguments in the file of --config, which TRL's scripts and servers read before the
-    command's.
+    """Return the arguments in the file that --config names; the command's own arguments override
+    them.
     """
     named = next((word for word in words if word.name == "config" and word.values), None)
     if named is None:
@@ -223,10 +225,10 @@ def config_file_settings(
 
 
 def file_settings(content: Mapping[str, Any], *, text: str) -> list[Setting]:
-    """Return the leaves of a YAML file.
+    """Return the settings of a YAML file, one for each leaf.
 
     Raises:
-        InputError: It has more leaves than any configuration.
+        InputError: The file has more than MAX_PRINTED_LINES settings.
     """
     settings = as_settings(content, lines=text)
     if len(settings) > MAX_PRINTED_LINES:

@@ -1,5 +1,5 @@
-"""Functions that build a configuration in Python, read from their syntax without executing
-anything.
+"""Evaluate functions that build a configuration in Python, from their syntax tree and without
+running them.
 """
 
 import ast
@@ -18,7 +18,7 @@ _SKIPPED_STATEMENTS = (ast.Import, ast.ImportFrom, ast.Assert, ast.Pass, ast.Fun
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """A call by name, with arguments that later statements may set."""
+    """A call in the source, with arguments that later assignments may change."""
 
     name: str = ""
     """Dotted, as written; empty if a statement sets an attribute of a default."""
@@ -29,14 +29,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unread:
-    """An expression whose value is known only at run time."""
+    """An expression whose value depends on running the program."""
 
     text: str
     line: int
 
 
 class Functions:
-    """The functions of a module, and their return values."""
+    """The functions of a Python module, and the values that they return."""
 
     def __init__(self, text: str) -> None:
         """Parse the module.
@@ -69,18 +69,18 @@ class Functions:
         self._left = MAX_EXPRESSIONS
 
     def returning(self, kind: str) -> tuple[str, ...]:
-        """Return the names of the functions that are annotated to return `kind`, or that call
-        it.
+        """Return the names of functions that return a `kind`, by annotation or by their return
+        statement.
         """
         return tuple(name for name, each in self._functions.items() if _builds_kind(each, kind))
 
     def source_of(self, name: str) -> str:
-        """Return the text of a function of the file; empty for other names."""
+        """Return the source of a function in the module; empty for other names."""
         function = self._functions.get(name)
         return "" if function is None else ast.unparse(function)
 
     def value(self, name: str, given: Mapping[str, Any] | None = None) -> Any:
-        """Return what a function returns: constants, lists, calls and unread expressions.
+        """Return the value of a function: constants, lists, calls and unread expressions.
 
         `given` are values of its parameters.
 
@@ -127,7 +127,9 @@ class Functions:
         )
 
     def _holder(self, target: ast.expr, values: dict[str, Any]) -> Call | None:
-        """Return the call whose attribute a target is; it is created for a default without one."""
+        """Return the call that an attribute belongs to; create it for a default that has no
+        call.
+        """
         if not isinstance(target, ast.Attribute):
             return None
         if isinstance(target.value, ast.Attribute):
@@ -196,7 +198,9 @@ class Functions:
     def _bound(
         self, parameters: ast.arguments, call: ast.Call, values: dict[str, Any]
     ) -> dict[str, Any] | None:
-        """Return the values of a function's parameters in a call; None unless each has one."""
+        """Return the values of a function's parameters in a call; None unless each parameter has
+        a value.
+        """
         positional = [each.arg for each in (*parameters.posonlyargs, *parameters.args)]
         keywords = [each.arg for each in parameters.kwonlyargs]
         if parameters.vararg or parameters.kwarg or len(call.args) > len(positional):
@@ -225,8 +229,8 @@ def _builds_kind(function: ast.FunctionDef, kind: str) -> bool:
 
 
 def _calculate(left: Any, op: ast.operator, right: Any) -> int | None:
-    """Return a sum, difference, product or quotient of integers; None for others or too large
-    results.
+    """Return the sum, difference, product or quotient of integers; None for other operands and
+    large results.
     """
     if (
         not (isinstance(left, int) and isinstance(right, int))

@@ -1,4 +1,4 @@
-"""The settings of another tool's configuration, and how each is used."""
+"""The settings of another tool's configuration, and how each of them is used."""
 
 import difflib
 import functools
@@ -17,7 +17,7 @@ Fate = Literal["read", "ignored", "refused"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """A setting used by the query."""
+    """A setting that determines a field of the query."""
 
     flag: str
     value: str
@@ -29,7 +29,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ignored:
-    """A setting, or a line, that the query does not need."""
+    """A setting that does not affect the query, with the reason."""
 
     flag: str
     reason: str
@@ -46,7 +46,7 @@ def set_option(field: str, example: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """A value that the query needs and the configuration lacks."""
+    """A field that the query requires and the configuration does not set."""
 
     field: str
     hint: str
@@ -55,7 +55,7 @@ class Missing:
     """That value, if the hint names the field's option; empty if the hint is only the option."""
 
     def with_example(self, example: str) -> Self:
-        """Return the missing value with another example, also in its hint."""
+        """Return the missing field with another example value, also in its hint."""
         hint = self.hint.replace(
             set_option(self.field, self.example or ""), set_option(self.field, example)
         )
@@ -64,7 +64,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting as written: a flag and its values, or a key and its value."""
+    """A setting of a configuration: a flag with its values, or a key with its value."""
 
     name: str
     """Name as in tables: without leading dashes, with dashes inside."""
@@ -76,18 +76,18 @@ class Setting:
 
     @property
     def text(self) -> str:
-        """Return the setting's values as one text."""
+        """Return the values of the setting, joined by spaces."""
         return " ".join(self.values)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings by name, with typed access; absent and null settings have the default."""
+    """Settings by name, with typed access and defaults for absent and null settings."""
 
     by_name: Mapping[str, Setting]
 
     def text(self, name: str, default: str = "") -> str:
-        """Return a setting's values as one text."""
+        """Return the values of a setting, joined by spaces."""
         setting = self.by_name.get(hyphenated(name))
         return (
             default
@@ -96,15 +96,15 @@ class Settings:
         )
 
     def size(self, name: str, default: int = 1) -> int:
-        """Return a count.
+        """Return a setting as a whole number.
 
         Raises:
-            InputError: It is not a count.
+            InputError: The value is not a whole number.
         """
         return parse_whole_number(self.text(name, str(default)), name)
 
     def on(self, name: str, *, default: bool = False) -> bool:
-        """Return whether a switch is on.
+        """Return True if a switch is on.
 
         Raises:
             InputError: The value is neither true nor false.
@@ -132,7 +132,7 @@ _SIZE_FIELDS = {
 
 @dataclass(kw_only=True)
 class Reading:
-    """A configuration as a query, and the use of its settings."""
+    """The query read from a configuration, and the use of each setting."""
 
     tool: str
     query: dict[str, Any] = field(default_factory=dict)
@@ -152,17 +152,15 @@ class Reading:
     """
 
     def refuse(self, why: str) -> None:
-        """Record a setting that is unknown or not modelled."""
+        """Record an unsupported setting."""
         self.refused.append(why)
 
     def ignore(self, setting: Setting, reason: str) -> None:
-        """Record a setting that the query does not need."""
+        """Record a setting that does not affect the query."""
         self.ignored.append(Ignored(flag=setting.written, reason=reason, line=setting.line))
 
     def note_length_bound(self, flag: str) -> None:
-        """Record that each sample is assumed to have the length in `flag`, which is an upper
-        bound.
-        """
+        """Record that each sample is assumed to have the maximum length that `flag` sets."""
         reason = (
             "a bound, taken for each sample's length: if samples are shorter, set "
             "training.sequence_lengths, or training.sequence_length to their mean"
@@ -170,7 +168,8 @@ class Reading:
         self.ignored.append(Ignored(flag=flag, reason=reason))
 
     def add_missing(self, path: str, why: str, *, example: object = None, after: str = "") -> None:
-        """Record a missing field, once.
+        """Record a required field that the configuration does not set; the first hint for a
+        field is kept.
 
         The hint consists of `why`, the field's option if there is an example, and `after`.
         """
@@ -181,15 +180,15 @@ class Reading:
         self.missing.append(Missing(field=path, hint=hint, example=shown))
 
     def overridden_size(self, path: str) -> str:
-        """Return the size that the caller sets for the field at `path`; an empty text for other
-        fields and lists of sizes.
+        """Return the size that the caller sets for a field; empty for other fields and for lists
+        of sizes.
         """
         size = self.overrides.get(path) if path in _SIZE_FIELDS else None
         return str(size) if isinstance(size, int) else ""
 
     def add_unknown_value(self, setting: Setting, path: str) -> None:
-        """Record that the value of a setting for the field at `path` is unknown; ignore it if the
-        field is set.
+        """Record a field as missing because its setting has an unknown value, unless the caller
+        sets the field.
         """
         if any(path == given or path.startswith(f"{given}.") for given in self.overrides):
             self.ignore(setting, f"its value is unknown, but {path} is set")
@@ -201,16 +200,14 @@ class Reading:
         )
 
     def add_unknown_values(self, settings: Iterable[Setting], fields: Mapping[str, str]) -> None:
-        """Record as missing the settings with unknown values that determine one of `fields` (by the
-        setting's name).
-        """
+        """Record as missing each field in `fields` whose setting has an unknown value."""
         for setting in settings:
             if setting.unknown and setting.name in fields:
                 self.add_unknown_value(setting, fields[setting.name])
 
 
 class ImportRefusedError(UnsupportedError):
-    """A configuration with unsupported or missing settings; the error names all of them."""
+    """A configuration has unsupported or missing settings, all of which the message names."""
 
     def __init__(self, message: str, *, reading: Reading, field: str, code: str) -> None:
         super().__init__(message, field=field, code=code)
@@ -219,7 +216,7 @@ class ImportRefusedError(UnsupportedError):
 
 
 def reading_accounts(reading: Reading) -> dict[str, Any]:
-    """Return read, ignored and missing as JSON values."""
+    """Return the settings that were read, ignored and missing, as JSON values."""
     return {
         "read": [asdict(read_setting) for read_setting in reading.read],
         "ignored": [asdict(ignored_setting) for ignored_setting in reading.ignored],
@@ -229,7 +226,7 @@ def reading_accounts(reading: Reading) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """A line of a table of arguments."""
+    """An argument in a tool's table."""
 
     name: str
     arity: str
@@ -242,18 +239,17 @@ class Argument:
 
 
 class Table(dict[str, Argument]):
-    """A tool's arguments by name."""
+    """The arguments of a tool by name."""
 
     @functools.cached_property
     def beginnings(self) -> list[str]:
-        """Prefixes: names that end in *."""
+        """The entries that end in *, which match all names with that prefix."""
         return [name for name in self if name.endswith("*")]
 
 
 @functools.cache
 def table(name: str) -> Table:
-    """Return the arguments of the table `name` by name, from a YAML file of uses, reasons and
-    names.
+    """Return the arguments in tables/NAME.yaml, by argument name.
 
     A name alone is a switch, `name=` has a value, `name=+` and `name=*` several, `name=?` an
     optional one; `name=|a|b` is rejected unless its value is a or b.
@@ -278,7 +274,7 @@ def table(name: str) -> Table:
 
 
 def look_up(name: str, table: Table) -> Argument | None:
-    """Return the table's line for a name: that of the name itself, or of a prefix."""
+    """Return the entry for an argument's name, or for the longest matching prefix."""
     if name in table:
         return table[name]
     beginnings = [
@@ -288,18 +284,18 @@ def look_up(name: str, table: Table) -> Argument | None:
 
 
 MAX_NAMED = 40
-"""Maximum number of rejected settings, and of missing fields, in one error."""
+"""Maximum number of unsupported settings, and of missing fields, in an error."""
 REQUESTED_BY_USER = "ignored as requested"
 _VARIABLE = re.compile(r"\$\{?(\w+)(?:\[.*\])?\}?")
 
 
 def are_variables(parts: Iterable[str]) -> bool:
-    """Return whether all unknown parts are variables, which an unavailable file may set."""
+    """Return True if all unknown parts are variables, which an unavailable file may set."""
     return all(_VARIABLE.fullmatch(part.strip()) for part in parts)
 
 
 def describe_unknown_parts(parts: Iterable[str]) -> str:
-    """Return the unknown parts of a word, and what would determine them."""
+    """Return the unknown parts of a word and the options that would set them."""
     parts = tuple(parts)
     if not are_variables(parts):
         return f"{', '.join(parts)}, only known at run time"
@@ -312,14 +308,14 @@ def describe_unknown_parts(parts: Iterable[str]) -> str:
 
 
 def hyphenated(name: str) -> str:
-    """Return a flag's or a key's name as in tables."""
+    """Return the name of a flag or key as in tables: with hyphens, without leading dashes."""
     return name.lstrip("-").replace("_", "-")
 
 
 def sort_settings(
     settings: Iterable[Setting], *, table: Table, reading: Reading, spare: Iterable[str] = ()
 ) -> dict[str, Setting]:
-    """Return the settings by name (the last of each), and record each as read, ignored or rejected.
+    """Return the last setting of each name, and record each as read, ignored or rejected.
 
     A setting that is read and whose value is unknown is recorded as missing and omitted from the
     result, so that no reader silently uses a default. A size among `reading.overrides` replaces the
@@ -387,14 +383,14 @@ _UNKNOWN_VALUE = re.compile(r"\$\{.+\}|\$\([^)]*\)|\$[A-Za-z_]\w*|\{\{.*?\}\}")
 
 
 def as_settings(mapping: Mapping[str, Any], *, lines: str = "") -> list[Setting]:
-    """Return the leaves of a file's mapping as settings named by dotted keys; `lines` is its text,
-    for line numbers.
+    """Return the leaves of a mapping as settings with dotted names; `lines` is its text, for
+    line numbers.
     """
     return _leaf_settings(mapping, rows=_line_numbers(lines), prefix="")
 
 
 def key_values(mapping: Mapping[str, Any]) -> dict[str, str]:
-    """Return the leaves of a file's mapping by dotted key, each as written."""
+    """Return the leaves of a mapping by dotted key, as text."""
     return {setting.written: " ".join(setting.values) for setting in as_settings(mapping)}
 
 
@@ -427,7 +423,7 @@ def _value_text(value: Any) -> str:
 
 
 def _line_numbers(text: str) -> dict[str, int]:
-    """Return the line of the first occurrence of each key."""
+    """Return the line number of the first occurrence of each key."""
     rows: dict[str, int] = {}
     for number, row in enumerate(text.splitlines(), 1):
         for key in re.findall(r"(?<![\w.-])([\w.-]+)['\"]?\s*[:=]", row.partition("#")[0]):
@@ -438,7 +434,7 @@ def _line_numbers(text: str) -> dict[str, int]:
 def parse_flags(
     words: Iterable[Any], *, table: Mapping[str, Argument], reading: Reading
 ) -> list[Setting]:
-    """Return flags and their values as argparse would parse them; reject words that belong to no
+    """Return flags with their values, as argparse parses them; reject words that belong to no
     flag.
     """
     settings: list[Setting] = []
@@ -514,10 +510,10 @@ def parse_flags(
 
 
 def parse_whole_number(value: Any, name: str) -> int:
-    """Return a count.
+    """Return a value as a whole number.
 
     Raises:
-        InputError: It is not a count.
+        InputError: The value is not a whole number.
     """
     text = str(value)
     if not re.fullmatch(r"-?\d{1,18}(\.0*)?", text):
@@ -526,10 +522,10 @@ def parse_whole_number(value: Any, name: str) -> int:
 
 
 def parse_fraction(value: Any, name: str) -> float:
-    """Return a fraction from 0 to 1.
+    """Return a value as a fraction from 0 to 1.
 
     Raises:
-        InputError: It is not one.
+        InputError: The value is not a number from 0 to 1.
     """
     text = str(value)
     if not re.fullmatch(r"[01]?\.?\d{0,18}", text) or not text.strip(".") or float(text) > 1.0:

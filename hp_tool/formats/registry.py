@@ -1,6 +1,4 @@
-"""The registry of formats: one object per kind of file or script, registered by the tool's
-module.
-"""
+"""Register the formats of other tools, one object for each kind of file or script."""
 
 import functools
 import importlib
@@ -23,7 +21,7 @@ Setup = TypeVar("Setup", TrainingSetup, ServingSetup)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format(Generic[Setup]):
-    """A tool's configuration: how it is recognised, read and written, and what the tool runs."""
+    """A tool's format: how it is detected, read and written, and what the tool supports."""
 
     name: str
     title: str = ""
@@ -82,7 +80,7 @@ _FORMATS: dict[str, Format[Any]] = {}
 
 
 def register(format: Format[Any]) -> None:
-    """Register a format for all interfaces.
+    """Register a format, which makes it available in all interfaces.
 
     Raises:
         ValueError: The name is already registered.
@@ -104,39 +102,37 @@ def _import_tools() -> None:
 
 
 def formats(kind: Kind | None = None) -> tuple[Format[Any], ...]:
-    """Return all formats, or those of one kind, in the order of lists."""
+    """Return the formats of a kind, or all formats, in the order in which lists show them."""
     _import_tools()
     known = (each for each in _FORMATS.values() if kind in (None, each.kind))
     return tuple(sorted(known, key=lambda each: (each.kind != "training", each.place, each.name)))
 
 
 def readable() -> tuple[str, ...]:
-    """Return the names of the formats that are read."""
+    """Return the names of the formats that can be imported."""
     return tuple(tool_format.name for tool_format in formats() if tool_format.read is not None)
 
 
 def writable(kind: Kind | None = None) -> tuple[str, ...]:
-    """Return the names of the formats in which configurations of a kind, or of both kinds, are
-    written.
-    """
+    """Return the names of the formats that can be exported, for one kind of query or all."""
     return tuple(tool_format.name for tool_format in formats(kind) if tool_format.write is not None)
 
 
 def listed_readable() -> str:
-    """Return the names of the formats that are read, for help texts and descriptions."""
+    """Return the names of importable formats as text."""
     return ", ".join(readable())
 
 
 def listed_writable() -> str:
-    """Return the names of the formats that are written, for help texts and descriptions."""
+    """Return the names of exportable formats as text."""
     return f"{', '.join(writable('training'))}; for serving {', '.join(writable('inference'))}"
 
 
 def get_format(name: str) -> Format[Any]:
-    """Return the format with a given name.
+    """Return the format with a name.
 
     Raises:
-        InputError: There is no such format.
+        InputError: No format has this name.
     """
     _import_tools()
     if name not in _FORMATS:
@@ -149,7 +145,7 @@ def get_format(name: str) -> Format[Any]:
 
 
 def default_format(kind: Kind, runs: str | None = None) -> Format[Any]:
-    """Return the default format of a framework's or an engine's configurations.
+    """Return the default format of a framework or an engine.
 
     `runs` is the framework or engine; None, or one without its own format, gives the first of the
     kind.

@@ -1,4 +1,4 @@
-"""Common parts of written scripts: commands with options, and what the user must fill in."""
+"""Write shell scripts: commands with options, and comments about what the user must fill in."""
 
 import re
 import shlex
@@ -9,12 +9,13 @@ FILL = "FILL IN"
 
 
 def script_text(lines: Iterable[str]) -> str:
-    """Return a script of these lines."""
+    """Return a bash script with these lines."""
     return "\n".join(("#!/usr/bin/env bash", *lines, ""))
 
 
 def required_variable(name: str, meaning: str) -> str:
-    """Return a quoted reference to a variable without which the script stops and prints `meaning`.
+    """Return a quoted reference to a shell variable; if it is unset, the script stops and prints
+    `meaning`.
 
     Raises:
         ValueError: The meaning has characters with a meaning to bash, such as a single quote.
@@ -25,22 +26,22 @@ def required_variable(name: str, meaning: str) -> str:
 
 
 def option_lines(options: Mapping[str, Iterable[str]], *, prefix: str = "") -> list[str]:
-    """Return each option with its values, quoted, as a line."""
+    """Return a line with the quoted values for each option."""
     return [shlex.join((f"{prefix}{name}", *words)) for name, words in options.items()]
 
 
 def assignments(options: Mapping[str, str]) -> list[str]:
-    """Return `key=value` of each option, for Hydra."""
+    """Return a `key=value` word for each option, as Hydra requires."""
     return [f"{name}={value}" for name, value in options.items()]
 
 
 def multiline_command(*lines: str) -> str:
-    """Return a command over several lines; the script's arguments are appended."""
+    """Return a command over several lines, followed by the script's own arguments."""
     return " \\\n    ".join((*lines, '"$@"'))
 
 
 def fill_in_comment(parts: Iterable[str]) -> list[str]:
-    """Return the comment that lists what the user must fill in."""
+    """Return a comment that lists what the user must fill in."""
     return [
         f"# Fill in, each marked {FILL} below:",
         *(f"#   {number}. {what}" for number, what in enumerate(parts, 1)),

@@ -1,4 +1,4 @@
-"""Signs by which the format of a text is detected."""
+"""Signs that identify the format of a text."""
 
 import re
 from collections.abc import Callable, Mapping, Set
@@ -10,7 +10,7 @@ Place = Literal["text", "keys", "script"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """A text with the properties from which its format is detected."""
+    """A text and the properties that identify its format."""
 
     text: str
     content: Mapping[str, Any] = field(default_factory=dict)
@@ -23,7 +23,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """A sign of a format. Of the matching signs, the one with the lowest rank is used."""
+    """A sign of a format; of all matching signs, the one with the lowest rank decides."""
 
     place: Place
     """Where the sign is looked for: in any text (tried first), in a file of keys, or in a
@@ -37,17 +37,19 @@ class Sign:
 
 
 def matches_pattern(pattern: str) -> Callable[[Evidence], bool]:
-    """Return a test for a regular expression in the text."""
+    """Return a test that the text matches a regular expression."""
     return lambda evidence: re.search(pattern, evidence.text) is not None
 
 
 def has_any_key(*names: str) -> Callable[[Evidence], bool]:
-    """Return a test for one of the keys at the top level."""
+    """Return a test that the file has one of these top-level keys."""
     return lambda evidence: not evidence.keys.isdisjoint(names)
 
 
 def has_key_near_top(*names: str) -> Callable[[Evidence], bool]:
-    """Return a test for one of the keys near the beginning."""
+    """Return a test that one of these keys is at the top level or near the beginning of the
+    text.
+    """
     return lambda evidence: any(
         name in evidence.keys or f"{name}:" in evidence.text[:20_000] for name in names
     )

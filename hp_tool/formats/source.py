@@ -23,7 +23,7 @@ _ARGUMENT_LISTS = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A configuration with its environment, files and log."""
+    """A configuration to import, with its environment, files and log."""
 
     text: str
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Source:
 
     @functools.cached_property
     def mapping(self) -> dict[str, Any] | None:
-        """Return the content of a file of keys; None for a script.
+        """Return the mapping in a JSON or YAML text; None for a script.
 
         Raises:
             InputError: The JSON is invalid.
@@ -71,10 +71,10 @@ class Source:
         )
 
     def launch(self, reading: Reading) -> tuple[Launch, Script]:
-        """Return the command of a script that trains or serves, and the script.
+        """Return the command of the script that trains or serves, and the script.
 
         Raises:
-            InputError: There is none.
+            InputError: The script starts no training and no server.
         """
         launch, script = read_launch(
             self.text, reading=reading, variables=dict(self.variables), files=dict(self.files)
@@ -109,8 +109,8 @@ class Source:
         return launch, script
 
     def keys(self, reading: Reading) -> dict[str, Any]:
-        """Return a file of keys with resolved references, or the merged files of a script's
-        command.
+        """Return the mapping of a file with references resolved, or the merged files of a
+        script's command.
 
         Later files override earlier ones.
 
@@ -144,20 +144,18 @@ class Source:
 
 
 def find_named_file(script: Script, name: str) -> str | None:
-    """Return the text of a file that a script names; None if it is not available."""
+    """Return the text of a file that a script writes, names or received; None if not available."""
     return find_file(script.files, name)
 
 
 def find_file(files: Mapping[str, str], name: str) -> str | None:
-    """Return the text of a file, by its name in the configuration or its base name; None if not
-    available.
-    """
+    """Return the text of a file by its path or base name; None if not available."""
     path = PurePosixPath(name)
     return next((files[each] for each in (name, str(path), path.name) if each in files), None)
 
 
 def parse_mapping(text: str) -> dict[str, Any] | None:
-    """Return the content of a YAML text; None for other texts, such as a shell script."""
+    """Return the mapping in a YAML text; None for other text, such as a shell script."""
     first = next(
         (row for row in text.splitlines() if row.strip() and not row.lstrip().startswith("#")), ""
     )
@@ -174,10 +172,10 @@ def parse_mapping(text: str) -> dict[str, Any] | None:
 
 
 def parse_keys(text: str) -> dict[str, Any]:
-    """Return the content of a file of keys, in JSON or YAML.
+    """Return the mapping in a JSON or YAML text.
 
     Raises:
-        InputError: It is neither.
+        InputError: The text is neither JSON nor YAML.
     """
     try:
         return documents.parse(text, origin=Path("deepspeed.json"))

@@ -1,5 +1,5 @@
-"""The release for which a configuration was chosen, written and read as a comment because no tool
-has an option for it.
+"""Write and read the release of a framework or engine as a comment, because no tool has an
+option for it.
 """
 
 import re
@@ -13,8 +13,8 @@ _RELEASE = r"v?\d+(?:\.\w+)+(?:[.+-]\w+)*"
 
 
 def release_words(workload: TrainingWorkload | InferenceWorkload) -> str:
-    """Return `megatron-core 0.18` if a workload has a release that is a single word; else an empty
-    text.
+    """Return the framework and its release, such as `megatron-core 0.18`; empty without a
+    release.
     """
     if isinstance(workload, TrainingWorkload):
         program, release = workload.framework, workload.framework_version
@@ -24,9 +24,7 @@ def release_words(workload: TrainingWorkload | InferenceWorkload) -> str:
 
 
 def read_release(text: str, reading: Reading) -> None:
-    """Read the release of the query's framework or engine from the first line of an exported
-    text.
-    """
+    """Read the release from the first line of an exported text into the query."""
     section, program, release = (
         ("training", "framework", "framework_version")
         if reading.query.get("kind") == "training"

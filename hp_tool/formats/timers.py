@@ -45,7 +45,7 @@ _RANK_LINE = re.compile(rf"rank\s+(\d{{1,6}}): {_NUMBER}\s*$")
 
 @dataclass(slots=True, kw_only=True)
 class TimedStep:
-    """Timers printed once, in seconds per step; a mean over the iterations since the previous
+    """Timers that Megatron printed together, in seconds per step, averaged since the previous
     print.
     """
 
@@ -59,7 +59,7 @@ class TimedStep:
 
 
 def is_log(path: Path) -> bool:
-    """Return whether the beginning of a file looks like a log."""
+    """Return True if the beginning of a file looks like a log."""
     try:
         with path.open("rb") as stream:
             beginning = stream.read(INSPECTED_BYTES)
@@ -69,7 +69,7 @@ def is_log(path: Path) -> bool:
 
 
 def read_timers(path: Path, *, name: str | None = None) -> list[TimedStep]:
-    """Return the steps of a log.
+    """Return the steps of a log with their timers.
 
     The first print is dropped if there are more, because it counts one iteration as many. `name` is
     the file's name in errors; None for its path.
@@ -94,7 +94,7 @@ def _read_lines(stream: Iterable[str]) -> Iterator[str]:
 
 
 def _timed_steps(lines: Iterable[str]) -> Iterator[TimedStep]:
-    """Yield each step that has a time, with the timers that follow it."""
+    """Yield each step that has a time, with the timers in the lines after it."""
     facts, step, name = LogFacts(), None, ""
     for line in lines:
         count = len(facts.step_s)
@@ -112,8 +112,8 @@ def _timed_steps(lines: Iterable[str]) -> Iterator[TimedStep]:
 
 
 def _read_timer(line: str, step: TimedStep, name: str) -> str:
-    """Read one line after that of a step (for lines of ranks, of the timer `name`); return the
-    timer of the next line.
+    """Add the timer in one line to a step; return the name of the timer that the next line
+    continues.
     """
     if line.lstrip().startswith("time (ms) |"):  # One line, of the last rank.
         for named in _OLD_LINE.finditer(line):

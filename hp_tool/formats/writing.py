@@ -1,4 +1,4 @@
-"""Common parts of writing a setup: option words, headlines, and rejected settings."""
+"""Write setups: options, headlines, and errors about settings that a tool does not support."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
@@ -20,7 +20,7 @@ Values = Mapping[str, bool | int | float | str | list[str] | None]
 
 
 def option_words(values: Values) -> dict[str, list[str]]:
-    """Return the words of each option that is not omitted."""
+    """Return the words of each option that is set."""
 
     def words(value: int | float | str | list[str]) -> list[str]:
         if isinstance(value, list):
@@ -35,7 +35,8 @@ def option_words(values: Values) -> dict[str, list[str]]:
 
 
 def headline(setup: TrainingSetup | ServingSetup) -> str:
-    """Return the headline of a script's comment, on one line regardless of the names.
+    """Return the comment line that describes a setup, such as `llama-3-8b on 64 x h100-sxm-80gb,
+    megatron-core 0.18`.
 
     For example `qwen3.6-27b without the vision tower (27 layers of 1152) on 64 x
     h100-sxm-80gb, megatron-core 0.18`.
@@ -51,7 +52,7 @@ def headline(setup: TrainingSetup | ServingSetup) -> str:
 
 
 def model_name_argument(name: str) -> str:
-    """Return a model's name as an argument of a command.
+    """Return a model's name for a command line.
 
     Raises:
         InputError: A program would read it as an option or two lines.
@@ -72,7 +73,7 @@ SHAPE_FIELDS = frozenset(
 
 
 def trains_in_16_bits(setup: TrainingSetup) -> bool:
-    """Return whether all weights are trained directly in 16 bits, without a copy in 32 bits."""
+    """Return True if the optimizer updates 16-bit weights directly, without a 32-bit copy."""
     w = setup.workload
     kept = (w.parameter_precision, w.gradient_precision, w.optimizer_precision)
     return (
@@ -91,7 +92,7 @@ def reject_inexpressible(
     expressed: Collection[str],
     runs: str | None = None,
 ) -> None:
-    """Reject the first non-default setting that the tool cannot express.
+    """Reject the first non-default setting for which the tool has no option.
 
     `expressed` are the names of the fields that the export supports, `runs` is the single framework
     of the tool. Nothing is dropped silently, and a field that a later version adds is rejected

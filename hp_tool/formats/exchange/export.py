@@ -141,7 +141,7 @@ def _default_format(query: Query) -> str:
     """Return the format of the query's framework or engine.
 
     Raises:
-        InputError: It has none.
+        InputError: The framework or engine has no format.
     """
     if query.training is not None:
         runs = resolve_training(query).workload.framework
@@ -551,7 +551,7 @@ def _get_writer(name: str, *, field: str = "format") -> Format[Any]:
     """Return the format with a name, if configurations can be written in it.
 
     Raises:
-        InputError: There is no such format.
+        InputError: No writable format has this name.
     """
     kinds: tuple[Kind, ...] = ("training",) if field == "for" else ("training", "inference")
     known = {

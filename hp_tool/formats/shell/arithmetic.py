@@ -67,7 +67,7 @@ def evaluate_arithmetic(expander: WordExpander, node: Node, depth: int = 0) -> i
     """Return the value of an arithmetic expression's node.
 
     Raises:
-        SumError: It is unknown or invalid.
+        SumError: The expression is invalid, or its value is unknown.
     """
     from hp_tool.formats.shell.words import OPEN, Word, source_text
 
@@ -107,7 +107,7 @@ def _parse_integer(text: str) -> int:
     """Return the number of a text.
 
     Raises:
-        SumError: It is not a number.
+        SumError: The text is not a number.
     """
     if not re.fullmatch(r"-?\d{1,18}", text):
         raise SumError

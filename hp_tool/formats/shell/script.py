@@ -61,7 +61,7 @@ def read_script(
         files: Texts of the files that it sources or names.
 
     Raises:
-        InputError: It is not valid bash, or exceeds the limits.
+        InputError: The script is not valid bash, or exceeds the limits.
     """
     environment = dict(variables or {})
     runner = _Runner(files=dict(files or {}))

@@ -196,7 +196,7 @@ class Statements:
         """Return operands and operators of a test in the order they are written.
 
         Raises:
-            InputError: It is nested too deeply.
+            InputError: The test is nested too deeply.
         """
         if depth > MAX_DEPTH:
             raise InputError(f"line {self.expander.line(node)} is nested too deeply", code="syntax")

@@ -183,7 +183,7 @@ class WordExpander:
         """Return the parts of a word's node.
 
         Raises:
-            InputError: It is nested too deeply.
+            InputError: The word is nested too deeply.
         """
         self.depth += 1
         if self.depth > MAX_DEPTH:

@@ -33,7 +33,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
     """Return the JSON file's content.
 
     Raises:
-        UnsupportedError: It cannot express the setup.
+        UnsupportedError: DeepSpeed cannot express the setup.
     """
     w, c = setup.workload, setup.parallel
     reject_inexpressible(

@@ -85,7 +85,7 @@ def read(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of the command.
 
     Raises:
-        InputError: There is no such command.
+        InputError: The script has no such command.
     """
     launch, script = source.launch(reading)
     own, words, file = table("ms-swift"), list(launch.words), []

@@ -198,7 +198,7 @@ def _toml_text(source: Source, reading: Reading) -> str:
     """Return the TOML file, which a script may only name.
 
     Raises:
-        InputError: It is not available.
+        InputError: The file is not available.
     """
     if re.search(r"(?m)^[ \t]*\[\w", source.text) or not re.search(
         r"--job\.config_file|torchtitan", source.text

@@ -304,7 +304,7 @@ def _select_function(functions: Functions, wanted: str | None) -> str:
     """Return the name of the function to read.
 
     Raises:
-        InputError: There is no such function, or more than one.
+        InputError: No function has this name, or several functions are possible.
     """
     names = functions.returning(CONFIG_CLASS)
     if wanted is None and len(names) == 1:

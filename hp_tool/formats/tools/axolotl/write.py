@@ -18,7 +18,7 @@ def text(setup: TrainingSetup) -> str:
     """Return axolotl's YAML file, for `axolotl train`.
 
     Raises:
-        UnsupportedError: It cannot express the setup.
+        UnsupportedError: axolotl cannot express the setup.
     """
     fine_tuning.check_setup(setup, tool=TOOL, loss="unfused")
     head = (

@@ -402,7 +402,7 @@ def evaluate_list(node: ast.expr) -> list[int]:
     """Return the list that an expression of sums and multiples of lists describes.
 
     Raises:
-        ValueError: It is another expression.
+        ValueError: The expression is of another form.
     """
     if isinstance(node, ast.List) and all(
         isinstance(elt, ast.Constant) and isinstance(elt.value, int) for elt in node.elts

@@ -228,7 +228,7 @@ def _select_variant(rows: list[Preset], named: str, reading: Reading) -> Preset:
     without a variant.
 
     Raises:
-        UnsupportedError: There is no such variant.
+        UnsupportedError: The preset has no such variant.
     """
     known = {row.variant for row in rows}
     order = [named] if named else []
