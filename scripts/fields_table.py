@@ -51,7 +51,6 @@ def _table(title: str, fields: Iterable[Field]) -> str:
 
 
 def _first(text: str) -> str:
-    """Return the first sentence on one line."""
     line = " ".join(text.split()).replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")
     return re.split(r"(?<=[.])\s(?=[A-Z])", line)[0]
 

@@ -90,7 +90,6 @@ def _has_same_shape(config: Mapping[str, Any], whole: ModelSpec) -> bool:
 
 
 def _named_size(name: str, counted: float) -> float | None:
-    """Return the size in a checkpoint's name if it agrees with the shape within 2%; else None."""
     sizes = re.findall(r"(?<![A-Za-z\d])(\d+(?:\.\d+)?)[Bb](?![a-z])", name)
     named = (float(size) * 1e9 for size in sizes)
     return next((size for size in named if abs(counted / size - 1.0) < 0.02), None)

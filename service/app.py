@@ -154,9 +154,6 @@ def serve(*, settings: Settings) -> None:
 
 
 def _render_front_page(app: FastAPI) -> None:
-    """Render the front page once, so that its first reader does not wait for schemas, templates,
-    the catalogue and a ranking.
-    """
     with logs.log_errors("render the front page", log):
         ask.front_page(store=app.state.store, calibrations=app.state.calibrations.of(""))
 

@@ -76,7 +76,6 @@ class AsyncClient(Endpoints):
     async def _connected(
         self, stream: EventStream, reconnects: ReconnectPolicy
     ) -> AsyncGenerator[EventView]:
-        """Yield the events of one connection."""
         try:
             response = await self._http.send(stream.call.request(self._http), stream=True)
             try:

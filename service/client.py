@@ -165,9 +165,6 @@ class Client(Endpoints):
 
     @contextmanager
     def _stream(self, request: httpx.Request) -> Iterator[Iterator[bytes]]:
-        """Yield the chunks of an answer as they arrive; raise the error if the server returns an
-        error.
-        """
         try:
             response = self._http.send(request, stream=True)
             try:
@@ -204,7 +201,6 @@ class Client(Endpoints):
             yield from self._batch(content, params=params, due=content.count(b"\n"))
 
     def _batch(self, content: bytes, *, params: Mapping[str, str | int], due: int) -> Iterator[str]:
-        """Yield the answers to one request."""
         headers = {"Content-Type": NDJSON}
         request = self._http.build_request(
             "POST", "/v1/batch", params=params, content=content, headers=headers

@@ -145,7 +145,6 @@ class Worker:
         return None
 
     def _retire(self, error: StoreError) -> None:
-        """Claim no more searches, and log the reason, once for all threads."""
         with _RETIRING:
             if not self.outdated.is_set():
                 log.warning(

@@ -98,7 +98,6 @@ def _check(dy: torch.Tensor, x: torch.Tensor, buffer: torch.Tensor) -> None:
 
 
 def _cublas(library: list[ctypes.CDLL] = []) -> ctypes.CDLL:  # noqa: B006  # loaded once
-    """Return the cuBLAS library that torch has loaded."""
     if not library:
         torch.cuda.current_blas_handle()
         mapped = re.findall(r"\S*/libcublas\.so[.\d]*", Path("/proc/self/maps").read_text())

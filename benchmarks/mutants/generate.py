@@ -210,7 +210,6 @@ def _is_type(node: ast.AST, *, parent: ast.AST) -> bool:
 
 
 def _names(node: ast.AST) -> Iterator[str]:
-    """Return the names, attributes and keywords in an expression."""
     for each in ast.walk(node):
         match each:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.keyword(arg=str(name)):

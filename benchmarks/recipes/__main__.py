@@ -60,8 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
             if each is not total:
                 total.add(each)
         print(
-            f"all models, each without its presets: {total.share:.1%} of {total.compared.total():,} "
-            "values"
+            f"all models, each without its presets: {total.share:.1%} of "
+            f"{total.compared.total():,} values"
         )
         print("; ".join(f"{key} {share:.0%}" for key, share in total.by_key().items()))
     if not (same or options.write):

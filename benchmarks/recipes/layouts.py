@@ -68,7 +68,6 @@ def layouts(folder: Path) -> str:
 
 
 def _name(preset: str) -> tuple[str, ...] | None:
-    """Return the function, recipe, chip and variant in a preset's name."""
     match = next(filter(None, (each.fullmatch(preset or "") for each in NAMES)), None)
     if match is None:
         return None
@@ -78,6 +77,5 @@ def _name(preset: str) -> tuple[str, ...] | None:
 
 
 def _settings(row: Row) -> tuple[Any, ...]:
-    """Return the values of keys by their dotted names (`training.cuda_graphs`)."""
     names = ("gpu", "precision", "task", "model", "num_gpus", *SIZES)
     return tuple("" if row[name] is None else row[name] for name in names)

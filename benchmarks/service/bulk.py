@@ -232,7 +232,6 @@ def _write_sqlite(url: str, table: str, names: Sequence[str], rows: Iterator[lis
 
 
 def _text(value: Any) -> Any:
-    """Return a time as the columns store it in SQLite."""
     return (
         value.replace(tzinfo=None).isoformat(" ", timespec="microseconds")
         if isinstance(value, datetime)

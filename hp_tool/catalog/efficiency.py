@@ -153,9 +153,6 @@ def check_power_cap(query: str | ClusterQuery, *, gpu: GpuSpec, serves: bool = F
 def _sustained_constants(
     die: str, power_w: float, peaks: tuple[tuple[Precision, float], ...]
 ) -> GpuEfficiency:
-    """Return a die's constants at the clocks that it sustains with this power limit and these
-    peaks.
-    """
     return _with_clocks(_die_efficiency(die), _clocks(die), power_w, dict(peaks))
 
 
@@ -301,7 +298,6 @@ def save_machine_profile(cluster: str, profile: MachineProfile) -> Path:
 
 
 def _without_defaults(value: Any) -> Any:
-    """Return a dataclass, and all dataclasses in it, as mappings without default values."""
     if isinstance(value, dict):
         return {key: _without_defaults(each) for key, each in value.items()}
     if not dataclasses.is_dataclass(value):
@@ -330,7 +326,6 @@ def _read_machine_profile(name: str, folders: tuple[Path, ...]) -> MachineProfil
 
 @functools.lru_cache(maxsize=1024)
 def _file_name(cluster: str) -> str:
-    """Return the cluster's name as a file name that is valid on all systems."""
     return re.sub(r"[^a-z0-9]+", "-", cluster.casefold()).strip("-")[:100] or "unnamed"
 
 

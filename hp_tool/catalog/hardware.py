@@ -250,12 +250,10 @@ def _gpus_per_node(query: ClusterQuery, usual: int, num_gpus: int) -> int:
 
 
 def _full_size(size: int | None, usual: int, num_gpus: int) -> int:
-    """Return the number of devices of a host or NVLink domain, even if the job uses fewer."""
     return usual if size is None or size == num_gpus < usual else size
 
 
 def _network(query: ClusterQuery, node: NodeType | None) -> dict[str, Any]:
-    """Return the network levels that the query sets; without them, those of the node type."""
     names = ("network_topology", "nodes_per_leaf", "network_oversubscription")
     levels = {
         name: value
@@ -275,7 +273,6 @@ def _network(query: ClusterQuery, node: NodeType | None) -> dict[str, Any]:
 def _nvlink_domain_size(
     query: ClusterQuery, usual: int | None, num_gpus: int, gpus_per_node: int
 ) -> int:
-    """Return the number of devices in an NVLink domain; without NVLink, in a node."""
     if query.nvlink_domain_size is None:
         return max(gpus_per_node, min(usual or gpus_per_node, num_gpus))
     size = min(query.nvlink_domain_size, num_gpus)

@@ -291,7 +291,6 @@ def _published_names(name: str) -> Iterator[str]:
 
 
 def _without_format(name: str) -> str:
-    """Return a checkpoint's name without the format of its weights."""
     return _WEIGHT_FORMAT_SUFFIX.sub("", name)
 
 

@@ -78,7 +78,6 @@ def _check_pattern(spec: ModelSpec) -> None:
 
 
 def _check_kind(kind: ModelSpec) -> None:
-    """Check layers of one kind."""
     if kind.feed_forward == "experts" and kind.num_experts is None:
         raise _model_error("num_experts", "layers with experts require num_experts; set it")
     if kind.feed_forward not in (None, "experts") and kind.num_experts is not None:

@@ -165,7 +165,6 @@ def _seconds(value: Any, *, unit: str) -> float:
 
 
 def _count_cached_tokens(blocks: Iterable[Any], seen: set[Any]) -> int:
-    """Return the number of tokens in the leading blocks that earlier requests contained."""
     known, ahead = 0, True
     for block in blocks:
         ahead = ahead and block in seen

@@ -279,7 +279,6 @@ def check_unknown_jobs(database_url: str | None) -> Iterator[Check]:
 
 
 def _first_names(names: list[str]) -> str:
-    """Return the first names, and how many more there are."""
     more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
     return ", ".join(names[:MAX_NAMES_SHOWN]) + more
 
@@ -293,7 +292,6 @@ def _open_jobs(launcher: Callable[[], Launcher]) -> set[str]:
 
 
 def _launchers() -> Iterator[tuple[str, Callable[[], Launcher]]]:
-    """Yield this host, registered clusters with a launcher, and launchers with an options file."""
     from hp_tool.cluster import launchers
 
     yield "this host", partial(launchers.create, "local")
@@ -409,7 +407,6 @@ def _configured_launchers() -> Iterator[tuple[str, Callable[[], Launcher]]]:
 
 
 def _launcher_check(name: str, launcher: Callable[[], Launcher]) -> Check:
-    """Check a launcher: an unreachable cluster is a warning, an invalid configuration a failure."""
     try:
         return Check(name, "ok", launcher().answers())
     except MissingExtraError as error:

@@ -274,5 +274,4 @@ def gpu_seconds_budget(query: JsonObject) -> float:
 
 
 def _midnight(at: datetime) -> datetime:
-    """Return the latest midnight at or before `at` (UTC)."""
     return at.replace(hour=0, minute=0, second=0, microsecond=0)

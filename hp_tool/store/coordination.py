@@ -239,7 +239,6 @@ class Coordination(StoreBase):
 
 
 def _check_edition(search_id: str, *, stored_by: int | None, edition: int | None) -> None:
-    """Raise StoreError `older_edition` if a newer hp_tool stored the search."""
     if edition is not None and stored_by is not None and stored_by > edition:
         raise StoreError(
             f"Search {search_id} was stored by a newer hp-tool (edition {stored_by}; this one is "
@@ -328,14 +327,12 @@ def claim_order(
 
 
 def _time_parameters(at: datetime) -> dict[str, datetime]:
-    """Return the parameters of statements about leases that depend on the time."""
     return {"at": at, "too_late": at + CLOCK_SLACK, "lately": at - RECENT_RELEASE}
 
 
 def _full_clusters(
     running: list[tuple[str | None, str]], *, holder: str, per_cluster: int | None
 ) -> list[str]:
-    """Return the clusters that already run their maximum number of searches."""
     if per_cluster is None:
         return []
     host = holder.rpartition(":")[0]

@@ -99,7 +99,6 @@ class Listing:
         return json_digest([self.table.name, filters, span, self._ascending, *self.words])[:16]
 
     def _decode(self, cursor: str) -> tuple[sa.BindParameter[datetime], sa.BindParameter[str]]:
-        """Return the key in a cursor; raise InputError if the cursor belongs to another list."""
         try:
             text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
             at, last, digest = text.split("|")

@@ -155,7 +155,6 @@ class Forgetting(StoreBase):
                 return total
 
     def _cut_logs(self, before: datetime, *, dry_run: bool) -> int:
-        """Remove the ends of logs from old measurements; status and cause remain."""
         table, last, total = tables.measurements, "", 0
         old = (
             table.c.status != "ok",

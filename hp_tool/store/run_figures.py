@@ -81,7 +81,4 @@ def _run_figures(row: dict[str, Any]) -> RunFigures:
 
 @lru_cache(maxsize=256)
 def _fidelity(text: str) -> Fidelity:
-    """Decode a fidelity. The cache is small, because the runs of a search have few different
-    ones.
-    """
     return decode(Fidelity, text)

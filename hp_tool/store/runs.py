@@ -210,7 +210,6 @@ class Runs(StoreBase):
 def _last_attempt(
     connection: sa.Connection, search_id: str, digest: str
 ) -> sa.Row[Any, Any, Any] | None:
-    """Return (id, state, attempt) of the newest run with this digest; None without one."""
     attempts = sa.select(RUN.c.id, RUN.c.state, RUN.c.attempt).where(
         RUN.c.search_id == search_id, RUN.c.digest == digest
     )
@@ -259,7 +258,6 @@ def change_run(
 
 
 def _append_run_event(connection: sa.Connection, run: RunRecord, *, at: datetime) -> RunRecord:
-    """Append the event of a run's new state, and reset the search's count of lost claims."""
     payload: JsonObject = {"run_id": run.id, "number": run.number, "state": run.state}
     if run.measurement is not None:
         payload |= {"status": run.measurement.status, "step_s": run.measurement.objective_s}

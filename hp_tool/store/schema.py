@@ -149,7 +149,6 @@ def migrate(url: str) -> None:
 
 @contextmanager
 def _migration_connection(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Connect for migrations, which begin and end their own transactions."""
     with engine.execution_options(**{WRITES: True, DURABLE: True}).connect() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(sa.text(f"SET lock_timeout = {round(1000 * LOCK_TIMEOUT_S)}"))

@@ -297,7 +297,6 @@ class Searches(StoreBase):
 
 
 def _fingerprint(query: JsonObject, **options: int | str | None) -> str:
-    """Return a digest of a request: the query and the options that are set, or the query alone."""
     set_options = {name: value for name, value in options.items() if value}
     return json_digest([query, set_options] if set_options else query)
 
@@ -310,7 +309,6 @@ def model_of(query: JsonObject) -> str | None:
 
 
 def _unique_words(text: str) -> tuple[str, ...]:
-    """Return the different words of a text, normalized for lookup."""
     return tuple(
         dict.fromkeys(word[:MAX_WORD_LENGTH] for word in re.findall(r"\w+", text.casefold()))
     )

@@ -79,7 +79,6 @@ class Strays(StoreBase):
 
 
 def _engines_in_use_query(*, since: datetime) -> sa.Select[Any]:
-    """Select (cluster, created_at, id) of searches whose runs are open or ended after `since`."""
     recent = sa.or_(RUN.c.state.in_(OPEN_RUN), RUN.c.finished_at >= since)
     searches = sa.select(SEARCH.c.cluster, SEARCH.c.created_at, SEARCH.c.id).join(
         RUN, RUN.c.search_id == SEARCH.c.id

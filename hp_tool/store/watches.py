@@ -209,7 +209,6 @@ def _read_watch(connection: sa.Connection, watch_id: str, *, locked: bool = Fals
 def _admit_process(
     connection: sa.Connection, watch: WatchRecord, *, max_processes: int | None
 ) -> None:
-    """Raise ConflictError `too_many` if no further process may report to this job."""
     counted = sa.select(sa.func.count()).select_from(SOURCE)
     if (
         connection.execute(counted.where(SOURCE.c.watch_id == watch.id)).scalar_one()

@@ -310,13 +310,11 @@ def _figures(shown: Iterable[render.Figure], answer: Answer, basis: Basis) -> di
 
 
 def _parts(memory: Answer) -> dict[str, float]:
-    """Return the parts of the memory that sum to the total."""
     sizes = {name: memory.get(f"{name}_bytes") for name in (*MEMORY_KEYS, *SERVING_MEMORY_KEYS)}
     return {name: _round(size) for name, size in sizes.items() if size}
 
 
 def _round(value: float) -> float:
-    """Round to four significant digits; leave integers unchanged."""
     if isinstance(value, int):
         return value
     short = float(f"{value:.4g}")

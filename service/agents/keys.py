@@ -43,7 +43,6 @@ def keys_of(section: Section) -> dict[str, Any]:
 
 
 def _types(option: dict[str, Any]) -> list[str]:
-    """Return the types or choices of one alternative of a value."""
     if "enum" in option or "const" in option:
         return [str(value) for value in option.get("enum", [option.get("const")])]
     bounds = [f"{option[end]:g}" for end in ("minimum", "maximum") if end in option]

@@ -132,7 +132,6 @@ def run_stdio(*, server: str | None, database_url: str | None) -> None:
 
 @asynccontextmanager
 async def _local_service(database_url: str | None) -> AsyncIterator[AsyncClient]:
-    """Open a client of a service in this process, without a socket."""
     settings = replace(
         from_environment(host="127.0.0.1", database_url=database_url), allowed_hosts=()
     )
@@ -148,7 +147,6 @@ async def _local_service(database_url: str | None) -> AsyncIterator[AsyncClient]
 
 
 def _run_in_background(search_id: str) -> None:
-    """Run the search in a separate process, which continues after the agent's session."""
     command = [
         sys.executable,
         "-c",

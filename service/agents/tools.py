@@ -205,7 +205,6 @@ class Tools:
 
     @staticmethod
     async def _evaluate_fix(client: AsyncClient, query: Answer, fix: Answer) -> Answer:
-        """Return a fix with the figures of the query that results from it."""
         fixed = Configuration.read(
             {"query": query, "recommendations": [fix]}, rank=1, parse=schema.parse_query
         )
@@ -510,7 +509,6 @@ class Tools:
 
 
 def _logged(logged: Answer, gap: float | None) -> Answer:
-    """Return a summary of the figures in a log, and their difference from the prediction."""
     names = ("step_s", "tokens_per_second_per_gpu", "allocated_bytes", "reserved_bytes")
     measured = {
         name: figures.figure(logged[name], None, "measured")

@@ -77,7 +77,6 @@ def analyse(job: Job, *, folder: Path) -> bytes:
 
 
 def _is_running(child: subprocess.Popen[bytes]) -> bool:
-    """Wait briefly; return True if the child process still runs."""
     try:
         child.wait(POLL_S)
     except subprocess.TimeoutExpired:
@@ -86,7 +85,6 @@ def _is_running(child: subprocess.Popen[bytes]) -> bool:
 
 
 def _failure(job: Job, *, returncode: int, output: Path) -> HpToolError:
-    """Return the error for a child process that wrote neither an answer nor an error."""
     with output.open("rb") as stream:
         stream.seek(max(output.stat().st_size - _LOG_CHARACTERS, 0))
         text = stream.read().decode(errors="replace")

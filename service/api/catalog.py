@@ -196,8 +196,6 @@ def traces(
 def _add_routes(
     kind: RegistrationKind, *, example: dict[str, Any], registers: str, removes: str
 ) -> None:
-    """Add the routes that register and remove entries of a kind."""
-
     def register(
         new: NewBody, response: Response, store: StoreDep, principal: PrincipalDep
     ) -> RegistrationView:

@@ -170,7 +170,6 @@ async def refuse_body(request: Request) -> None:
 
 
 def _query_parameters(dependant: Dependant) -> set[str]:
-    """Return the query parameters of a route and its dependencies."""
     names = {field.alias for field in dependant.query_params}
     return names.union(*(_query_parameters(other) for other in dependant.dependencies))
 
@@ -198,8 +197,6 @@ Cursor = Annotated[
 
 
 def _paging(first: Order) -> Callable[..., Awaitable[Paging]]:
-    """Return the dependency for the pages of a long list, with a default order."""
-
     async def paging(
         since: Annotated[Instant | None, Query(description="Created at this time or later")] = None,
         until: Annotated[Instant | None, Query(description="Created before this time")] = None,

@@ -64,7 +64,6 @@ class MeasurementChange(Strict):
 
 
 async def _body(request: Request) -> bytes | list[bytes]:
-    """Return a report, or the entries of a list of reports."""
     body = await request.body()
     if body.lstrip()[:1] != b"[":
         return body
@@ -115,7 +114,6 @@ def report(
 
 
 def _key(idempotency_key: str | None, number: int, line: bytes) -> str | None:
-    """Return the idempotency key of one report in a list or stream that has one key."""
     return None if idempotency_key is None else f"{json_digest(idempotency_key)}:{number - 1}"
 
 
@@ -231,7 +229,6 @@ def change_state(
 
 
 def _reload_calibrations(request: Request) -> None:
-    """Make this process use new calibrations at once."""
     request.app.state.calibrations.forget()
     request.app.state.answers.recheck()
 

@@ -153,7 +153,6 @@ def _complete(operation: dict[str, Any], *, method: str, path: str) -> None:
 
 
 def _problems(operation: dict[str, Any], *, method: str, path: str) -> Iterator[int]:
-    """Yield error statuses that the gate and input parsing may return for any route."""
     yield from (421, 422, 500, 503)
     if path not in OPEN_PATHS:
         yield from (401, 403, 429)

@@ -178,7 +178,6 @@ def _expected(error: Mapping[str, Any]) -> str:
 
 
 def _received_value(error: Mapping[str, Any]) -> str:
-    """Return the received value if it is short."""
     sent = error.get("input")
     return f", not {sent!r}" if isinstance(sent, str | int | float) and len(str(sent)) <= 40 else ""
 

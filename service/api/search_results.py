@@ -76,7 +76,6 @@ def calibrated_predictions(record: SearchRecord) -> dict[RunConfig, dict[str, An
 
 
 def _prediction(estimate: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of an estimate that are compared with a run."""
     memory, intervals = estimate.get("memory") or {}, estimate.get("intervals") or {}
     return {
         "step_s": (estimate.get("time") or {}).get("step_s") or estimate.get("request_latency_s"),

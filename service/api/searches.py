@@ -354,7 +354,6 @@ async def events(
 
 
 async def _is_still_allowed(request: Request) -> bool:
-    """Return True if the key that opened the stream is still valid."""
     keyring: Keyring = request.app.state.keyring
     try:
         await keyring.principal(request.headers)

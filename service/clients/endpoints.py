@@ -380,7 +380,6 @@ def path_segment(name: str) -> str:
 
 
 def _action(search_id: str, action: str) -> Call[SearchView]:
-    """Return the call of an action; only clone needs an idempotency key."""
     headers = _idempotent(None) if action == "clone" else None
     return Call(
         method="POST",

@@ -118,7 +118,6 @@ class AnswerCache:
 
 
 def _is_current(learnt: Learnt) -> bool:
-    """Return True if the newest calibrations are those that the answer used."""
     return all(
         applied_calibration(calibrations, problem) == used for calibrations, problem, used in learnt
     )

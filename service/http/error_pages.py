@@ -76,9 +76,6 @@ def _is_navigation(scope: Scope) -> bool:
 
 
 def _back_link(scope: Scope) -> str:
-    """Return the address of the previous page, if it is another page of this service, else of the
-    list of searches.
-    """
     headers = Headers(scope=scope)
     came_from = urlsplit(headers.get("referer", ""))
     path = came_from.path

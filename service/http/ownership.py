@@ -232,7 +232,6 @@ class PrincipalStore:
         return self._principal.scope >= Scope.ADMIN or owner == self._principal.owner
 
     def _limits(self) -> tuple[GpuSecondsLimit, ...]:
-        """Return today's quotas of the service and of the key."""
         key = self._principal.key
         limits = []
         if self._settings.max_gpu_seconds_per_day is not None:
@@ -242,7 +241,6 @@ class PrincipalStore:
         return tuple(limits)
 
     def _ceiling(self) -> float | None:
-        """Return the largest budget of a search, if the service limits it."""
         bounds = [limit.per_day for limit in self._limits()]
         if self._settings.max_gpu_seconds_per_search is not None:
             bounds.append(self._settings.max_gpu_seconds_per_search)

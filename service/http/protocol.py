@@ -136,14 +136,12 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._refuse(503, code="too_many_connections", detail=detail)
 
     def _refuse(self, status: int, *, code: str, detail: str) -> None:
-        """Send an error response and close the connection."""
         self._refused = True
         self._cancel_timeout()
         self.transport.write(plain_problem(status, code=code, detail=detail))
         self.transport.close()
 
     def _update_timeout(self) -> None:
-        """Start the timeout for headers if no request is in progress, else cancel it."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._cancel_timeout()
         elif self._timeout is None:
@@ -172,10 +170,9 @@ def protocol_class(settings: Settings) -> type[BoundedProtocol]:
 
 
 def _connection_network(peer: object) -> str:
-    """Return the network by which connections are counted: an IPv4 address, an IPv6 /64 network, or
-    "" for a Unix socket.
+    """Return the network by which connections are counted.
 
-    An IPv4 address, an IPv6 /64 network, or '' for a Unix socket.
+    It is an IPv4 address, an IPv6 /64 network, or "" for a Unix socket.
     """
     host = str(peer[0]) if isinstance(peer, tuple) and peer else ""
     try:

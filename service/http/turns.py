@@ -60,7 +60,6 @@ class Turns:
             ) from None
 
     def _grant(self) -> None:
-        """Give free turns to the keys in order."""
         while self._free:
             next_key = next(
                 (name for name in self._waiting if self._at_work[name] < self._per_key), None
@@ -79,7 +78,6 @@ class Turns:
             granted.set_result(None)
 
     def _end(self, turn_key: str) -> None:
-        """End a turn, and move the key behind all waiting keys."""
         self._at_work[turn_key] -= 1
         if not self._at_work[turn_key]:
             del self._at_work[turn_key]

@@ -83,6 +83,5 @@ def verify(
 
 
 def _signature(key: bytes, message_id: str, timestamp: str, body: bytes) -> str:
-    """Return `v1,` plus the base64 of HMAC-SHA256(key, id.timestamp.body)."""
     digest = hmac.new(key, f"{message_id}.{timestamp}.".encode() + body, hashlib.sha256).digest()
     return "v1," + base64.b64encode(digest).decode()

@@ -29,7 +29,6 @@ _MASKED = Family(
 
 
 def _bert_heads(config: Config) -> dict[str, Any]:
-    """Return BERT's heads: both, unless the file lists only the masked-language-model class."""
     architectures = config.get("architectures") or []
     return {"sentence_head": not any("ForMaskedLM" in str(name) for name in architectures)}
 

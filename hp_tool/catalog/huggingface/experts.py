@@ -45,7 +45,6 @@ def _by_sparse_step(config: Config) -> dict[str, Any]:
 
 
 def _layers_with_dense_mlps(config: Config, dense: list[bool]) -> dict[str, Any]:
-    """Return layers that differ only in whether their MLP is dense or has experts."""
     fields = layer_fields(with_dense_mlps([Block()] * len(dense), dense))
     if "blocks" in fields:
         reject(

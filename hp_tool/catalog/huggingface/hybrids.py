@@ -312,7 +312,6 @@ def _mimo_v2(config: Config) -> dict[str, Any]:
 
 
 def _window_field(config: Config, blocks: list[Block], usual: int) -> dict[str, Any]:
-    """Return the sliding window, if any layer has one."""
     return (
         {"sliding_window": config.get("sliding_window", usual)}
         if any(block.windowed for block in blocks)

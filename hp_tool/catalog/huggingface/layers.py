@@ -34,7 +34,6 @@ def layer_fields(layers: Sequence[Block]) -> dict[str, Any]:
 
 
 def _non_default_fields(block: Block) -> dict[str, Any]:
-    """Return the block's fields whose values are not defaults."""
     return {
         field.name: value
         for field in fields(block)

@@ -89,6 +89,5 @@ def _first_size(tower: Tower, names: tuple[str, ...]) -> int:
 
 
 def _mlp_ratio(tower: Tower) -> float:
-    """Return the width of the MLP divided by the width of the tower."""
     value = tower.get("mlp_ratio")
     return float(value) if isinstance(value, int | float) and 0 < value < 64 else 4.0

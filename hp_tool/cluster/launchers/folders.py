@@ -60,7 +60,6 @@ def remove_leftovers(root: Path) -> None:
 
 
 def _is_alive(folder: Path) -> bool:
-    """Return True if a supervisor on this host holds the job's lock."""
     if folder.is_symlink():
         return False
     try:

@@ -155,7 +155,6 @@ def create_folder(folder: Path, *, files: Mapping[str, str]) -> None:
 
 
 def _check_run(folder: Path, files: Mapping[str, str]) -> None:
-    """Raise InputError if an existing folder belongs to another run than the files do."""
     run_id = json.loads(files[REQUEST])["run_id"] if REQUEST in files else None
     present = (readback.read_json(folder / REQUEST) or {}).get("run_id")
     if run_id is not None and present is not None and present != run_id:
@@ -397,13 +396,11 @@ def check_hosts(measurement: Measurement) -> None:
 
 
 def _first_error(error: ValidationError) -> str:
-    """Return the first error of a validation in one line."""
     first = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"[:300]
 
 
 def _incomplete_result(folder: Path, ending: Ending) -> Measurement | None:
-    """Return a `preempted` measurement if the job exited with 0 but its result is incomplete."""
     path = folder / RESULT
     if (
         ending.exit_code != 0
@@ -465,7 +462,6 @@ def _order_of_evidence(report: Measurement) -> int:
 
 
 def _was_killed(ending: Ending, tail: str) -> bool:
-    """Return True if signal 9 ended a process of the job."""
     return ending.exit_code in _KILLED or _KILLED_IN_LOG in tail
 
 

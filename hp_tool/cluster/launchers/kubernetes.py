@@ -163,7 +163,6 @@ class KubernetesLauncher(StreamedLauncher):
         )
 
     def _delete_old(self) -> None:
-        """Delete the ConfigMaps of jobs that were cancelled long ago."""
         with contextlib.suppress(LauncherError):
             for resource in self._items("configmaps", CANCELLED):
                 made = resource["metadata"].get("creationTimestamp")
@@ -226,7 +225,6 @@ class KubernetesLauncher(StreamedLauncher):
         return self._get(self._kind, handle)
 
     def _ended(self, handle: str) -> dict[str, Any] | None:
-        """Return the ConfigMap of a cancelled job; None if the job was not cancelled."""
         return self._get("configmap", tombstone_name(handle))
 
     def _get(self, kind: str, name: str) -> dict[str, Any] | None:
@@ -248,7 +246,6 @@ class KubernetesLauncher(StreamedLauncher):
         return int(annotations.get(NUM_GPUS, 1)), float(annotations.get(TIMEOUT_S, 0.0))
 
     def _pods(self, handle: str) -> list[Object]:
-        """Return the job's pods, ordered by index."""
         return sorted(self._items("pods", f"{LABEL}={handle}"), key=_index)
 
     def _texts(self, handle: str) -> Iterable[str]:
@@ -282,7 +279,6 @@ class KubernetesLauncher(StreamedLauncher):
         return created
 
     def _items(self, kind: str, selector: str) -> list[Object]:
-        """Return the objects of a kind that a label selects."""
         items: list[Object] = json.loads(
             self._kubectl("get", kind, f"--selector={selector}", "-o", "json")
         )["items"]
@@ -343,7 +339,6 @@ def job_state(job: Object) -> JobState:
 
 
 def _ready(status: Object) -> int:
-    """Return the number of ready pods of a Job, or of ready Jobs of a JobSet."""
     return int(
         status.get("ready")
         or sum(part.get("ready") or 0 for part in status.get("replicatedJobsStatus") or [])
@@ -382,7 +377,6 @@ def ending(job: Object, *, pods: Sequence[Object]) -> Ending:
 
 
 def _ended_at(job: Object) -> datetime | None:
-    """Return when a Job ended, from its status; None if the status has no time."""
     status = job.get("status") or {}
     text = status.get("completionTime") or _conditions(job).get("Failed", {}).get(
         "lastTransitionTime"
@@ -391,7 +385,6 @@ def _ended_at(job: Object) -> datetime | None:
 
 
 def _running_s(job: Object) -> float:
-    """Return the seconds for which the job has run; 0 while it waits."""
     start = (job.get("status") or {}).get("startTime")
     if start is None or job_state(job) is not JobState.RUNNING:
         return 0.0
@@ -399,7 +392,6 @@ def _running_s(job: Object) -> float:
 
 
 def _index(pod: Object) -> int:
-    """Return the index of the pod's node within the job."""
     index = str(_annotations(pod).get("batch.kubernetes.io/job-completion-index", "0"))
     return int(index) if index.isdecimal() else 0
 

@@ -88,7 +88,6 @@ def why_waiting(pod: Object) -> str | None:
 
 
 def _waiting_containers(pod: Object) -> list[tuple[str, str]]:
-    """Return pairs of (reason, message) of the waiting containers."""
     states = [
         container.get("state") or {}
         for container in (pod.get("status") or {}).get("containerStatuses") or []

@@ -218,12 +218,10 @@ class LocalLauncher:
 
 
 def _ending(folder: Path) -> jobs.Ending:
-    """Return how the job ended, from the supervisor's record."""
     return parse_ending(readback.read_json(folder / _ENDED) or {})
 
 
 def _find_damage(folder: Path) -> str | None:
-    """Return what a started job did to its control files; None if they are intact."""
     return readback.find_damage(folder, needed=(_STARTED, "lock", jobs.JOB), allowed=(_ENDED,))
 
 
@@ -268,7 +266,6 @@ def _end_processes(folder: Path) -> None:
 
 
 def _await_processes(folder: Path, *, limit_s: float = _END_TIMEOUT_S) -> None:
-    """Wait for the job's processes to end, then kill the remaining ones."""
     deadline = time.monotonic() + limit_s
     while left := _processes(folder):
         if time.monotonic() >= deadline:
@@ -311,7 +308,6 @@ def catalogue_name(device_name: str) -> str:
 
 
 def _gpu_names() -> list[str]:
-    """Return the names of the visible devices, from nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return []
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]

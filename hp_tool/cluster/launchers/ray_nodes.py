@@ -71,14 +71,12 @@ def _result_of(reference: Any) -> tuple[str, int]:
 
 
 def _rendezvous() -> tuple[str, int]:
-    """Return this node's address and a free port."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return ray.util.get_node_ip_address(), probe.getsockname()[1]  # type: ignore[no-untyped-call]
 
 
 def _run_node(node: int, address: str, port: int) -> tuple[str, int]:
-    """Run one node's part of the job; return its output and exit code."""
     variables = {
         "PET_MASTER_ADDR": address,
         "PET_MASTER_PORT": str(port),

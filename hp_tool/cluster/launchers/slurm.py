@@ -192,7 +192,6 @@ class SlurmLauncher:
         return self._root / jobs.check_name(job_name)
 
     def _state_and_job(self, folder: Path) -> tuple[JobState, Job | None]:
-        """Return the job's state, and Slurm's record of the job, if any."""
         cancelled = path_exists(folder / CANCEL)
         if folder.is_symlink() or not path_exists(folder / JOB):
             return JobState.CANCELLED if cancelled else JobState.LOST, None
@@ -251,7 +250,6 @@ class SlurmLauncher:
             readback.write_text(folder / REFUSED, error.message)
 
     def _submit(self, folder: Path) -> None:
-        """Submit the folder's job, unless it was submitted or cancelled."""
         with readback.open_lock_file(folder, "submit.lock") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if path_exists(folder / SUBMITTED) or path_exists(folder / CANCEL):
@@ -307,7 +305,6 @@ def _submitted_at(folder: Path) -> float:
 
 
 def _environment(folder: Path, *, inherit: Iterable[str]) -> dict[str, str]:
-    """Return the job's environment: a few inherited variables, overridden by the plan's."""
     return torchrun.environment_elsewhere(
         json.loads((folder / JOB).read_text())["environment"], inherit=inherit
     )

@@ -180,7 +180,6 @@ def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) 
 
 
 def _logged_duration_s(folder: Path) -> float | None:
-    """Return the seconds from the job's start to its last log line; 0 if it never started."""
     try:
         began = (folder / CLAIM).lstat().st_mtime
     except OSError:

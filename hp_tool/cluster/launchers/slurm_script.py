@@ -154,7 +154,6 @@ def _sbatch(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]
 
 
 def _quote_argument(argument: str) -> str:
-    """Return an option of sbatch, quoted if it contains spaces."""
     name, equals, value = argument.partition("=")
     return f'{name}{equals}"{value}"' if " " in value else argument
 
@@ -208,7 +207,6 @@ def _srun(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]:
 
 
 def _pyxis(container: Container, *, shared: bool) -> list[str]:
-    """Return the options of pyxis for srun, quoted. A shared folder is mounted at its own path."""
     mounts = [*(["$PWD:$PWD"] if shared else []), *container.mounts]
     home = {None: [], True: ["--container-mount-home"], False: ["--no-container-mount-home"]}[
         container.mount_home

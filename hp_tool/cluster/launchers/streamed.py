@@ -140,7 +140,6 @@ class StreamedLauncher(ABC):
         return join_nodes([parse_output(text) for text in self._texts(handle)])
 
     def _set_away(self, away: bool) -> None:
-        """Record whether the cluster responded to the last query."""
         self._away_since = (self._away_since or time.monotonic()) if away else None
 
 
@@ -201,7 +200,6 @@ def parse_output(text: str) -> JobOutput:
 
 
 def _finite_number(value: object) -> float | None:
-    """Return a finite number as a float; None for anything else."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 

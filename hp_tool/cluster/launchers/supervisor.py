@@ -307,7 +307,6 @@ def _prctl(option: int, value: int = 1) -> None:
 
 
 def _oom_kills() -> int:
-    """Return the number of OOM kills since the host started; 0 if unknown."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:

@@ -134,7 +134,6 @@ def job_plan(
 
 
 def _environment(request: RunRequest, num_nodes: int) -> dict[str, str]:
-    """Return the variables that a job needs in addition to the inherited ones."""
     environment = {"PYTHONUNBUFFERED": "1"}
     if request.gpu == "cpu":
         # The catalogue's `cpu` is one process with one thread.

@@ -177,7 +177,6 @@ def free_previous_model() -> None:
 
 
 def _train(request: ProfileRequest, *, device: torch.device) -> Measurement:
-    """Run a few optimizer steps of a training configuration and return the measurement."""
     is_native = request.training.framework == "torch-fsdp"
     if not is_native:
         _prepare_megatron(device)
@@ -214,7 +213,6 @@ def _train(request: ProfileRequest, *, device: torch.device) -> Measurement:
 
 
 def _serve(request: InferenceRequest, *, device: torch.device) -> Measurement:
-    """Run a few batches on one replica of a serving configuration and return the measurement."""
     _prepare_megatron(device)
 
     from hp_tool.cluster.profiler import serving

@@ -74,10 +74,6 @@ def _no_compile(function: Callable[..., Any] | None = None, **_: object) -> Call
 
 
 def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Wrap a tensor factory so that device="cuda" becomes the CPU, and pinned memory normal
-    memory.
-    """
-
     @functools.wraps(factory)
     def create(
         *args: Any, device: Any = None, pin_memory: bool = False, **kwargs: Any

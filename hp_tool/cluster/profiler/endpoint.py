@@ -171,7 +171,6 @@ class Endpoint:
         return ended[:total]
 
     def _arrivals(self, rate: float) -> Iterator[float]:
-        """Yield the arrival times of an open load: the repeated trace, or independent times."""
         trace, start = self._request.trace, time.monotonic()
         times = None if trace is None else trace.arrival_s
         while True:
@@ -257,7 +256,6 @@ class Endpoint:
 
 
 def _requests(request: InferenceRequest) -> list[tuple[int, int, int]]:
-    """Return the (prompt, response, shared prompt) tokens of each request."""
     load, trace = request.inference, request.trace
     if trace is None:
         return [

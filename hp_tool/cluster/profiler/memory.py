@@ -86,7 +86,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def _resident(kind: str) -> int:
-    """Return a figure of /proc/self/status in bytes; 0 if it is missing."""
     try:
         status = Path("/proc/self/status").read_text()
         return int(status.partition(f"\n{kind}:")[2].split()[0]) * 1024

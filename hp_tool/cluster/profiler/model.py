@@ -149,9 +149,6 @@ def transformer_fields(request: ProfileRequest, *, run: Switches, cuda: bool) ->
 
 
 def _latent_fields(model: ModelSpec) -> dict[str, Any]:
-    """Return the fields of multi-head latent attention: the latent ranks and the widths of
-    heads.
-    """
     if model.kv_lora_rank is None:
         return {}
     return {
@@ -226,7 +223,6 @@ def _end_stage_layers(request: ProfileRequest) -> dict[str, Any]:
 
 
 def _recompute_fields(request: ProfileRequest) -> dict[str, Any]:
-    """Return Megatron's recompute_* arguments, with the defaults of `Recompute`."""
     recompute = request.parallel.recompute
     if isinstance(recompute, str):
         recompute = Recompute(granularity=recompute)
@@ -275,7 +271,6 @@ def _start_userbuffers(request: ProfileRequest) -> None:
 def _chunk(
     request: ProfileRequest, config: TransformerConfig, *, vp_stage: int, device: torch.device
 ) -> torch.nn.Module:
-    """Build one model chunk on its device, in the precision of the run."""
     model = request.model
     stage = vp_stage if _interleaving_fields(request) else None
     layers = layer_specs(request, config, vp_stage=stage)
@@ -337,7 +332,6 @@ def _global_name(name: str, chunk: torch.nn.Module, *, tied: bool) -> str:
 
 
 def _global_expert(name: str, *, layer: torch.nn.Module) -> str:
-    """Return a parameter's name with the global number of its expert."""
     match = re.search(
         r"experts\.local_experts\.(\d+)\.(linear_fc\d)\.weight|experts\.(linear_fc\d)\.weight(\d+)",
         name,

@@ -135,7 +135,6 @@ def _collective(
 def _group(
     operation: Operation, *, groups: dict[tuple[int, int], distributed.ProcessGroup]
 ) -> distributed.ProcessGroup:
-    """Return this rank's process group. Every rank creates all groups in the same order."""
     size, stride = operation.group_size, operation.stride
     if (size, stride) not in groups:
         world = distributed.get_world_size()

@@ -110,7 +110,6 @@ def _next_tokens(
 
 
 def _as_training(request: InferenceRequest) -> ProfileRequest:
-    """Return a training request with the served model."""
     load = request.inference
     return ProfileRequest(
         run_id=request.run_id,

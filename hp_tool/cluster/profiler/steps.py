@@ -140,7 +140,6 @@ def sample(request: ProfileRequest, number: int) -> torch.Tensor:
 
 
 def _mean(loss: torch.Tensor | None, *, device: torch.device) -> float:
-    """Return the mean loss over the ranks that have a loss. All ranks must call it."""
     sums = torch.tensor(
         [0.0 if loss is None else float(loss), float(loss is not None)],
         dtype=torch.float64,
@@ -217,7 +216,6 @@ def split_step(
 
 
 def _union(intervals: Iterable[Interval], *, within: Interval) -> list[Interval]:
-    """Return the union of intervals as disjoint intervals, clipped to `within`."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         start, end = max(start, within[0]), min(end, within[1])

@@ -112,7 +112,6 @@ def _recompute(parallel: ParallelConfig, *, framework: str) -> Iterator[tuple[bo
 
 
 def _transformer_engine(request: ProfileRequest) -> Iterator[tuple[bool, str]]:
-    """Yield the features of the request that need Transformer Engine's kernels."""
     parallel, training = request.parallel, request.training
     communication = parallel.context_parallel_communication or "p2p"
     yield training.precision == "fp8", "precision fp8"

@@ -79,7 +79,6 @@ def _step(
     batches: list[MicroBatch],
     schedule: Callable[..., list[dict[str, torch.Tensor]]],
 ) -> tuple[torch.Tensor | None, float]:
-    """Run one step under Megatron's schedule; return (mean loss, gradient norm) of this rank."""
     for chunk in chunks:
         chunk.zero_grad_buffer()
     optimizer.zero_grad()
@@ -103,9 +102,6 @@ def _step(
 def _forward(
     batches: Iterator[MicroBatch], chunk: torch.nn.Module, return_schedule_plan: bool = False
 ) -> tuple[torch.Tensor, Any]:
-    """Run one micro-batch through one chunk, as Megatron's forward_step_func, or return its
-    plan.
-    """
     batch = next(batches)
     forward = chunk.build_schedule_plan if return_schedule_plan else chunk
     return forward(
@@ -121,7 +117,6 @@ def _loss(token_losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Ten
 
 
 def _micro_batches(request: ProfileRequest, *, device: torch.device) -> list[MicroBatch]:
-    """Return this rank's micro-batches. A sample depends only on the seed and its number."""
     size, rank = request.parallel.micro_batch_size, parallel_state.get_data_parallel_rank()
     count = request.training.global_batch_size // (request.parallel.data_parallel_size * size)
     places = _positions(request.training.sequence_length).to(device)

@@ -127,7 +127,6 @@ def huggingface_config(request: InferenceRequest) -> dict[str, Any]:
 
 
 def _family(model: ModelSpec) -> dict[str, Any]:
-    """Return the architecture: Llama, or Qwen3 if queries and keys are normalized."""
     if model.query_key_norm == "head":
         return {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
     return {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
@@ -136,7 +135,6 @@ def _family(model: ModelSpec) -> dict[str, Any]:
 def _seconds(
     program: str, request: InferenceRequest, *, model: Path, output_length: int
 ) -> list[float]:
-    """Return the seconds of each batch. vLLM's output goes to the job's log."""
     result = Path.cwd() / f"vllm-{output_length}.json"
     environment = {name: value for name, value in os.environ.items() if name not in _OF_TORCHRUN}
     argv = command(program, request, model=model, output_length=output_length, result=result)

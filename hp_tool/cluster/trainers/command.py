@@ -380,7 +380,6 @@ def placeholders(command: tuple[str, ...]) -> Iterator[str]:
 
 
 def _placeholder_values(request: ProfileRequest, *, num_nodes: int) -> dict[str, Any]:
-    """Return the values of all placeholders except those of flags and files."""
     parallel, training, model = request.parallel, request.training, request.model
     batch = parallel.data_parallel_size * parallel.micro_batch_size
     values: dict[str, Any] = {name: getattr(parallel, name) for name in AXES}
@@ -405,7 +404,6 @@ def _placeholder_values(request: ProfileRequest, *, num_nodes: int) -> dict[str,
 
 
 def _fill(argument: str, values: Mapping[str, Any]) -> str | None:
-    """Return an argument with its placeholders filled in; None if the argument is omitted."""
     whole = PLACEHOLDER.fullmatch(argument)
     if whole is not None and whole["rest"].startswith("?"):
         return whole["rest"][1:] if values[whole["name"]] not in (False, 0, None, "none") else None

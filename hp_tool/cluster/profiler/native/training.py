@@ -162,7 +162,6 @@ def _loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def _rows(request: ProfileRequest, mesh: DeviceMesh, *, device: torch.device) -> torch.Tensor:
-    """Return this rank's [B / d, s + 1] tokens. A row depends only on the seed and its number."""
     d = request.parallel.data_parallel_size
     rank = (
         mesh["replicate"].get_local_rank() * mesh["shard"].size() + mesh["shard"].get_local_rank()
@@ -305,7 +304,6 @@ def _layer_plan(layer: nn.Module, sequence_parallel: bool) -> dict[str, Parallel
 
 
 def _fsdp_options(request: ProfileRequest, mesh: DeviceMesh) -> dict[str, object]:
-    """Return FSDP options: ZeRO 3 frees the gathered weights after the forward pass."""
     half = request.training.precision == "bf16"
     policy = (
         MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
