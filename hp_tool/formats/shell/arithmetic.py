@@ -1,4 +1,4 @@
-"""Integer arithmetic and conditions in a script, whose results may be unknown."""
+"""Evaluate integer arithmetic and conditions of a bash script, which may contain unknown values."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ _TEST_OPERATORS: dict[str, Callable[[int, int], bool]] = {
 
 
 class SumError(Exception):
-    """An arithmetic expression that contains unknown parts, or is invalid."""
+    """Raised for an arithmetic expression that is invalid or contains an unknown value."""
 
 
 def sets_variable(node: Node) -> bool:
-    """Return whether an arithmetic expression has an assignment or an increment."""
+    """Return True if an arithmetic expression assigns or increments a variable."""
     waiting = [node]
     while waiting:
         node = waiting.pop()
@@ -64,7 +64,7 @@ def sets_variable(node: Node) -> bool:
 
 
 def evaluate_arithmetic(expander: WordExpander, node: Node, depth: int = 0) -> int:
-    """Return the value of an arithmetic expression's node.
+    """Return the value of an arithmetic expression.
 
     Raises:
         SumError: The expression is invalid, or its value is unknown.
@@ -104,7 +104,7 @@ def evaluate_arithmetic(expander: WordExpander, node: Node, depth: int = 0) -> i
 
 
 def _parse_integer(text: str) -> int:
-    """Return the number of a text.
+    """Return the decimal integer in a text.
 
     Raises:
         SumError: The text is not a number.
@@ -134,9 +134,7 @@ def _check_range(number: int) -> int:
 
 
 def evaluate_test(expander: WordExpander, tokens: list[str]) -> bool | None:
-    """Return the truth of `[ words ]`; None if it is known only at run time (files, undefined
-    values).
-    """
+    """Return the truth of `[ words ]`; None if it depends on files or undefined values."""
     truth, rest = _evaluate_junction(expander, tokens, 0)
     return truth if not rest else None
 
@@ -144,8 +142,8 @@ def evaluate_test(expander: WordExpander, tokens: list[str]) -> bool | None:
 def _evaluate_junction(
     expander: WordExpander, tokens: list[str], depth: int, *, either: bool = True
 ) -> tuple[bool | None, list[str]]:
-    """Return the truth of `a || b`, whose parts may be `a && b` (`either`: False), and the tokens
-    after it.
+    """Return the truth of a chain of or-conditions (of and-conditions unless `either`), and the
+    tokens after it.
     """
     signs = ("||", "-o") if either else ("&&", "-a")
 

@@ -1,4 +1,4 @@
-"""Branches whose condition is known only at run time: variables that they set differently become
+"""Interpret branches whose condition is unknown: variables that they set differently become
 unknown.
 """
 
@@ -19,7 +19,7 @@ Branch = Callable[[], bool]
 def run_branch(
     shell: Statements, taken: Branch, *, others: Sequence[Branch], undecided: str
 ) -> bool:
-    """Interpret the selected branch, and return whether it succeeds.
+    """Interpret the selected branch, and return True if it succeeds.
 
     If the condition is known only at run time (`undecided`), every variable that another branch
     would set to another single word becomes unknown. Words with flags, and arrays, keep the value
@@ -50,8 +50,8 @@ def _is_one_word(text: str) -> bool:
 
 
 def _variables_after(shell: Statements, branch: Branch) -> dict[str, Value]:
-    """Return the variables after a branch, and undo its effects; none if the script would end in
-    it.
+    """Return the variables as a branch would leave them, without keeping its effects; none if it
+    ends the script.
     """
     from hp_tool.formats.shell.statements import LeaveError
 

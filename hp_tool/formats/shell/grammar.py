@@ -31,9 +31,7 @@ def _bash_language() -> tree_sitter.Language:
 
 
 def parse(content: bytes) -> tree_sitter.Node:
-    """Return the root of the syntax tree; `has_error` is set for invalid bash. Parsers are
-    thread-local.
-    """
+    """Return the root of the syntax tree of a text; `has_error` is True for invalid bash."""
     language = _bash_language()
     from tree_sitter import Parser
 

@@ -41,7 +41,7 @@ _SLURM = {
 
 @dataclass(frozen=True)
 class Script:
-    """The commands and files of a script."""
+    """The commands that a script would run, and its files."""
 
     commands: tuple[Command, ...]
     notes: tuple[Note, ...]
@@ -54,7 +54,7 @@ class Script:
 def read_script(
     text: str, *, variables: Mapping[str, str] | None = None, files: Mapping[str, str] | None = None
 ) -> Script:
-    """Return the commands of a script.
+    """Return the commands that a script would run.
 
     Args:
         variables: Its environment, and 1, 2, ... its arguments.
@@ -92,9 +92,7 @@ _SHORT_SBATCH_OPTIONS = {"N": "nodes", "n": "ntasks"}
 
 
 def _sbatch_options(text: str) -> dict[str, str]:
-    """Return the options of the #SBATCH lines, without dashes: any number per line, as in
-    sbatch.
-    """
+    """Return the options in the #SBATCH lines, without leading dashes."""
     header: dict[str, str] = {}
     for line in re.findall(r"(?m)^#SBATCH[ \t]+(.*)$", text):
         try:
@@ -117,9 +115,7 @@ _DATA_SUFFIXES = (".json", ".yaml", ".yml", ".toml", ".txt", ".py")
 
 
 class _Runner(Statements):
-    """Commands: shell builtins are interpreted, all others recorded as what the script would
-    run.
-    """
+    """Interpret shell builtins and record all other commands."""
 
     def _command(self, node: Node) -> bool:
         own: dict[str, Value | None] = {}
@@ -192,7 +188,7 @@ class _Runner(Statements):
         return True
 
     def _shell(self, after: list[Word], *, before: list[Word], node: Node) -> bool:
-        """Interpret bash -c 'a script' arguments, or bash file arguments."""
+        """Interpret `bash -c SCRIPT ARGUMENTS` or `bash FILE ARGUMENTS`."""
         options = 0
         while options < len(after) and after[options].text.startswith(("-", "+")):
             options += 1
@@ -307,8 +303,8 @@ class _Runner(Statements):
         return True
 
     def _do_read(self, words: list[Word], node: Node) -> bool:
-        """Interpret `read`, which splits a heredoc or a here-string; other input is known only at
-        run time.
+        """Interpret `read` of a heredoc or here-string; variables from other input become
+        unknown.
         """
         stdin, options, names, rest = self.stdin, "", [], iter(words)
         for word in rest:

@@ -1,4 +1,6 @@
-"""Interpret statements of a bash script: conditions, loops, assignments, redirections.
+"""Interpret the statements of a bash script: conditions, loops, assignments and redirections.
+
+No command is executed.
 
 Nothing is executed.
 """
@@ -41,7 +43,7 @@ SHELLS = ("bash", "sh", "zsh", "dash")
 
 @dataclass(frozen=True)
 class Command:
-    """A command as the script would run it."""
+    """A command that the script would run."""
 
     words: tuple[Word, ...]
     line: int
@@ -53,7 +55,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Note:
-    """A part of the script that was not interpreted, and why."""
+    """A part of the script that is not interpreted, with the reason."""
 
     text: str
     reason: str
@@ -61,7 +63,7 @@ class Note:
 
 
 class LeaveError(Exception):
-    """Raised to leave a loop or function at `break`, `continue` or `return`."""
+    """Raised by `break`, `continue` and `return` to leave a loop or function."""
 
 
 class BreakError(LeaveError):
@@ -74,6 +76,8 @@ class ReturnError(LeaveError):
 
 @dataclass
 class Statements:
+    """Interprets statements and collects the commands that they would run."""
+
     files: dict[str, str]
     expander: WordExpander = field(default_factory=WordExpander)
     functions: dict[str, Node] = field(default_factory=dict)
@@ -95,7 +99,7 @@ class Statements:
     """How often the script would have ended so far."""
 
     def run(self, text: str, *, first_line: int) -> None:
-        """Interpret a script's text; its lines count from `first_line`."""
+        """Interpret the text of a script whose first line has the number `first_line` + 1."""
         self.nesting += 1
         if self.nesting > MAX_NESTING:
             raise InputError(
@@ -121,7 +125,7 @@ class Statements:
             self.notes.append(Note(text[:200], reason, self.expander.line(node)))
 
     def statements(self, nodes: list[Node]) -> bool:
-        """Interpret statements in order; return whether the last one succeeds."""
+        """Interpret statements in order, and return True if the last one succeeds."""
         done = True
         for node in nodes:
             if node.is_named and node.type != "comment":
@@ -129,7 +133,7 @@ class Statements:
         return done
 
     def statement(self, node: Node) -> bool:
-        """Interpret one statement; return whether it succeeds. Commands count as successful."""
+        """Interpret a statement, and return True if it succeeds; commands always succeed."""
         self.expander.step()
         self.expander.depth += 1
         if self.expander.depth > MAX_DEPTH:
@@ -156,7 +160,8 @@ class Statements:
         return bool(truth)
 
     def _evaluate_condition(self, nodes: list[Node]) -> tuple[bool, str]:
-        """Return the truth of a condition, and the part that is known only at run time.
+        """Return the truth of a condition, and its part that is known only at run time (empty if
+        there is none).
 
         The latter is empty if the condition is true regardless.
         """
@@ -193,7 +198,7 @@ class Statements:
         return self._record_truth(node, evaluate_test(self.expander, self._tokens(node)))
 
     def _tokens(self, node: Node, *, depth: int = 0) -> list[str]:
-        """Return operands and operators of a test in the order they are written.
+        """Return the operands and operators of a test in their written order.
 
         Raises:
             InputError: The test is nested too deeply.
@@ -220,9 +225,7 @@ class Statements:
         )
 
     def _clauses(self, clauses: list[list[Node]]) -> bool:
-        """Interpret the first clause with a true condition; a last one without `then` is the
-        else.
-        """
+        """Interpret the first clause with a true condition, or the else clause."""
         if not clauses:
             return True
         first, rest = clauses[0], clauses[1:]
@@ -261,7 +264,9 @@ class Statements:
     def _run_case(
         self, body: list[Node], passed: list[list[Node]], node: Node, subject: str
     ) -> bool:
-        """Interpret the selected case; with an unknown subject any earlier one could match."""
+        """Interpret the selected case; if the subject is unknown, variables set in earlier cases
+        become unknown.
+        """
         others: list[Branch] = [functools.partial(self.statements, setting) for setting in passed]
         undecided = f"case {source_text(node.children[1])}" if OPEN in subject else ""
         return run_branch(self, lambda: self.statements(body), others=others, undecided=undecided)
@@ -484,7 +489,7 @@ class Statements:
     def _nested(
         self, text: str, prefix: Iterable[Word], *, arguments: list[Word] | None = None, line: int
     ) -> None:
-        """Interpret a script within the script, whose commands are prefixed with the words before
+        """Interpret a script within the script, and prefix its commands with the words before
         it.
         """
         kept, self.prefix = self.prefix, (*self.prefix, *prefix)

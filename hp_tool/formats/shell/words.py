@@ -1,5 +1,6 @@
-"""Expand words of a shell script: variables, arrays, defaults and arithmetic; unknown parts are
-marked.
+"""Expand words of a bash script: variables, arrays, defaults and arithmetic.
+
+Parts with unknown values become placeholders.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _ESCAPES = {
 
 
 class Word(NamedTuple):
-    """A word of a command and its position."""
+    """A word of a command, with its line and unknown parts."""
 
     text: str
     line: int = 0
@@ -55,7 +56,7 @@ class Word(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Part of a word: text that is split at spaces unless it is quoted; text None ends the word."""
+    """A part of a word: unquoted text is split at blanks, and None as text ends the word."""
 
     text: str | None
     quoted: bool
@@ -66,7 +67,7 @@ Value = Word | list[Word] | dict[str, Word]
 
 
 def join_pieces(pieces: Iterator[Piece]) -> list[Word]:
-    """Return pieces joined to words as bash splits them; quotes keep an empty word."""
+    """Return the words that the pieces form, split as bash splits them."""
     made: list[Word] = []
     current: list[str] = []
     line, open_ = 0, False
@@ -100,7 +101,7 @@ def join_pieces(pieces: Iterator[Piece]) -> list[Word]:
 
 @dataclass
 class WordExpander:
-    """Expands the words of one script; `variables` are the current results of its assignments."""
+    """Expands the words of a script, with the current values of its variables."""
 
     variables: dict[str, Value] = field(default_factory=dict)
     arguments: list[Word] = field(default_factory=list)
@@ -112,7 +113,7 @@ class WordExpander:
     depth: int = 0
 
     def step(self, text: str = "") -> None:
-        """Count one node and its characters.
+        """Count an interpreted node and its characters.
 
         Raises:
             InputError: A limit is exceeded.
@@ -129,7 +130,7 @@ class WordExpander:
         return self.first_line + int(node.start_point[0]) + 1
 
     def unsupported_error(self, node: Node, construct: str) -> InputError:
-        """Return the error for an unsupported construct, with its line."""
+        """Return an error that names an unsupported construct and its line."""
         source = " ".join(source_text(node).split())[:80]
         return InputError(
             f"line {self.line(node)}: {construct} is not supported, because only running the "
@@ -138,14 +139,16 @@ class WordExpander:
         )
 
     def add_placeholder(self, source: str) -> str:
-        """Return a placeholder for a part of a word whose value is unknown."""
+        """Return a placeholder for a part of a word with an unknown value."""
         self.placeholder_sources.append(
             _MARK_PATTERN.sub(lambda match: self.placeholder_sources[int(match[1])], source)[:200]
         )
         return f"{OPEN}{len(self.placeholder_sources) - 1}{CLOSE}"
 
     def drop_undefined(self, text: str) -> str:
-        """Return text of a condition in which undefined variables are empty; other marks remain."""
+        """Return the text without placeholders of undefined variables; other placeholders
+        remain.
+        """
         return _MARK_PATTERN.sub(
             lambda match: (
                 ""
@@ -156,7 +159,9 @@ class WordExpander:
         )
 
     def restore_sources(self, word: Word) -> Word:
-        """Return the word with every mark as written, and the list of marks."""
+        """Return the word with each placeholder replaced by its source, and the list of these
+        sources.
+        """
         unknown = tuple(
             self.placeholder_sources[int(number)] for number in _MARK_PATTERN.findall(word.text)
         )
@@ -167,20 +172,18 @@ class WordExpander:
         )
 
     def words(self, node: Node) -> list[Word]:
-        """Return the words that one written word expands to: none, one, or as many as an
-        array has.
-        """
+        """Return the words that a written word expands to."""
         return join_pieces(self.pieces(node, quoted=False))
 
     def text(self, node: Node) -> Word:
-        """Return the text in an assignment: nothing is split."""
+        """Return the value of an assignment, which is not split into words."""
         text = "".join(
             " " if piece.text is None else piece.text for piece in self.pieces(node, quoted=False)
         )
         return Word(text, self.line(node))
 
     def pieces(self, node: Node, *, quoted: bool) -> Iterator[Piece]:
-        """Return the parts of a word's node.
+        """Yield the pieces of a word.
 
         Raises:
             InputError: The word is nested too deeply.
@@ -245,9 +248,7 @@ class WordExpander:
             yield Piece(text, True, line)
 
     def _expr(self, node: Node) -> str:
-        """Return the value of $(expr A + B) for known integers; an empty text for other
-        commands.
-        """
+        """Return the value of `$(expr A + B)` with known integers; empty for other commands."""
         commands = [child for child in node.children if child.is_named]
         if len(commands) != 1 or commands[0].type != "command":
             return ""
@@ -267,7 +268,7 @@ class WordExpander:
         return str(number)
 
     def _with_gaps(self, node: Node, children: list[Node], *, quoted: bool) -> Iterator[Piece]:
-        """Return children and the text between them."""
+        """Yield the pieces of child nodes and of the text between them."""
         whole, start = node.text or b"", node.start_byte
         end = children[0].start_byte if children else start
         for child in children:
@@ -277,8 +278,8 @@ class WordExpander:
             end = child.end_byte
 
     def _string(self, node: Node) -> Iterator[Piece]:
-        """Return the text in double quotes: one word, except "${A[@]}", which is as many as the
-        array has.
+        """Yield the pieces of double-quoted text: one word, or as many as the array in "${A[@]}"
+        has.
         """
         inside = [child for child in node.children if child.type not in ('"', "string")]
         if node.type == "translated_string":
@@ -307,7 +308,7 @@ class WordExpander:
             yield Piece(rest, True, self.line(node))
 
     def value(self, name: str) -> Value | None:
-        """Return the value of a name; None if it is undefined."""
+        """Return the value of a variable; None if it is undefined."""
         if name in ("@", "*"):
             return list(self.arguments)
         if name == "#":
@@ -410,7 +411,7 @@ class WordExpander:
             )
 
     def _resolve_reference(self, node: Node) -> tuple[Value | None, bool]:
-        """Return the value of a name or NAME[index], and whether it is all of an array."""
+        """Return the value of NAME or NAME[index], and True if it is a whole array."""
         if node.type != "subscript":
             name = source_text(node)
             return self.value(name), name in ("@", "*")
@@ -446,7 +447,7 @@ class WordExpander:
     def _transform_value(
         self, text: str, operator: str, pattern: str, operands: list[Node]
     ) -> str | None:
-        """Return ${X%pattern}, ${X#pattern}, ${X:start:count} or ${X,,}.
+        """Return the value of ${X%pattern}, ${X#pattern}, ${X:start:count} or ${X,,}.
 
         None for other operators and unknown parts.
         """
@@ -467,12 +468,12 @@ class WordExpander:
         return text.lower() if operator == ",," else None
 
     def arithmetic_text(self, node: Node) -> str:
-        """Return the value of $((an expression)), or its mark."""
+        """Return the value of $((expression)) as text; a placeholder if it is unknown."""
         number = next((self.evaluate(child) for child in node.children[1:-1]), 0)
         return self.add_placeholder(source_text(node)) if number is None else str(number)
 
     def evaluate(self, node: Node) -> int | None:
-        """Return the value of an expression; None if it contains unknown parts."""
+        """Return the value of an arithmetic expression; None if it is unknown."""
         self.step()
         if sets_variable(node):
             raise self.unsupported_error(node, "a sum that sets a variable")
@@ -483,14 +484,14 @@ class WordExpander:
 
 
 def scalar_value(value: Value) -> Word:
-    """Return the value of a name without index: for an array, its first element, as in bash."""
+    """Return the value of a name without an index, which is an array's first element."""
     if isinstance(value, Word):
         return value
     return next(iter(value.values() if isinstance(value, dict) else value), Word(""))
 
 
 def array_pieces(value: Value, *, quoted: bool, joined: bool) -> Iterator[Piece]:
-    """Return the elements of an array, as separate words if quoted."""
+    """Yield the pieces of an array's elements."""
     values = (
         list(value.values())
         if isinstance(value, dict)
@@ -507,7 +508,7 @@ def array_pieces(value: Value, *, quoted: bool, joined: bool) -> Iterator[Piece]
 
 
 def is_list(node: Node) -> bool:
-    """Return whether $@ or ${...} means all arguments or all of an array."""
+    """Return True if an expansion stands for all arguments or all elements of an array."""
     source = source_text(node)
     return node.type in ("simple_expansion", "expansion") and (
         source.lstrip("${")[:1] == "@" or "[@]" in source.split(":")[0]

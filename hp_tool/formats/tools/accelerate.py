@@ -22,7 +22,7 @@ EXPRESSED_FIELDS = BATCH_FIELDS | parse_names("""
 
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
-    """Return the YAML file's content; micro-batch and accumulation are arguments of the training
+    """Return the content of Accelerate's file, which leaves micro-batch and accumulation to the
     script.
 
     Raises:
@@ -57,7 +57,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def launch_content(setup: TrainingSetup) -> dict[str, Any]:
-    """Return how processes are started and sharded, regardless of the script."""
+    """Return the part of Accelerate's file that starts and shards processes."""
     c, w = setup.parallel, setup.workload
     shard = c.data_parallel_shard_size or c.data_parallel_size
     sharded = {
@@ -104,9 +104,7 @@ def _context_exchange(setup: TrainingSetup) -> dict[str, str]:
 
 
 def fsdp_settings(setup: TrainingSetup) -> dict[str, Any]:
-    """Return the settings of FSDP 2 with the names of axolotl; Accelerate prefixes each with
-    `fsdp_`.
-    """
+    """Return FSDP 2 settings under axolotl's names, which lack Accelerate's prefix `fsdp_`."""
     return {
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "reshard_after_forward": setup.parallel.zero_stage == 3,
@@ -120,7 +118,7 @@ def fsdp_settings(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def text(setup: TrainingSetup) -> str:
-    """Return the file, with a comment for the training script."""
+    """Return Accelerate's file with a comment about the training script's arguments."""
     import yaml
 
     w, c = setup.workload, setup.parallel

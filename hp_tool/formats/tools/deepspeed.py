@@ -79,18 +79,18 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def _trainer_framework(framework: str) -> str:
-    """Return the framework if it is a trainer with DeepSpeed, else DeepSpeed itself."""
+    """Return the setup's framework if it is a trainer that uses DeepSpeed; otherwise deepspeed."""
     around = framework in STAND_INS and STAND_INS[framework].constants == "deepspeed"
     return framework if around else "deepspeed"
 
 
 def text(setup: TrainingSetup) -> str:
-    """Return the file for --deepspeed_config."""
+    """Return the JSON file for --deepspeed_config."""
     return json.dumps(config(setup), indent=2) + "\n"
 
 
 def script_notes(text: str) -> tuple[str, ...]:
-    """Return additional steps for the training script of a written file."""
+    """Return notes on the arguments that the training script needs with a written file."""
     note = json.loads(text).get(SCRIPT_SECTION, {}).get("note")
     return () if note is None else (note,)
 
@@ -110,7 +110,7 @@ _FILE_KEYS = ("train_batch_size", "zero_optimization", "train_micro_batch_size_p
 
 
 def _is_its_file(evidence: Evidence) -> bool:
-    """Return whether keys are DeepSpeed's own, or enable a precision as in its file."""
+    """Return True if the keys are DeepSpeed's or select a precision as DeepSpeed does."""
     precisions = (evidence.content.get(name) for name in ("bf16", "bfloat16", "fp16"))
     return not evidence.keys.isdisjoint(_FILE_KEYS) or any(
         isinstance(precision, Mapping) and "enabled" in precision for precision in precisions

@@ -23,8 +23,8 @@ ARGUMENTS = "sft.yaml"
 
 
 def text(setup: TrainingSetup) -> str:
-    """Return a script that writes Accelerate's and LLaMA-Factory's file, and starts `src/train.py`
-    of a checkout.
+    """Return a script that writes the files of Accelerate and LLaMA-Factory and starts
+    `src/train.py`.
     """
     fine_tuning.check_setup(setup, tool=TOOL, loss="unfused")
     files = {ARGUMENTS: config(setup)}
@@ -66,7 +66,7 @@ _STAGES = ("pt", "sft")
 
 
 def read(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of LLaMA-Factory's file, or of a script that uses one.
+    """Fill the reading with the query of a LLaMA-Factory file, or of a script that uses one.
 
     It is DeepSpeed if a DeepSpeed file is named, FSDP if Accelerate's file or its own selects it,
     else a copy of the model on each device.
@@ -130,7 +130,8 @@ def read(source: Source, reading: Reading) -> None:
 
 
 def _launched_file(launch: Launch, script: Script) -> dict[str, Any]:
-    """Return the file of a LLaMA-Factory command, with its KEY=VALUE words applied.
+    """Return the file that a LLaMA-Factory command names, with the command's KEY=VALUE words
+    applied.
 
     Raises:
         InputError: A file is not available, or a word is unknown.

@@ -1,4 +1,8 @@
-"""A vLLM deployment as KServe's LLMInferenceService (serving.kserve.io/v1alpha1), served by llm-d.
+"""Write a vLLM deployment for llm-d as KServe's LLMInferenceService
+(serving.kserve.io/v1alpha1).
+
+KServe's controller mounts the checkpoint at /mnt/models and merges its container `main` into
+this one.
 
 Its controller mounts the checkpoint at /mnt/models and merges this container with its own of the
 name `main`.
@@ -25,7 +29,7 @@ MOUNTED_MODEL = "/mnt/models"
 
 
 def text(setup: ServingSetup) -> str:
-    """Return the manifest.
+    """Return the manifest of a single pool.
 
     Raises:
         UnsupportedError: Replicas span nodes, which require separate worker pods.
@@ -37,7 +41,7 @@ def text(setup: ServingSetup) -> str:
 
 
 def pools_text(prefill: ServingSetup, decode: ServingSetup) -> str:
-    """Return the manifest of pools: the service's own replicas decode.
+    """Return the manifest of a prefill and a decode pool; the service's own replicas decode.
 
     Raises:
         UnsupportedError: The cluster has two kinds of GPU.
@@ -66,9 +70,7 @@ def _service_name(setup: ServingSetup) -> str:
 def _workload(
     setup: ServingSetup, options: Values, *, port: int, sends: bool = False
 ) -> dict[str, Any]:
-    """Return replicas with their sizes and pod; with `sends` caches are sent, by the pod's
-    address.
-    """
+    """Return the replicas, parallel sizes and pod of a pool."""
     c, ranks = setup.parallel, setup.gpus_per_replica
     if ranks > setup.cluster.gpus_per_node:
         raise UnsupportedError(

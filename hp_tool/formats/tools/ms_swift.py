@@ -1,4 +1,5 @@
-"""ms-swift 3 and 4: commands with the Trainer (`swift sft`) or Megatron Core (`megatron sft`).
+"""Read commands of ms-swift 3 and 4: `swift sft` (the Trainer) and `megatron sft` (Megatron
+Core).
 
 They pretrain and fine-tune.
 """
@@ -82,7 +83,7 @@ _MIN_BATCH = 16
 
 
 def read(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of the command.
+    """Fill the reading with the query of an ms-swift command.
 
     Raises:
         InputError: The script has no such command.
@@ -112,7 +113,7 @@ def read(source: Source, reading: Reading) -> None:
 
 
 def _count_processes(source: Source, variables: Mapping[str, str], reading: Reading) -> int | None:
-    """Return the number of processes in the environment of the command; one on a single device.
+    """Return the number of processes that environment variables set; None if they do not.
 
     `variables` are those of a file of arguments, which the environment overrides.
     """
@@ -158,7 +159,7 @@ def _renamed_setting(name: str, *values: str, written: str = "") -> Setting:
 def _read_trainer_command(
     settings: list[Setting], script: Script, source: Source, reading: Reading
 ) -> None:
-    """Read a command of Hugging Face's Trainer.
+    """Read a command that trains with Hugging Face's Trainer.
 
     It uses DeepSpeed or FSDP if named, else a copy of the model on each device.
     """
@@ -207,7 +208,7 @@ def _read_trainer_command(
 
 
 def _precision_settings(texts: Mapping[str, str], reading: Reading) -> Iterator[Setting]:
-    """Yield the precision of torch_dtype, by default the checkpoint's: 16 bits."""
+    """Yield the Trainer's precision argument for torch_dtype, fp16 and bf16; 16 bits by default."""
     kinds = {"float16": "fp16", "float32": "", "bfloat16": "bf16", "": "bf16"}
     if (dtype := texts.get("torch-dtype", "")) not in kinds:
         reading.refuse(
@@ -220,7 +221,7 @@ def _precision_settings(texts: Mapping[str, str], reading: Reading) -> Iterator[
 
 
 def _read_fsdp_file(name: str | None, script: Script, reading: Reading) -> dict[str, Any]:
-    """Return the settings of --fsdp, in Accelerate's words: ms-swift's fsdp2, or a JSON file."""
+    """Return the settings of --fsdp as Accelerate's."""
     if name is None:
         return {}
     text = find_file(script.files, name)
@@ -240,9 +241,7 @@ def _read_fsdp_file(name: str | None, script: Script, reading: Reading) -> dict[
 
 
 def _read_megatron_command(settings: list[Setting], source: Source, reading: Reading) -> None:
-    """Read a command of Megatron Core, in its own arguments; the named model determines the
-    shape.
-    """
+    """Read a command that trains with Megatron Core; the named model sets the shape."""
     megatron, own = table(TABLE), table("ms-swift")
     settings = [
         replace(setting, name=_RENAMED.get(setting.name, setting.name)) for setting in settings

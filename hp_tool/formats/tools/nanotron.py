@@ -1,4 +1,4 @@
-"""Read and write nanotron 0.4's YAML file of run_train.py: keys as in src/nanotron/config."""
+"""Read and write nanotron 0.4's YAML file for run_train.py (src/nanotron/config)."""
 
 import math
 import re
@@ -149,7 +149,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def text(setup: TrainingSetup) -> str:
-    """Return the file for run_train.py --config-file.
+    """Return the file for `run_train.py --config-file`.
 
     Values that the user must fill in are listed at its top and marked in place.
     """

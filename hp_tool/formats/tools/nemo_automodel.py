@@ -1,4 +1,4 @@
-"""NeMo AutoModel 0.4: its YAML files of pretraining and fine-tuning are read."""
+"""Read YAML files of NeMo AutoModel 0.4 for pretraining and fine-tuning."""
 
 from typing import Any
 
@@ -105,7 +105,7 @@ def _read_recompute(keys: Settings, reading: Reading) -> str:
 def _read_chunks(
     keys: Settings, source: Source, *, model: str, stages: int, reading: Reading
 ) -> dict[str, int]:
-    """Return the model chunks of a rank of an interleaved schedule.
+    """Return the number of model chunks per rank of an interleaved schedule.
 
     Source: calculate_virtual_stages of nemo_automodel/components/distributed/pipelining.
     """
@@ -184,7 +184,7 @@ _ENGINE_RECIPES = {
 
 
 def _read_engine_fp8(keys: Settings, reading: Reading) -> dict[str, Any]:
-    """Return the precision of Transformer Engine's matmuls, which only its layers have."""
+    """Return the precision fields of Transformer Engine's 8-bit recipes."""
     recipe = keys.text("model.backend.te-fp8.recipe")
     if not recipe:
         return {}

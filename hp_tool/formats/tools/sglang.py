@@ -1,4 +1,4 @@
-"""Read and write SGLang's server command: options as in sglang/srt/server_args.py."""
+"""Read and write SGLang's server command (sglang/srt/server_args.py)."""
 
 from hp_tool.domain.setups import ServingSetup
 from hp_tool.errors import UnsupportedError
@@ -20,7 +20,7 @@ VERSION = "0.5.6.post2"
 
 
 def server_command(setup: ServingSetup) -> tuple[str, Values]:
-    """Return the command of sglang.launch_server, with options as in sglang/srt/server_args.py.
+    """Return the sglang.launch_server command and its options.
 
     With attention data parallelism TP counts all ranks, and limits are divided by the attention
     groups.
@@ -66,7 +66,7 @@ ALGORITHMS = {
 
 
 def _speculation_options(setup: ServingSetup) -> Values:
-    """Return a chain of drafted tokens, verified with the previous one.
+    """Return the options of speculation with a single chain of drafted tokens.
 
     Source: docs/advanced_features/speculative_decoding.md.
     """
@@ -84,7 +84,7 @@ def _speculation_options(setup: ServingSetup) -> Values:
 
 
 def pool_command(setup: ServingSetup, *, other: ServingSetup, mode: str) -> tuple[str, Values]:
-    """Return the command of a prefill or decoding replica.
+    """Return the command of a prefill or decode replica.
 
     The prefill replica is given the ranks that it sends to.
     """
@@ -101,7 +101,7 @@ def pool_command(setup: ServingSetup, *, other: ServingSetup, mode: str) -> tupl
 
 
 def pools_text(prefill: ServingSetup, decode: ServingSetup) -> str:
-    """Return a script that starts a replica of either pool, or the router."""
+    """Return a script that starts a replica of a pool, or the router."""
     first = pool_command(prefill, other=decode, mode="prefill")
     second = pool_command(decode, other=prefill, mode="decode")
     return pools_script(

@@ -1,6 +1,4 @@
-"""Read and write torchtitan 0.2's TOML file: sections and keys as in
-torchtitan/config/job_config.py.
-"""
+"""Read and write torchtitan 0.2's TOML file (torchtitan/config/job_config.py)."""
 
 import functools
 import re
@@ -43,7 +41,9 @@ FLAVORS = {
 
 @functools.cache
 def models_by_flavor() -> Mapping[tuple[str, str], Any]:
-    """Return models that are only read, by (package, flavor): a name, or fields of a model."""
+    """Return the models that can only be imported, by package and flavor: a catalogue name or
+    model fields.
+    """
     text = (
         resources.files("hp_tool.formats")
         .joinpath("tables/torchtitan-models.yaml")
@@ -59,7 +59,7 @@ def models_by_flavor() -> Mapping[tuple[str, str], Any]:
 
 
 def _changed_model(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the catalogue model `of` with others changed, in its text_config too."""
+    """Return the fields of the catalogue model `of` with some of them changed."""
     changed = {key: value for key, value in changes.items() if key != "of"}
     fields = library.entry("models", changes["of"]).fields | changed
     if isinstance(text := fields.get("text_config"), Mapping):
@@ -195,7 +195,7 @@ def toml_file(setup: TrainingSetup) -> str:
 
 
 def _toml_text(source: Source, reading: Reading) -> str:
-    """Return the TOML file, which a script may only name.
+    """Return the TOML file, or the file that a script names.
 
     Raises:
         InputError: The file is not available.
@@ -270,7 +270,7 @@ def read_sections(
     flavors: Mapping[str, tuple[str, str]] = FLAVORS,
     release: str = "0.2",
 ) -> None:
-    """Fill the reading with the query of sections.
+    """Fill the reading with the query of a configuration's sections.
 
     Raises:
         InputError: A value is invalid.
@@ -359,9 +359,7 @@ def read_sections(
 
 
 def _chunks_per_rank(split: dict[str, Any], *, stages: int, layers: int) -> int:
-    """Return model chunks per rank: two, or by layers_per_stage from the layers and the counted
-    ends.
-    """
+    """Return the number of model chunks per rank: 2, or as layers_per_stage sets it."""
     if "pipeline_parallel_layers_per_stage" not in split:
         return 2
     ends = sum(
@@ -388,7 +386,7 @@ def _degree(section: dict[str, Any], name: str, *, usual: int = 1, least: int = 
 def _read_precision(
     model: dict[str, Any], batch: dict[str, Any], float8: dict[str, Any], reading: Reading
 ) -> str:
-    """Return the precision, which converters name; release 0.1 had separate switches."""
+    """Return the precision that the converters set, or the switches of release 0.1."""
     listed = model.get("converters", [])
     converters = {
         _OLDER_CONVERTERS.get(name, name)
@@ -423,7 +421,8 @@ def _read_recompute(section: dict[str, Any]) -> str:
 def _read_zero_stage(
     split: dict[str, Any], reading: Reading, *, sharded: bool, pipelined: bool
 ) -> int:
-    """Return the ZeRO stage: FSDP reshards after the forward pass by default, except in pipelines.
+    """Return the ZeRO stage; by default FSDP reshards after the forward pass, except in
+    pipelines.
 
     A pipeline would gather for every micro-batch.
     """

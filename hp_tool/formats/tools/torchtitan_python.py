@@ -1,4 +1,4 @@
-"""Read and write torchtitan 0.3's Python configurations: a function that returns Trainer.Config."""
+"""Read and write torchtitan 0.3's configuration functions in Python."""
 
 import json
 import re
@@ -56,7 +56,7 @@ _KINDS = ("loss", "activation_checkpoint", "optimizer")
 
 
 def text(setup: TrainingSetup) -> str:
-    """Return a module with one function, `run`.
+    """Return a module with the function `run`, which returns the configuration.
 
     Raises:
         UnsupportedError: torchtitan does not support the setup.
@@ -120,7 +120,7 @@ def _section_lines(name: str, kind: str, content: dict[str, Any]) -> tuple[str, 
 
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
-    """Return the sections, as those of 0.2's file.
+    """Return the configuration's sections, with the keys of 0.2's file.
 
     Raises:
         UnsupportedError: 0.3 does not support the setup.
@@ -161,7 +161,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def read(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of a function.
+    """Fill the reading with the query of a configuration function.
 
     Raises:
         InputError: The file is invalid.
@@ -277,7 +277,7 @@ _TOKEN_BATCH_KEYS = (
 def _convert_batch_to_rows(
     training: dict[str, Any], split: dict[str, Any], reading: Reading
 ) -> None:
-    """Convert a batch in tokens to rows of the longest context, as in 0.3."""
+    """Convert a batch size in tokens to sequences of the maximum length."""
     forward, step, row = (
         training.pop(name, usual)
         for name, usual in zip(_TOKEN_BATCH_KEYS, (16384, -1, 2048), strict=True)
@@ -301,7 +301,7 @@ def _convert_batch_to_rows(
 
 
 def _select_function(functions: Functions, wanted: str | None) -> str:
-    """Return the name of the function to read.
+    """Return the name of the configuration function to read.
 
     Raises:
         InputError: No function has this name, or several functions are possible.
@@ -323,8 +323,8 @@ def _select_function(functions: Functions, wanted: str | None) -> str:
 
 
 def _family_in_names(names: Sequence[str], flavor: str) -> str:
-    """Return the package of torchtitan.models in functions' names with a flavor, as in qwen3_8b;
-    or ''. The first is the function that is read.
+    """Return the model package that function names contain, such as qwen3 for qwen3_8b; empty if
+    unclear.
 
     A file that imports model_registry from its own package is in a folder that it does not name. A
     name that only starts like a package may belong to another: qwen35_4b is a function of qwen3_5.
@@ -353,13 +353,13 @@ def _in_words(flavor: str) -> str:
 
 
 def _joined(family: str) -> str:
-    """Return a package's name as in functions: qwen35 of qwen3_5."""
+    """Return a package's name without the underscore between digits: qwen35 for qwen3_5."""
     return re.sub(r"(\d)_(\d)", r"\1\2", family)
 
 
 def _read_converters(spec: Call, reading: Reading) -> tuple[list[str], bool, bool]:
-    """Return the converters of matrices but NVFP4's, whether experts are converted with them, and
-    whether NVFP4's is among them.
+    """Return the converters of linear layers except NVFP4's, and whether experts and NVFP4 are
+    converted.
     """
     calls = {
         each.name.removesuffix(".Config"): each.arguments
@@ -385,9 +385,7 @@ def _read_converters(spec: Call, reading: Reading) -> tuple[list[str], bool, boo
 
 
 def _names_of_calls(functions: Functions, value: Any) -> str:
-    """Return the names of the calls in an argument, and of those that a function of the file
-    returns.
-    """
+    """Return the names of the calls in an argument, or the source of the function that it calls."""
     return (
         f"{functions.source_of(value.name)} {value.name}"
         if isinstance(value, Call)
@@ -411,7 +409,7 @@ def _plain_values(section: Any) -> dict[str, Any]:
 
 
 def _call_settings(call: Call, *, prefix: str) -> Iterator[Setting]:
-    """Yield the leaves of a call's arguments as settings named by dotted keys."""
+    """Yield the arguments of a call as settings with dotted names."""
     arguments = dict(call.arguments)
     if call.name == "model_registry" and call.words:
         arguments["flavor"] = call.words[0]

@@ -1,4 +1,4 @@
-"""torchtune 0.6: its YAML files of full, LoRA and QLoRA fine-tuning are read."""
+"""Read torchtune 0.6's YAML files for full, LoRA and QLoRA fine-tuning."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""TRL 1.16: a script that fine-tunes over FSDP 2, started by Accelerate."""
+"""Read TRL 1.16's YAML file, and write a script that fine-tunes with FSDP 2."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def text(setup: TrainingSetup) -> str:
 
 
 def arguments(setup: TrainingSetup) -> Values:
-    """Return arguments of trl.scripts.sft: SFTConfig's, ModelConfig's and the Trainer's."""
+    """Return the arguments of `trl.scripts.sft`."""
     w = setup.workload
     options: dict[str, Any] = {
         f"--{name}": str(value) for name, value in trainer_arguments(setup).items()
@@ -56,7 +56,7 @@ def arguments(setup: TrainingSetup) -> Values:
 
 
 def _is_its_file(evidence: Evidence) -> bool:
-    """Return whether keys are the Trainer's, with the model key of TRL's ModelConfig."""
+    """Return True if the keys are the Trainer's, and one names the model as TRL does."""
     trainers = {"per_device_train_batch_size", "learning_rate", "num_train_epochs", "max_steps"}
     return "model_name_or_path" in evidence.keys and not evidence.keys.isdisjoint(trainers)
 

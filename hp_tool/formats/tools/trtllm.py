@@ -1,4 +1,4 @@
-"""TensorRT-LLM's server: options as in tensorrt_llm/commands/serve.py."""
+"""Read and write TensorRT-LLM's server command (tensorrt_llm/commands/serve.py)."""
 
 import json
 
@@ -20,8 +20,7 @@ VERSION = "1.0"
 
 
 def server_command(setup: ServingSetup) -> tuple[str, Values]:
-    """Return the trtllm-serve command with the PyTorch backend, options as in
-    tensorrt_llm/commands/serve.py.
+    """Return the trtllm-serve command with the PyTorch backend.
 
     Settings without an option are in the file of --extra_llm_api_options (see `extra_options`).
     With attention data parallelism every rank of its tensor-parallel group attends to its own
@@ -69,7 +68,7 @@ def server_command(setup: ServingSetup) -> tuple[str, Values]:
 
 
 def extra_options(setup: ServingSetup) -> dict[str, object]:
-    """Return TensorRT-LLM's LlmArgs for its options file; may be empty."""
+    """Return the content of the file for --extra_llm_api_options; may be empty."""
     options: dict[str, object] = {}
     if setup.parallel.attention_data_parallel_size > 1:
         options["enable_attention_dp"] = True

@@ -1,4 +1,4 @@
-"""Read and write verl 0.6: the actor's update of its PPO and GRPO trainers.
+"""Read and write verl 0.6: the actor's update in its PPO and GRPO trainers (ppo_trainer.yaml).
 
 These are overrides of ppo_trainer.yaml.
 """
@@ -100,7 +100,7 @@ ROLLOUTS = 8
 
 
 def _has_megatron(workload: TrainingWorkload) -> bool:
-    """Return whether the workers are Megatron's; False for FSDP's.
+    """Return True if the workers use Megatron, False for FSDP.
 
     Raises:
         UnsupportedError: The framework is another one.
@@ -116,7 +116,7 @@ def _has_megatron(workload: TrainingWorkload) -> bool:
 
 
 def overrides(setup: TrainingSetup) -> dict[str, str]:
-    """Return dotted keys and values for `python -m verl.trainer.main_ppo`.
+    """Return the overrides for `python -m verl.trainer.main_ppo`: dotted keys and values.
 
     Raises:
         UnsupportedError: Overrides cannot express the setup.
@@ -198,7 +198,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
 
 
 def text(setup: TrainingSetup) -> str:
-    """Return a script that starts the trainer with these overrides."""
+    """Return a script that starts verl's trainer."""
     options = overrides(setup)
     megatron = _has_megatron(setup.workload)
     config = ["--config-path=config", "--config-name=ppo_megatron_trainer.yaml"] if megatron else []
@@ -224,9 +224,7 @@ def text(setup: TrainingSetup) -> str:
 
 
 def _all_settings(source: Source, reading: Reading) -> list[Setting]:
-    """Return the settings of a file, or of a script's overrides after those of its selected
-    file.
-    """
+    """Return the settings of a file, or of the file and overrides in a script's command."""
     content = parse_mapping(source.text)
     if content is not None:
         return _file_settings(content, text=source.text, source=source)
@@ -251,7 +249,7 @@ def _all_settings(source: Source, reading: Reading) -> list[Setting]:
 
 
 def _file_settings(content: dict[str, Any], *, text: str, source: Source) -> list[Setting]:
-    """Return the settings of a file, and the engine that its list of defaults selects."""
+    """Return the settings of a file, and the engine that its defaults list selects."""
     settings, defaults = (
         file_settings(resolve_references(content, variables=source.variables), text=text),
         content.get("defaults"),
@@ -268,8 +266,8 @@ def _file_settings(content: dict[str, Any], *, text: str, source: Source) -> lis
 
 
 def _has_megatron_workers(settings: Settings, reading: Reading) -> bool:
-    """Return whether the actor's workers are Megatron's; reject others than FSDP's, and ignored
-    settings.
+    """Return True if the actor's workers use Megatron; reject workers of other engines than
+    FSDP.
     """
     engine, strategy = settings.text(ENGINE), settings.text(f"{_ACTOR}.strategy")
     if engine and engine not in _ENGINES:
@@ -383,8 +381,8 @@ def read(source: Source, reading: Reading) -> None:
 
 
 def parse_hydra_overrides(words: Iterable[Word], reading: Reading) -> list[Setting]:
-    """Return Hydra's overrides in a command; reject deleted keys, and values that can only be known
-    by running.
+    """Return Hydra's overrides in a command; reject deleted keys and values that are unknown
+    before the run.
     """
     settings = []
     for word in words:

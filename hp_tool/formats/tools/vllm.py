@@ -1,4 +1,4 @@
-"""Read and write vLLM's server command: options as in vllm/engine/arg_utils.py."""
+"""Read and write vLLM's server command (vllm/engine/arg_utils.py)."""
 
 import json
 
@@ -24,7 +24,7 @@ _HOST = "VLLM_NIXL_SIDE_CHANNEL_HOST"
 
 
 def server_command(setup: ServingSetup) -> tuple[str, Values]:
-    """Return the vllm serve command, with options as in vllm/engine/arg_utils.py."""
+    """Return the `vllm serve` command and its options."""
     reject_inexpressible(setup, tool=f"vllm {VERSION}", expressed=EXPRESSED_FIELDS)
     c, w = setup.parallel, setup.workload
     ranks = c.tensor_parallel_size * c.attention_data_parallel_size
@@ -55,7 +55,7 @@ def server_command(setup: ServingSetup) -> tuple[str, Values]:
 
 
 def _speculation_options(setup: ServingSetup) -> str | None:
-    """Return SpeculativeConfig as JSON (vllm/config/speculative.py).
+    """Return the JSON value of --speculative-config (vllm/config/speculative.py).
 
     `method` is written if the draft model's name does not contain EAGLE.
     """
@@ -73,13 +73,13 @@ TRANSFER = json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})
 
 
 def pool_command(setup: ServingSetup) -> tuple[str, Values]:
-    """Return `server_command` of a replica that sends or receives caches."""
+    """Return the command of a replica that sends or receives KV caches."""
     program, options = server_command(setup)
     return program, {**options, "--kv-transfer-config": TRANSFER}
 
 
 def pools_text(prefill: ServingSetup, decode: ServingSetup) -> str:
-    """Return a script that starts a replica of either pool; vLLM's package has no router."""
+    """Return a script that starts a replica of a pool; vLLM includes no router."""
     sides = {"prefill": prefill, "decode": decode}
     return pools_script(
         tool=f"vllm {VERSION}",

@@ -1,4 +1,4 @@
-"""Accelerate's file, and the equivalent options of `accelerate launch`."""
+"""Read Accelerate's file and the equivalent options of `accelerate launch`."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ def read_accelerate(
     words: Sequence[Setting] = (),
     spare: Iterable[str] = (),
 ) -> None:
-    """Fill the reading with the query of Accelerate's file: FSDP 1 or 2, DeepSpeed, or plain data
+    """Fill the reading with the query of Accelerate's file: FSDP, DeepSpeed or plain data
     parallelism.
 
     The script's arguments contain the batch.
@@ -140,7 +140,7 @@ def read_accelerate(
 
 
 def _read_degrees(leaves: Mapping[str, Setting], reading: Reading) -> dict[str, Any]:
-    """Return the numbers of ranks that split matrices and sequences, and the context exchange."""
+    """Return the tensor- and context-parallel sizes and the context exchange."""
     names = {"tensor_parallel_size": "tp-size", "context_parallel_size": "cp-size"}
     sizes: dict[str, Any] = {
         field: parse_whole_number(
@@ -180,9 +180,7 @@ def _read_zero_stage(kind: str, leaves: Mapping[str, Setting]) -> str:
 
 
 def _sharding_strategy(leaves: Mapping[str, Setting]) -> str:
-    """Return the sharding strategy of FSDP 1, which newer files name in
-    fsdp_reshard_after_forward.
-    """
+    """Return the sharding strategy of FSDP 1."""
     names = (
         _leaf_value(leaves, f"fsdp-config.fsdp-{name}", "").upper()
         for name in ("sharding-strategy", "reshard-after-forward")
@@ -194,7 +192,7 @@ def _sharding_strategy(leaves: Mapping[str, Setting]) -> str:
 def _read_shard_groups(
     leaves: Mapping[str, Setting], *, parallel: dict[str, Any], reading: Reading
 ) -> None:
-    """Record the groups over which FSDP 1 shards if it has a copy on each node."""
+    """Record the size of the shard group if FSDP 1 shards only within each node."""
     strategy = _sharding_strategy(leaves)
     if _leaf_value(leaves, "fsdp-config.fsdp-version", "1") == "2" or strategy in _STRATEGIES[:3]:
         return
@@ -216,7 +214,7 @@ def _read_shard_groups(
 
 
 def trainer_fsdp(words: str, reading: Reading) -> dict[str, Any]:
-    """Return the Trainer's --fsdp, such as "full_shard auto_wrap", as in Accelerate's file."""
+    """Return the Trainer's --fsdp, such as "full_shard auto_wrap", as Accelerate's settings."""
     parts = words.lower().split()
     strategies = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
     if not set(parts).intersection(strategies):
@@ -233,8 +231,8 @@ def trainer_fsdp(words: str, reading: Reading) -> dict[str, Any]:
 
 
 def launch_options(words: Sequence[str]) -> dict[str, Any]:
-    """Return the options of `accelerate launch` as in its file; empty if they only start
-    processes.
+    """Return the options of `accelerate launch` as its file's content; empty if none affects
+    sharding.
     """
     content: dict[str, Any] = {}
     rest = iter(words)

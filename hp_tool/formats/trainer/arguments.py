@@ -1,5 +1,5 @@
-"""DeepSpeed's JSON file with the arguments of Hugging Face's Trainer, which replace its "auto"
-values.
+"""Read the arguments of Hugging Face's Trainer with a DeepSpeed JSON file, whose "auto" values
+they replace.
 """
 
 import re
@@ -77,7 +77,7 @@ _DEFAULT_BATCH = "8"
 
 @dataclass(frozen=True, slots=True)
 class _TrainerSettings:
-    """The keys of DeepSpeed's file and the trainer's arguments."""
+    """The keys of a DeepSpeed file and the arguments of its trainer."""
 
     keys: Mapping[str, Setting]
     arguments: Mapping[str, Setting]
@@ -92,7 +92,9 @@ class _TrainerSettings:
         )
 
     def argument(self, *names: str) -> str | None:
-        """Return the value of the first of these arguments that is present; a switch is true."""
+        """Return the value of the first of these arguments that is set (true for a switch); else
+        None.
+        """
         setting = next((self.arguments[name] for name in names if name in self.arguments), None)
         return None if setting is None else setting.text or "true"
 
@@ -100,7 +102,7 @@ class _TrainerSettings:
         return any(self.keys[name].values == ("auto",) for name in names if name in self.keys)
 
     def batch(self, num_gpus: int) -> tuple[int, int]:
-        """Return sequences of a micro-batch, and of an optimizer step.
+        """Return the micro-batch size and the global batch size.
 
         Raises:
             InputError: The file is inconsistent.
@@ -166,9 +168,7 @@ def read_arguments(
     num_gpus: int | None,
     spare: Iterable[str] = (),
 ) -> None:
-    """Fill `reading` with the query of a DeepSpeed file (None without one) and its trainer's
-    arguments.
-    """
+    """Fill the reading with the query of a DeepSpeed file and its trainer's arguments."""
     spare, of_file = tuple(spare), Reading(tool=reading.tool)
     arguments = sort_settings(words, table=table("trainer"), reading=reading, spare=spare)
     leaves = as_settings(content or {}, lines=text)
@@ -264,7 +264,7 @@ _UNSUPPORTED_WEIGHTS = re.compile(r"aqlm|hqq|eetq|[23]bit")
 
 
 def add_checkpoint_precision(training: dict[str, Any], model: str, reading: Reading) -> None:
-    """Add the precision of frozen weights that the name of a quantised checkpoint says.
+    """Add the precision of frozen weights that a quantised checkpoint's name implies.
 
     bitsandbytes' 4 bits are nf4, those of AWQ and GPTQ int4. Quantised weights are not trained.
     """
@@ -289,7 +289,7 @@ SIXTEEN_BITS = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 def pure_state_fields(precision: str) -> dict[str, str]:
-    """Return the fields of a training whose optimizer updates the parameters directly.
+    """Return the precisions of a training without a 32-bit master copy.
 
     Gradients and states have their precision, and there is no master copy.
     """
@@ -300,7 +300,7 @@ def pure_state_fields(precision: str) -> dict[str, str]:
 
 
 def add_fsdp_precision(training: dict[str, Any], words: Iterable[Setting]) -> None:
-    """Add the precision in which FSDP stores fully trained weights.
+    """Add the precision in which FSDP stores trained weights.
 
     In mixed precision Accelerate casts them to 32 bits (accelerate/accelerator.py,
     accelerate/utils/fsdp_utils.py); else they stay as loaded.
@@ -390,7 +390,7 @@ def _read_optimizer(
 def _read_lora(
     training: dict[str, Any], arguments: Mapping[str, Setting], reading: Reading
 ) -> None:
-    """Read adapters and frozen weights; defaults are those of TRL (use_peft) and LLaMA-Factory."""
+    """Read LoRA settings, with the defaults of TRL (use_peft) or LLaMA-Factory."""
     words = {name: each.text.lower() or "true" for name, each in arguments.items()}
     trl = words.get("use-peft", "no") not in _OFF_VALUES
     used = trl or any(words.get(name, "no") not in _OFF_VALUES for name in ("use-lora", "lora"))
@@ -432,9 +432,7 @@ def _read_lora(
 def _read_four_bit_weights(
     training: dict[str, Any], words: Mapping[str, str], reading: Reading
 ) -> None:
-    """Read 4-bit frozen weights: nf4 with quantised scales; LLaMA-Factory's double_quantization is
-    on by default.
-    """
+    """Read the precision of 4-bit frozen weights, which must be nf4."""
     kind = words.get("bnb-4bit-quant-type", words.get("quantization-type", "nf4"))
     factory = words.get("quantization-bit") == "4"
     nested = (

@@ -1,6 +1,4 @@
-"""A script that starts a Trainer: its arguments, and the files of DeepSpeed and Accelerate that it
-names.
-"""
+"""Read a script that starts a Trainer, with the files of DeepSpeed and Accelerate that it names."""
 
 import json
 import re
@@ -31,7 +29,7 @@ _DEEPSPEED_FILE = ("deepspeed", "deepspeed-config", "deepspeed-config-file")
 
 
 def read_script(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of the script's Trainer."""
+    """Fill the reading with the query of a script that starts a Trainer."""
     launch, script = source.launch(reading)
     words = parse_flags(launch.words, table=table("trainer"), reading=reading)
     words = [
@@ -60,8 +58,7 @@ def read_trainer_command(
     *,
     fsdp: dict[str, Any] | None = None,
 ) -> None:
-    """Read a Trainer's arguments with its launcher: `accelerate launch` with file and options,
-    DeepSpeed, or neither.
+    """Read a Trainer's arguments and its launcher: Accelerate, DeepSpeed or torchrun.
 
     `fsdp` are Accelerate's settings that the trainer's own arguments contain.
     """
@@ -76,7 +73,7 @@ def read_trainer_command(
 
 
 def read_file(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of TRL's YAML file, as in `trl sft --config`, or of a script.
+    """Fill the reading with the query of TRL's YAML file, or of a script that uses it.
 
     Sharding is that of Accelerate's or DeepSpeed's file, if one is available, else data
     parallelism.
@@ -108,7 +105,7 @@ def _read_launched_arguments(
     config: str | None,
     options: dict[str, Any],
 ) -> None:
-    """Read a Trainer's arguments with its launcher.
+    """Read a Trainer's arguments with its launcher's file and options.
 
     `config` is the text of Accelerate's file, `options` those of `accelerate launch`.
     """
@@ -138,8 +135,8 @@ _CHAT_DEFAULTS = {"per-device-train-batch-size": "16", "max-seq-len": "512"}
 
 
 def _chat_arguments(words: list[Setting], reading: Reading) -> list[Setting]:
-    """Return the arguments of DeepSpeed-Chat's step1_supervised_finetuning/main.py in the Trainer's
-    names, with that program's defaults; reject its training on preferences.
+    """Return DeepSpeed-Chat's fine-tuning arguments under the Trainer's names, with that
+    program's defaults.
     """
     values = {word.name: word.text for word in words}
     if "num-padding-at-beginning" in values or "actor-zero-stage" in values:
@@ -161,7 +158,7 @@ def _chat_arguments(words: list[Setting], reading: Reading) -> list[Setting]:
 
 
 def _trl_defaults(names: Collection[str]) -> Iterator[Setting]:
-    """Yield the defaults of TRL's own script (SFTConfig of 1.16)."""
+    """Yield the defaults of TRL's own script that the arguments do not set (SFTConfig of 1.16)."""
     for others, name, value in (
         (("activation-checkpointing", "gradient-checkpointing"), "gradient-checkpointing", "true"),
         (("bf16", "fp16"), "bf16", "true"),
@@ -178,9 +175,7 @@ def _trl_defaults(names: Collection[str]) -> Iterator[Setting]:
 def find_deepspeed_file(
     words: list[Setting], files: Mapping[str, str], reading: Reading
 ) -> str | None:
-    """Return the text of the DeepSpeed file in a Trainer's arguments; an unavailable file is
-    recorded as missing.
-    """
+    """Return the text of the DeepSpeed file that the arguments name; None without one."""
     setting = next(
         (word for word in reversed(words) if word.name in _DEEPSPEED_FILE and word.values), None
     )
@@ -213,7 +208,9 @@ _PRESET_NAMES = re.compile(
 
 
 def deepspeed_preset(name: str) -> str | None:
-    """Return the text of a DeepSpeed file included in a trainer, by its name; None for others."""
+    """Return the text of a DeepSpeed file that a trainer includes, by its name; None for other
+    names.
+    """
     own = _PRESET_NAMES.fullmatch(name)
     if own is None or ("/" not in name and name.endswith(".json")):
         return None
@@ -226,7 +223,9 @@ def deepspeed_preset(name: str) -> str | None:
 
 
 def _read_trainer_fsdp(words: list[Setting], reading: Reading, *, alone: bool) -> dict[str, Any]:
-    """Return the Trainer's own --fsdp if nothing else shards (`alone`: no file of Accelerate's)."""
+    """Return the Trainer's own --fsdp settings if no Accelerate file shards; otherwise an empty
+    mapping.
+    """
     fsdp = next(
         (word.text.strip() for word in reversed(words) if word.name == "fsdp" and not word.unknown),
         "",
@@ -246,9 +245,7 @@ _CONFIG_FILE_OPTIONS = (
 
 
 def _find_accelerate_config(script: Script, source: Source, reading: Reading) -> str | None:
-    """Return the text of the file passed to `accelerate launch`; None without one; reject
-    unavailable files.
-    """
+    """Return the text of the file passed to `accelerate launch`; None without one."""
     words = [word for command in script.commands for word in command.words]
     for number, word in enumerate(words):
         option, separator, value = word.text.partition("=")
@@ -267,7 +264,7 @@ def _find_accelerate_config(script: Script, source: Source, reading: Reading) ->
 
 
 def _accelerate_file(script: Script, name: str) -> str | None:
-    """Return the text of a file of Accelerate's, or of one of TRL's by its name; None if not
+    """Return the text of an Accelerate file, or of a file that TRL includes; None if not
     available.
     """
     if (text := find_named_file(script, name)) is not None or (

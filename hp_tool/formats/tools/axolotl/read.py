@@ -1,4 +1,4 @@
-"""axolotl's YAML file as arguments of Hugging Face's Trainer, over FSDP or DeepSpeed."""
+"""Read axolotl's YAML file as arguments of Hugging Face's Trainer."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -124,7 +124,7 @@ def read(source: Source, reading: Reading) -> None:
 
 
 def _degree(own: Mapping[str, Setting], name: str) -> int:
-    """Return a degree of parallelism; 0 if the file has none."""
+    """Return a parallel size; 0 if the file does not set it."""
     setting = own.get(name)
     return (
         0
@@ -138,7 +138,7 @@ def _setting(name: str, written: str, *values: str) -> Setting:
 
 
 def _precision_settings(texts: Mapping[str, str], reading: Reading) -> list[Setting]:
-    """Return the precision of bf16: true, or auto, which is true on devices that support it."""
+    """Return the Trainer's precision argument; bf16: auto counts as true."""
     bf16 = texts.get("bf16", "false" if texts.get("fp16") == "true" else "auto")
     if bf16 not in ("true", "auto", "false", "full"):
         reading.refuse(f"bf16 {bf16} is not supported; supported: true, false, auto, full")
@@ -161,7 +161,7 @@ def _checkpointing_settings(texts: Mapping[str, str], reading: Reading) -> list[
 
 
 def _loss_settings(texts: Mapping[str, str], plugins: str) -> list[Setting]:
-    """Return a chunked loss, which never stores all logits."""
+    """Return a chunked loss for kernels that never store all logits."""
     names = ("chunked-cross-entropy", "liger-fused-linear-cross-entropy", "cut-cross-entropy")
     on = [name for name in names if texts.get(name) == "true"]
     if "CutCrossEntropyPlugin" in plugins and texts.get("cut-cross-entropy") != "false":
@@ -180,7 +180,9 @@ def _attention_settings(texts: Mapping[str, str]) -> list[Setting]:
 def _adapter_settings(
     content: Mapping[str, Any], texts: Mapping[str, str], reading: Reading
 ) -> list[Setting]:
-    """Return adapters as the Trainer's arguments; 4 bits are nf4 with quantised scales."""
+    """Return the Trainer's arguments for LoRA adapters; 4-bit weights are nf4 with quantised
+    scales.
+    """
     kind = texts.get("adapter", "")
     if kind in ("", "none", "null"):
         return []
@@ -208,7 +210,7 @@ def _accelerate_content(
     degrees: Mapping[str, int],
     reading: Reading,
 ) -> dict[str, Any]:
-    """Return fsdp_config, and the older list `fsdp`, as in Accelerate's file."""
+    """Return fsdp_config and the older list `fsdp` as Accelerate's settings."""
     keys = {f"fsdp_{str(key).removeprefix('fsdp_')}": value for key, value in sharded.items()}
     version = texts.get("fsdp-version") or str(keys.pop("fsdp_version", "1"))
     if fsdp:

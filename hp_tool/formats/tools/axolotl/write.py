@@ -1,4 +1,4 @@
-"""axolotl 0.21: its YAML file for DDP or FSDP 2."""
+"""Write axolotl's YAML file for DDP or FSDP 2."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Arguments of Megatron-LM with typed access, and the model that they describe."""
+"""Read the arguments of Megatron-LM that describe the model."""
 
 import ast
 import re
@@ -22,8 +22,8 @@ MAX_NUMBER = 1 << 40
 
 
 class Arguments:
-    """Arguments with typed access and Megatron's defaults; None in a section of the query if not
-    given.
+    """Megatron-LM's arguments, with typed access, its defaults, and the model that they
+    describe.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Arguments:
         return number
 
     def optional_number(self, name: str) -> int | None:
-        """Return the number in a flag without a default."""
+        """Return the number in an argument; None if it is absent."""
         return self.number(name) if self.is_given(name) else None
 
     def decimal(self, name: str, default: float) -> float:
@@ -86,9 +86,7 @@ class Arguments:
             raise InputError(f"--{name} must be a number, got {text}", field=f"--{name}") from None
 
     def query_value(self, name: str, theirs: Mapping[str, str], default: str) -> str:
-        """Return the query's value for a flag's value, from a mapping of query values to the tool's
-        values.
-        """
+        """Return the query's value for an argument, given the tool's value for each query value."""
         text = self.text(name, default)
         for our, their in theirs.items():
             if their.lower() == text.lower():
@@ -171,9 +169,7 @@ class Arguments:
         return model | unlike
 
     def listed_layer_fields(self, layers: int) -> dict[str, Any]:
-        """Return the fields of a model with different layers, from lists with one number per
-        layer.
-        """
+        """Return the model fields that lists with one number per layer determine."""
         model: dict[str, Any] = (
             {"attention_output_gate": "channel"} if self.is_given("attention-output-gate") else {}
         )
@@ -203,8 +199,8 @@ class Arguments:
         return model if blocks is None else model | {"blocks": blocks, "first_k_dense_replace": 0}
 
     def stage_patterns(self) -> list[str]:
-        """Return the parts of a hybrid's pattern that are on stages; at most one if it is not
-        divided.
+        """Return a hybrid model's layer pattern for each pipeline stage; an empty list for other
+        models.
         """
         name = next((flag for flag in hybrid.PATTERN_FLAGS if self.is_given(flag)), None)
         return (
@@ -214,7 +210,9 @@ class Arguments:
         )
 
     def hybrid_layer_fields(self, layers: int, hidden: int, *, experts: bool) -> dict[str, Any]:
-        """Return the fields of a model whose mixers and feed-forwards are separate layers."""
+        """Return the model fields of a hybrid, in which each mixer and each feed-forward is a
+        layer.
+        """
         name = next(
             (flag for flag in hybrid.PATTERN_FLAGS if self.is_given(flag)),
             "hybrid-attention-ratio",
@@ -289,7 +287,7 @@ class Arguments:
         return kinds.get(kind, "rotary")
 
     def window_fields(self, layers: int) -> dict[str, int | None]:
-        """Return --window-size left,right of the layers selected by --window-attn-skip-freq.
+        """Return the sliding window and the number of layers that have it.
 
         A query attends to `left` keys and itself.
         """
@@ -315,9 +313,7 @@ class Arguments:
         }
 
     def num_experts(self) -> int:
-        """Return the number of experts. Megatron-DeepSpeed's --num-experts has one number per layer
-        or one for all.
-        """
+        """Return the number of experts; 0 for a dense model."""
         setting = self.settings.get("num-experts")
         if setting is None:
             return 0
@@ -331,8 +327,7 @@ class Arguments:
         return count if count > 1 or not self.older else 0
 
     def numbers_per_layer(self, name: str, layers: int, *, every: Any) -> list[int] | None:
-        """Return one number per layer for a flag with N or a list expression such as
-        ([0]*3+[1]*58).
+        """Return one number per layer for N or a list such as ([0]*3+[1]*58); None if absent.
 
         Returns None if it is not given.
         """
@@ -353,8 +348,8 @@ class Arguments:
         return pattern
 
     def padded_vocabulary(self) -> int:
-        """Return the rows of the embedding: the vocabulary padded to --make-vocab-size-divisible-by
-        x TP.
+        """Return the vocabulary size, padded to a multiple of --make-vocab-size-divisible-by x
+        TP.
         """
         if self.is_given("padded-vocab-size"):
             return self.number("padded-vocab-size")
@@ -384,7 +379,7 @@ class Arguments:
         return -(-size // max(multiple, 1)) * multiple
 
     def expert_layer_mask(self, layers: int) -> list[int]:
-        """Return 1 for each layer with experts, 0 for those without: --moe-layer-freq."""
+        """Return 1 for each layer with experts and 0 for the others (--moe-layer-freq)."""
         return (
             self.numbers_per_layer(
                 "moe-layer-freq", layers, every=lambda n: [int(i % n == 0) for i in range(layers)]
@@ -399,7 +394,7 @@ class Arguments:
 
 
 def evaluate_list(node: ast.expr) -> list[int]:
-    """Return the list that an expression of sums and multiples of lists describes.
+    """Return the list of integers in an expression of list sums and multiples.
 
     Raises:
         ValueError: The expression is of another form.

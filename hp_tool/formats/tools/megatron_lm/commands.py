@@ -1,4 +1,4 @@
-"""Megatron-LM's arguments in a launch script, or as printed in a log."""
+"""Read Megatron-LM's arguments from a launch script or a log."""
 
 import re
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from hp_tool.formats.tools.megatron_lm.read import OTHER_PROGRAMS, read_argument
 
 
 def read_source(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of a script, or of a log that begins with the arguments."""
+    """Fill the reading with the query of a script, or of a log that starts with the arguments."""
     from_log, facts = read_printed_arguments(source.log)
     listed, own = (
         read_printed_arguments(source.text.splitlines())
@@ -67,7 +67,7 @@ def read_source(source: Source, reading: Reading) -> None:
 
 
 def _program_words(launch: Launch) -> set[str]:
-    """Return the words in the name of a program that trains."""
+    """Return the words in the file name of a training program."""
     name = PurePosixPath(launch.program).name.lower()
     return (
         set(re.split(r"[_./-]", name))
@@ -87,7 +87,8 @@ def _check_program(launch: Launch) -> None:
 
 
 def _add_deepspeed_file(settings: list[Setting], script: Script, reading: Reading) -> None:
-    """Add ZeRO stage and precision from Megatron-DeepSpeed's own file, if available.
+    """Add the ZeRO stage and precision of Megatron-DeepSpeed's JSON file, which override the
+    flags.
 
     DeepSpeed's engine uses them regardless of the flags.
     """

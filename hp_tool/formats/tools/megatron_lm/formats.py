@@ -1,6 +1,4 @@
-"""Megatron-LM's formats: a script, the same under Slurm and Kubernetes, and a file for
---yaml-cfg.
-"""
+"""Register Megatron-LM's formats: a torchrun script, Slurm, Kubernetes, and --yaml-cfg."""
 
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.formats.megatron_names import PRINTED_ARGUMENTS
@@ -19,7 +17,7 @@ _PROGRAMS = r"\bpretrain_(bert|gpt|hybrid|mamba|t5)\.py\b"
 
 
 def flag_values(setup: TrainingSetup) -> dict[str, str]:
-    """Return the flags of a configuration, each with its value.
+    """Return the flags of a configuration, each with its value as text.
 
     Raises:
         UnsupportedError: The flags cannot express it.

@@ -1,5 +1,7 @@
-"""Layers of different kinds in Megatron's letters: each mixer and each feed-forward is a separate
-layer.
+"""Read and write hybrid models, whose layers Megatron-LM describes by a pattern of letters.
+
+Each mixer and each feed-forward is a layer. Source: ssm/mamba_hybrid_layer_allocation.py
+(Megatron Core 0.16) and models/hybrid/hybrid_layer_allocation.py (0.17 to 0.19).
 
 Megatron Core 0.16 and 0.17 to 0.19: ssm/mamba_hybrid_layer_allocation.py,
 models/hybrid/hybrid_layer_allocation.py.
@@ -41,21 +43,19 @@ STAGE, PREDICTION = "|", "/"
 
 
 def is_hybrid(model: ModelSpec) -> bool:
-    """Return whether the model's mixers and feed-forwards are separate layers, which need these
-    flags.
-    """
+    """Return True if Megatron-LM requires a layer pattern for the model."""
     return not model.is_uniform and not patterns.can_express(model)
 
 
 def program(setup: TrainingSetup) -> str:
-    """Return the Megatron-LM script that trains the model."""
+    """Return the name of the Megatron-LM script that trains the model."""
     if not is_hybrid(setup.model):
         return "pretrain_gpt.py"
     return "pretrain_hybrid.py" if _has_release(setup, RENAMED_IN) else "pretrain_mamba.py"
 
 
 def hybrid_flags(setup: TrainingSetup) -> Values:
-    """Return the flags of such layers, which replace those for a pipeline of equal layers.
+    """Return the flags of a hybrid model, which replace the flags of equal pipeline stages.
 
     Raises:
         UnsupportedError: A layer has no letter, or the release lacks a feature.
@@ -119,7 +119,7 @@ def _has_release(setup: TrainingSetup, since: Mapping[str, tuple[int, ...]]) -> 
 
 
 def layer_pattern(model: ModelSpec) -> str:
-    """Return a letter for each layer.
+    """Return the letter of each layer.
 
     Raises:
         UnsupportedError: A layer has no letter.
@@ -130,7 +130,7 @@ def layer_pattern(model: ModelSpec) -> str:
 
 
 def default_prediction_letters(letters: str) -> str:
-    """Return the letters of one layer of multi-token prediction, as in `ModelSpec.mtp_kinds`."""
+    """Return the letters of a multi-token prediction layer, as in `ModelSpec.mtp_kinds`."""
     feeding = [letter for letter in letters if letter in "-E"]
     return "*" * ("*" in letters) + "".join(feeding[-1:])
 
@@ -149,7 +149,7 @@ def _block_letter(model: ModelSpec, block: Block) -> str:
 
 
 def blocks_of_pattern(letters: str) -> list[dict[str, Any]] | None:
-    """Return `model.blocks` of a pattern without stages; None if a letter is unknown."""
+    """Return `model.blocks` for a pattern without stages; None if a letter is unknown."""
     meanings = {
         letter: {"mixer": mixer, "feed_forward": feeding}
         for (mixer, feeding), letter in LETTERS.items()
@@ -163,7 +163,8 @@ def blocks_of_pattern(letters: str) -> list[dict[str, Any]] | None:
 
 
 def pattern_of_fractions(layers: int, *, attention: float, mlp: float) -> str:
-    """Return the pattern that Megatron builds from fractions of attention and MLPs.
+    """Return the pattern that Megatron generates for given fractions of attention and MLP
+    layers.
 
     Attention is spread evenly, MLPs among the rest.
     """
@@ -175,9 +176,7 @@ def pattern_of_fractions(layers: int, *, attention: float, mlp: float) -> str:
 
 
 def _spread_letter(letters: str, letter: str, count: int, *, sections: int) -> str:
-    """Return the letters with `count` of their M replaced, in `sections` runs at equal
-    distances.
-    """
+    """Return the letters with `count` M replaced at equal distances."""
     if not count:
         return letters
     left = letters.count("M") - count
@@ -194,9 +193,7 @@ def _spread_letter(letters: str, letter: str, count: int, *, sections: int) -> s
 
 
 def with_pattern_counts(settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Return the settings with the numbers of layers in a pattern, which override other
-    settings.
-    """
+    """Return the settings with the numbers of layers and prediction layers in the pattern."""
     written = settings.get("hybrid-layer-pattern")
     if written is None or len(written.values) != 1:
         return dict(settings)

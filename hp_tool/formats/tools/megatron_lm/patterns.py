@@ -1,5 +1,8 @@
-"""Layers of attention or gated delta rules with dense MLPs or experts, as lists with a number per
+"""Read and write models whose attention, delta-rule and expert layers Megatron-LM lists per
 layer.
+
+Source: models/gpt/experimental_attention_variant_module_specs.py and ssm/gated_delta_net of
+Megatron Core 0.17 to 0.19.
 
 Megatron Core 0.17 to 0.19: models/gpt/experimental_attention_variant_module_specs.py,
 ssm/gated_delta_net.
@@ -34,7 +37,7 @@ FIELDS = BLOCK_FIELDS.union({"mixer", "feed_forward", "attention_output_gate"}, 
 
 
 def can_express(model: ModelSpec) -> bool:
-    """Return whether lists can express the model's layers."""
+    """Return True if lists with one number per layer can describe the model."""
     return all(
         kind.mixer in ("attention", "gated_delta") and kind.feed_forward != "none"
         for _, kind in model.kinds
@@ -42,7 +45,7 @@ def can_express(model: ModelSpec) -> bool:
 
 
 def pattern_flags(setup: TrainingSetup) -> Values:
-    """Return the flags of layers of different kinds; none for a model with equal layers.
+    """Return the flags that list the kind of each layer; none if all layers are equal.
 
     Raises:
         UnsupportedError: Layers differ otherwise, or the release lacks a feature.
@@ -89,7 +92,7 @@ def pattern_flags(setup: TrainingSetup) -> Values:
 
 
 def _list_text(numbers: Sequence[int]) -> str:
-    """Return `([1]*3+[0]*1)*16`, as short as repetition permits."""
+    """Return the shortest expression for a list, such as `([1]*3+[0]*1)*16`."""
     period = next(
         size
         for size in range(1, len(numbers) + 1)
@@ -104,7 +107,8 @@ def _list_text(numbers: Sequence[int]) -> str:
 def blocks_of_lists(
     *, delta: Sequence[int] | None, experts: Sequence[int] | None
 ) -> list[dict[str, Any]] | None:
-    """Return `model.blocks` of lists with 0 or 1 per layer (1: delta rule; 1: mixture of experts).
+    """Return `model.blocks` for lists with 1 for each delta-rule layer and each layer with
+    experts.
 
     None if other fields express it. Without a list of delta rules there are none, without one of
     experts no layer has any.

@@ -1,4 +1,4 @@
-"""Read arguments of Megatron-LM's pretrain_gpt.py, of older releases and of Megatron-DeepSpeed."""
+"""Read arguments of Megatron-LM's pretrain_gpt.py, its older releases, and Megatron-DeepSpeed."""
 
 import math
 import re
@@ -72,7 +72,9 @@ def read_arguments(
     num_gpus: int | None,
     spare: Iterable[str] = (),
 ) -> None:
-    """Fill `reading` with the query of the arguments; absent ones have Megatron's default."""
+    """Fill the reading with the query of the arguments; absent arguments have Megatron's
+    defaults.
+    """
     by_name = sort_settings(settings, table=table(TABLE), reading=reading, spare=spare)
     reader = _ArgumentReader(
         with_pattern_counts({_ALIASES.get(name, name): each for name, each in by_name.items()}),
@@ -98,9 +100,7 @@ def recompute_value(
     method: str = "uniform",
     num_layers: int = 1,
 ) -> str | dict[str, Any]:
-    """Return `parallel.recompute` of Megatron's arguments; only the granularity if that
-    suffices.
-    """
+    """Return the value of `parallel.recompute` for Megatron's recomputation arguments."""
     if granularity == "selective" and (names := list(modules)) != ["core_attn"]:
         return {"granularity": "selective", "modules": names}
     if granularity == "full" and (method, num_layers) != ("uniform", 1):
@@ -115,7 +115,7 @@ _KNOWN_SPECS = (
 
 
 class _ArgumentReader(Arguments):
-    """Parallelism and training settings of the arguments."""
+    """Reads the model, training and parallelism fields of a query from Megatron-LM's arguments."""
 
     def parallel_fields(self) -> dict[str, Any]:
         tensor, stages = (
@@ -154,7 +154,7 @@ class _ArgumentReader(Arguments):
         }
 
     def has_experts(self) -> bool:
-        """Return whether the model has experts, also if its name is given elsewhere."""
+        """Return True if the model has experts, also if only its expert parallelism is set."""
         return bool(self.num_experts()) or self.number("expert-model-parallel-size", 1) > 1
 
     def expert_tensor_size(self, tensor: int) -> int:
@@ -310,9 +310,7 @@ class _ArgumentReader(Arguments):
         }
 
     def global_batch_size(self) -> int:
-        """Return the global batch size; the last one of a schedule, since estimates are of steps
-        after a ramp-up.
-        """
+        """Return the global batch size; for a schedule, the size at its end."""
         name = "step-batch-size-schedule"
         if not self.is_given(name):
             usual = self.num_replicas() * self.number("micro-batch-size")
@@ -344,7 +342,7 @@ class _ArgumentReader(Arguments):
         return "in_place" if self.text("cross-entropy-fusion-impl", "native") == "te" else "fused"
 
     def attention(self) -> str:
-        """Return the attention kernel.
+        """Return flash or unfused.
 
         Transformer Engine's automatic choice is a fused kernel; the local implementation has none.
         """
@@ -363,8 +361,8 @@ class _ArgumentReader(Arguments):
         return "unfused" if (local and not fused) or backend in ("unfused", "local") else "flash"
 
     def overlap(self) -> dict[str, bool]:
-        """Return the overlaps that differ from the framework's measured runs, which overlapped as
-        much as possible.
+        """Return the overlaps that are off, although the measured runs overlapped all
+        communication.
         """
         sequence = (
             self.is_given("sequence-parallel") and self.number("tensor-model-parallel-size", 1) > 1
@@ -411,7 +409,9 @@ class _ArgumentReader(Arguments):
         return "alltoall" if name == "alltoall_seq" else name
 
     def dispatcher(self, tensor: int) -> str:
-        """Return the dispatcher; alltoall if each rank has all experts and so sends no tokens."""
+        """Return the token dispatcher; alltoall if each rank has all experts, which sends no
+        tokens.
+        """
         ranks = self.number("expert-model-parallel-size", 1) * self.expert_tensor_size(tensor)
         return "alltoall" if ranks == 1 else self.named_dispatcher()
 
@@ -455,8 +455,8 @@ class _ArgumentReader(Arguments):
         )
 
     def uneven_layout(self, *, stages: int, chunks: int) -> str | None:
-        """Return a layout in the notation of `domain.pipeline_layout` if the ends have unusual
-        numbers of layers.
+        """Return the pipeline layout if the first and last stages have unusual numbers of
+        layers; else None.
 
         Raises:
             InputError: The flags do not divide the layers.
@@ -505,8 +505,7 @@ class _ArgumentReader(Arguments):
         return f"E{'|'.join(texts)}{'m' * self.number('mtp-num-layers', 0)}L"
 
     def stage_sizes(self, layers: int, stages: int, chunks: int) -> list[int]:
-        """Return the layers of stages, whose chunks have equally many (get_num_layers_to_build of
-        Megatron Core).
+        """Return the number of layers of each model chunk, in pipeline order.
 
         Numbers that are not given are divided evenly.
         """

@@ -1,4 +1,6 @@
-"""Write a configuration as a shell script, an sbatch script, or a manifest for Kubernetes."""
+"""Write a Megatron-LM configuration as a shell script, an sbatch script, or a Kubernetes
+manifest.
+"""
 
 import functools
 from importlib import resources
@@ -65,8 +67,8 @@ def _published_flags() -> dict[str, dict[str, Any]]:
 
 
 def published_flags(setup: TrainingSetup) -> tuple[dict[str, list[str]], tuple[str, ...]]:
-    """Return flags of the model that do not affect estimates (rotary base, epsilon, router), and
-    unknown flags.
+    """Return the model's published flags that do not affect estimates, and the names of unknown
+    flags.
     """
     m, name = setup.model, setup.model.name
     known = _published_flags().get(
@@ -95,7 +97,7 @@ def published_flags(setup: TrainingSetup) -> tuple[dict[str, list[str]], tuple[s
 
 
 def environment(setup: TrainingSetup) -> dict[str, str]:
-    """Return variables that Megatron requires or that affect speed (validate_args of core 0.16)."""
+    """Return the environment variables that Megatron requires or that affect speed."""
     if setup.parallel.zero_stage >= 2:  # FSDP rejects 1.
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}
     connections = device_connections(workload=setup.workload, parallel=setup.parallel)
@@ -107,12 +109,12 @@ def environment(setup: TrainingSetup) -> dict[str, str]:
 
 
 def all_flags(setup: TrainingSetup) -> dict[str, list[str]]:
-    """Return every flag of the configuration and of the model."""
+    """Return the flags of the configuration and the published flags of the model."""
     return flags(setup) | loop_flags(setup) | published_flags(setup)[0]
 
 
 def _fill_in_lines(setup: TrainingSetup) -> tuple[list[str], list[str]]:
-    """Return comment lines for the top of a script, and the array of flags that they describe."""
+    """Return comments that list what the user must fill in, and the array of these flags."""
     lacking = published_flags(setup)[1]
     parts = list(_USER_FLAGS)
     if lacking:
@@ -132,9 +134,7 @@ def _fill_in_lines(setup: TrainingSetup) -> tuple[list[str], list[str]]:
 
 
 def torchrun_script(setup: TrainingSetup, *, script: str | None = None) -> str:
-    """Return a shell script that starts the configuration with torchrun; its arguments are
-    appended.
-    """
+    """Return a shell script that starts Megatron-LM with torchrun and appends its own arguments."""
     nodes = setup.cluster.num_nodes
     launch = f"torchrun --nnodes {nodes} --nproc-per-node {setup.processes_per_node}"
     if nodes > 1:
@@ -157,8 +157,8 @@ def torchrun_script(setup: TrainingSetup, *, script: str | None = None) -> str:
 
 
 def _segment_option(setup: TrainingSetup) -> list[str]:
-    """Return the number of nodes that Slurm's block topology places in one rack: as many as in the
-    cost model, in equal segments.
+    """Return the #SBATCH line of --segment, the number of nodes per rack; an empty list if a
+    node is a domain.
     """
     cluster = setup.cluster
     domain = domains(Candidates.alone(setup.parallel), cluster=cluster)
@@ -173,9 +173,7 @@ def _segment_option(setup: TrainingSetup) -> list[str]:
 
 
 def _job_name(setup: TrainingSetup) -> str:
-    """Return the name with only letters, digits, dots and dashes, because a model's name is user
-    input.
-    """
+    """Return the model's name with only letters, digits, dots and dashes."""
     return (
         "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in setup.model.name)[
             :64
@@ -210,9 +208,7 @@ def slurm_script(setup: TrainingSetup) -> str:
 
 
 def kubernetes_manifest(setup: TrainingSetup) -> str:
-    """Return a manifest: an Indexed Job with a pod per node, and a headless Service to find the
-    first.
-    """
+    """Return a manifest with an Indexed Job (one pod per node) and a headless Service."""
     name = _job_name(setup).lower().replace(".", "-").strip("-")[:40] or "training"
     nodes = setup.cluster.num_nodes
     script = "".join(line + "\n" for line in torchrun_script(setup).splitlines())

@@ -1,5 +1,5 @@
-"""Megatron-LM's values for query values; flags as in megatron/training/arguments.py of Megatron
-Core 0.16.
+"""Values of Megatron-LM's flags for values of a query (megatron/training/arguments.py, core
+0.16).
 """
 
 from hp_tool.domain.declared import (

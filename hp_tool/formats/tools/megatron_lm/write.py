@@ -1,6 +1,4 @@
-"""Write a configuration as flags of pretrain_gpt.py, named after the fields of megatron-core's
-classes.
-"""
+"""Write a configuration as flags of Megatron-LM's pretrain_gpt.py."""
 
 from typing import Any
 
@@ -26,7 +24,8 @@ from hp_tool.formats.writing import Values, headline, option_words, reject_inexp
 
 
 def flags(setup: TrainingSetup) -> Flags:
-    """Return every flag of the configuration.
+    """Return the flags of a configuration, without data, tokenizer, learning rate and
+    checkpoints.
 
     The user adds data, tokenizer, learning rate and checkpoints.
 
@@ -46,9 +45,7 @@ def flags(setup: TrainingSetup) -> Flags:
 
 
 def loop_flags(setup: TrainingSetup) -> Flags:
-    """Return flags that the training loop requires: graphs of a whole iteration exclude checks
-    between kernels.
-    """
+    """Return the flags that the training loop requires if CUDA graphs record whole iterations."""
     whole = cuda_graph_settings(setup)[0] == "local"
     return option_words(
         {
@@ -133,7 +130,8 @@ def _model_flags(setup: TrainingSetup) -> Values:
 
 
 def max_positions(setup: TrainingSetup) -> int:
-    """Return Megatron's number of positions, which is at least the length of a sequence.
+    """Return the number of positions, which Megatron requires to be at least the sequence
+    length.
 
     Raises:
         UnsupportedError: A learned table is shorter.
@@ -183,7 +181,7 @@ def _parallel_flags(setup: TrainingSetup) -> Values:
 
 
 def context_level_sizes(setup: TrainingSetup) -> list[str] | None:
-    """Return sizes of a2a+p2p: ranks that exchange heads, and groups of them in the ring.
+    """Return the two sizes of a2a+p2p: ranks that exchange heads, and such groups in the ring.
 
     They are divided as in the cost model.
     """
@@ -211,9 +209,7 @@ def context_level_sizes(setup: TrainingSetup) -> list[str] | None:
 
 
 def max_packed_tokens(setup: TrainingSetup) -> int | None:
-    """Return the maximum number of tokens on a rank if context-parallel groups depend on the
-    sequences; else None.
-    """
+    """Return the maximum number of tokens per rank under dynamic context parallelism; else None."""
     size = setup.parallel.context_parallel_size
     return (
         setup.workload.sequence_length // size
@@ -223,7 +219,8 @@ def max_packed_tokens(setup: TrainingSetup) -> int | None:
 
 
 def num_shard_groups(setup: TrainingSetup) -> int | None:
-    """Return groups of replicas that shard separately (HSDP).
+    """Return the number of replica groups that shard optimizer states separately; None for one
+    group.
 
     Raises:
         UnsupportedError: Parameters are fully sharded, which has other flags.
@@ -240,7 +237,7 @@ def num_shard_groups(setup: TrainingSetup) -> int | None:
 
 
 def end_stage_flags(setup: TrainingSetup) -> Values:
-    """Return the layers of the ends if stages cannot have equally many."""
+    """Return the numbers of layers of the first and last stages if stages cannot be equal."""
     first, last = setup.missing_layers
     if last <= 1:
         return {words.WITH_EMBEDDING: first == 1, words.WITH_LOSS: last == 1}
@@ -249,7 +246,7 @@ def end_stage_flags(setup: TrainingSetup) -> Values:
 
 
 def recomputation_flags(recompute: Recompute) -> Values:
-    """Return flags of recomputation.
+    """Return the recomputation flags.
 
     Raises:
         UnsupportedError: The flags cannot express the granularity.
@@ -347,7 +344,8 @@ def cuda_graph_settings(setup: TrainingSetup) -> tuple[str | None, list[str] | N
 
 
 def fused_loss_kind(setup: TrainingSetup) -> str | None:
-    """Return the implementation of the fused loss if it is Transformer Engine's.
+    """Return the implementation of an in-place loss, which is Transformer Engine's; None for
+    other losses.
 
     Raises:
         UnsupportedError: The release's training loop rejects it.
@@ -366,7 +364,7 @@ def fused_loss_kind(setup: TrainingSetup) -> str | None:
 
 
 def num_offloaded_layers(setup: TrainingSetup) -> int:
-    """Return how many layers offload their activations to host memory.
+    """Return the number of layers whose activations are offloaded to host memory.
 
     Raises:
         UnsupportedError: TransformerConfig rejects it: all layers, a pipeline, recomputation.
@@ -390,8 +388,8 @@ def num_offloaded_layers(setup: TrainingSetup) -> int:
 
 
 def state_precisions(workload: TrainingWorkload) -> tuple[str, str, str, bool]:
-    """Return precisions of Adam's two states and the master copy, and whether the optimizer is
-    precision-aware.
+    """Return the precisions of Adam's two states and the master copy, and whether flags must set
+    them.
     """
     first = workload.optimizer_precision or "fp32"
     second, master = workload.exp_avg_sq_precision or first, workload.master_precision or "fp32"
@@ -404,7 +402,7 @@ def state_precisions(workload: TrainingWorkload) -> tuple[str, str, str, bool]:
 
 
 def _overlap_flags(setup: TrainingSetup) -> Values:
-    """Return flags of overlaps.
+    """Return the flags that switch communication overlaps.
 
     Raises:
         UnsupportedError: No flag switches an overlap.
@@ -526,7 +524,7 @@ _RENAMED_FIELDS = {
 
 
 def field_name(flag: str) -> str:
-    """Return the field of Megatron Core's configuration classes that a flag sets."""
+    """Return the field of Megatron Core's configuration that a flag sets."""
     return _RENAMED_FIELDS.get(flag, flag.replace("-", "_"))
 
 
@@ -569,8 +567,8 @@ def yaml_content(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def _yaml_value(name: str, values: list[str]) -> Any:
-    """Return a value for YAML: switches are true, numbers are numbers, possible lists stay
-    lists.
+    """Return a flag's values as a YAML value: true for a switch, otherwise a number, text or
+    list.
     """
     if name == "recompute-modules":
         return values
@@ -588,7 +586,7 @@ def _yaml_value(name: str, values: list[str]) -> Any:
 
 
 def yaml_text(setup: TrainingSetup) -> str:
-    """Return the YAML file, to merge into examples/gpt3/gpt_config.yaml."""
+    """Return the YAML file to merge into examples/gpt3/gpt_config.yaml."""
     from yaml import safe_dump
 
     head = f"# {words.TOOL}: {headline(setup)}; lay over examples/gpt3/gpt_config.yaml\n"

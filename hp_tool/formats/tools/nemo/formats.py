@@ -1,4 +1,4 @@
-"""The format of Megatron Bridge and NeMo."""
+"""Register the format of Megatron Bridge and NeMo."""
 
 from collections.abc import Mapping
 
@@ -25,7 +25,7 @@ def _is_its_file(evidence: Evidence) -> bool:
 
 
 def _contains_only_overrides(evidence: Evidence) -> bool:
-    """Return whether the text contains only overrides, at least one of which is Bridge's."""
+    """Return True if the text contains only overrides and at least one has a key of Bridge."""
     return any(
         word.text.lstrip("+").startswith(("model.", "train.", "ddp.", "comm_overlap."))
         for word in parse_override_list(evidence.text)
@@ -33,7 +33,7 @@ def _contains_only_overrides(evidence: Evidence) -> bool:
 
 
 def _read_any(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of a file, of overrides alone, or of a launch command."""
+    """Fill the reading with the query of a YAML file, of overrides, or of a launch command."""
     if source.mapping is not None or parse_override_list(source.text):
         read(source, reading)
     else:
@@ -41,7 +41,7 @@ def _read_any(source: Source, reading: Reading) -> None:
 
 
 def _layers_override(setup: TrainingSetup) -> list[str]:
-    """Return the number of layers, which recipes set."""
+    """Return the override for the number of layers, which is otherwise the recipe's."""
     return [f"model.num_layers={setup.model.num_hidden_layers}"]
 
 

@@ -1,4 +1,4 @@
-"""Commands that launch a recipe or a preset of Megatron Bridge by its name."""
+"""Read commands that launch a recipe or preset of Megatron Bridge by its name."""
 
 import re
 from collections.abc import Mapping
@@ -119,7 +119,7 @@ def read_launch_command(source: Source, reading: Reading) -> None:
 
 
 def _unknown_name_error(option: str, name: str, known: str) -> UnsupportedError:
-    """Return the error for an unknown name; `known` are similar names."""
+    """Return the error for an unknown recipe or preset, with similar names."""
     hint = f"; the nearest are {known}" if known else ""
     return UnsupportedError(
         f"--{option} {name} is none of the recipes that are known here{hint}", field=f"--{option}"
@@ -127,8 +127,8 @@ def _unknown_name_error(option: str, name: str, known: str) -> UnsupportedError:
 
 
 def _first_text(settings: Mapping[str, Setting], *names: str) -> str:
-    """Return the value of the first option that is set; the last argument is the default if it is
-    not an option.
+    """Return the value of the first option that is set; otherwise the default in the last
+    argument.
     """
     for name in names:
         if name in settings:
@@ -137,7 +137,7 @@ def _first_text(settings: Mapping[str, Setting], *names: str) -> str:
 
 
 def _read_num_gpus(settings: Mapping[str, Setting], reading: Reading) -> None:
-    """Record the number of GPUs from the launcher's options."""
+    """Record the number of GPUs that the launcher's options set."""
     if reading.num_gpus is not None:
         return
     sizes = [_first_text(settings, *names) for names in (("num-gpus", "ng"), ("nodes",))]
@@ -149,7 +149,7 @@ def _read_num_gpus(settings: Mapping[str, Setting], reading: Reading) -> None:
 
 
 def _option_overrides(settings: Mapping[str, Setting]) -> list[Override]:
-    """Return the launcher's options that set keys, as overrides."""
+    """Return the launcher's options as overrides of configuration keys."""
     return [
         parse_override(
             Word(f"{_KEYS_OF_OPTIONS[name]}={each.text.replace('None', 'null') or 'null'}", 0)
@@ -160,7 +160,7 @@ def _option_overrides(settings: Mapping[str, Setting]) -> list[Override]:
 
 
 def _named_release(settings: Mapping[str, Setting], source: Source) -> str | None:
-    """Return the release that the caller or the container's image names."""
+    """Return the release in the query's recipe or the container image; None if neither has one."""
     named = str(source.overrides.get("training.recipe", ""))
     if named.startswith("megatron-bridge-"):
         return named.removeprefix("megatron-bridge-")
@@ -169,7 +169,7 @@ def _named_release(settings: Mapping[str, Setting], source: Source) -> str | Non
 
 
 def _select_preset(settings: Mapping[str, Setting], source: Source, reading: Reading) -> Preset:
-    """Return the preset that the options of scripts/performance choose.
+    """Return the preset that options of Bridge's scripts/performance select.
 
     Raises:
         InputError: No preset matches.
@@ -222,7 +222,9 @@ def _split_words(value: Any) -> tuple[str, ...]:
 
 
 def _select_variant(rows: list[Preset], named: str, reading: Reading) -> Preset:
-    """Return the preset of a variant.
+    """Return the preset of a variant (v1, v2).
+
+    Until 26.06, v2 means v1 if no v2 exists. Since then, both mean the preset without a variant.
 
     v2 is a preset of its own, or v1 if there is none, until 26.06; since then both mean the one
     without a variant.
@@ -259,8 +261,8 @@ def _read_preset(
     source: Source,
     reading: Reading,
 ) -> None:
-    """Fill the reading with a preset's layout and the command's overrides; the catalogue's recipe
-    of the release sets the rest.
+    """Fill the reading with a preset's layout, the command's overrides, and the release's recipe
+    for all other settings.
     """
     keys = dict(preset.keys)
     if preset.sequence_length is not None:
@@ -318,7 +320,7 @@ def _read_preset(
 
 
 def _overlap_fields(read: Mapping[str, bool], said: set[str]) -> dict[str, bool]:
-    """Return the overlaps that keys switch on or off."""
+    """Return the overlaps that the keys set, on or off."""
     names = ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel")
     return {
         name: read.get(name, name != "expert_parallel")
@@ -335,7 +337,7 @@ def _read_library(
     source: Source,
     reading: Reading,
 ) -> None:
-    """Fill the reading with a library recipe and what the command overrides."""
+    """Fill the reading with a library recipe and the command's overrides."""
     content = _merge_content(
         recipe.keys, flags, words, model=recipe.model, source=source, reading=reading
     )
@@ -362,7 +364,7 @@ def _merge_content(
     source: Source,
     reading: Reading,
 ) -> dict[str, Any]:
-    """Return a recipe's keys, overridden by those of the command."""
+    """Return the recipe's keys with the command's overrides applied."""
     content = apply_overrides(set_paths({}, keys), flags)
     layers = source.layers_of(model)
     own = with_overrides({}, words, reading=reading)
@@ -375,7 +377,7 @@ def _merge_content(
 
 
 def _drop_missing_shape(reading: Reading) -> None:
-    """Drop missing fields of the model's shape, which the recipe's model sets."""
+    """Drop missing fields of the model's shape, because the recipe names the model."""
     reading.missing = [
         missing_field
         for missing_field in reading.missing

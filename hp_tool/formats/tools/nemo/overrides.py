@@ -1,4 +1,4 @@
-"""Overrides of a recipe, KEY=VALUE as in Hydra, as the content of Bridge's YAML file."""
+"""Parse overrides of a recipe (KEY=VALUE as in Hydra) as content of Bridge's YAML file."""
 
 import re
 import shlex
@@ -18,7 +18,7 @@ _MISSING_SPACE = re.compile(r"([{,]\s*[\w.]+):(?=[^\s])")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """One KEY=VALUE word."""
+    """An override of one key, written KEY=VALUE."""
 
     key: str
     """Dotted, without leading signs."""
@@ -30,7 +30,7 @@ class Override:
 
 
 def is_override(text: str) -> bool:
-    """Return whether a word is an override of a dotted key."""
+    """Return True if a word is an override."""
     match = _OVERRIDE_PATTERN.match(text)
     return match is not None and (match[0].endswith("=") or text.startswith("~"))
 
@@ -65,7 +65,7 @@ def apply_overrides(content: dict[str, Any], overrides: Iterable[Override]) -> d
 
 
 def parse_override_list(text: str) -> list[Word]:
-    """Return the overrides of a text with only overrides, one per line; empty for others."""
+    """Return the overrides of a text that has only overrides; an empty list for other text."""
     words = []
     for number, line in enumerate(text.splitlines(), 1):
         row = line.strip().removesuffix("\\").strip()

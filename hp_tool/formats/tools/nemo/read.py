@@ -1,4 +1,4 @@
-"""YAML files of Megatron Bridge and NeMo, in Megatron's arguments."""
+"""Read YAML files of Megatron Bridge and NeMo, by converting their keys to Megatron's arguments."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -55,7 +55,7 @@ _FIELDS_OF_PROVIDERS = (
     "training.cross_entropy",
     "parallel.moe_token_dispatcher_type",
 )
-"""Fields for which other provider classes replace Megatron Core's defaults."""
+"""Fields for which model provider classes replace Megatron Core's defaults."""
 _FIELDS_OF_RECIPES = (
     *_FIELDS_OF_PROVIDERS,
     "training.cuda_graphs",
@@ -77,8 +77,7 @@ _DISTRIBUTED_OPTIMIZERS = ("mcore_distributed_optim", "distributed_fused_adam")
 
 
 def read(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of a file of Megatron Bridge's ConfigContainer, NeMo, or
-    overrides.
+    """Fill the reading with the query of a Megatron Bridge or NeMo file, or of recipe overrides.
 
     Raises:
         InputError: The file is invalid.
@@ -125,8 +124,9 @@ _DECIDED_FIELDS = {
 
 
 def _read_overrides(content: dict[str, Any], *, source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of overrides of an unnamed recipe; record what it would set
-    as missing.
+    """Fill the reading with the query of overrides of an unnamed recipe.
+
+    Fields that only the recipe sets are recorded as missing.
     """
     layers = source.layers_of("")
     if layers is None:
@@ -149,7 +149,7 @@ def _read_overrides(content: dict[str, Any], *, source: Source, reading: Reading
 
 
 def _drop_unset_fields(reading: Reading, content: Mapping[str, Any], paths: Iterable[str]) -> None:
-    """Drop the fields of `paths` that no key determines: their values would be Megatron Core's
+    """Drop the fields in `paths` that no key sets, because they would have Megatron Core's
     defaults.
     """
     decided = decided_fields(content)
@@ -174,7 +174,7 @@ def decided_fields(content: Mapping[str, Any]) -> set[str]:
 def reject_shape_overrides(
     content: Mapping[str, Any], *, num_layers: int | None, source: Source, reading: Reading
 ) -> None:
-    """Reject overrides that change the recipe's model shape."""
+    """Reject overrides that change the shape of the recipe's model."""
     spared = {hyphenated(name) for name in source.ignore}
     for name, value in _section(content, "model").items():
         argument = table(TABLE).get(
@@ -202,7 +202,7 @@ def _merge_content(content: Mapping[str, Any], over: Mapping[str, Any]) -> dict[
 
 
 def read_content(content: Mapping[str, Any], *, source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of the content of Bridge's or NeMo's file."""
+    """Fill the reading with the query of the content of a Megatron Bridge or NeMo file."""
     num_gpus, spare = reading.num_gpus, source.ignore
     leaves = file_settings(content, text=source.text)
     reading.add_unknown_values(leaves, _SEPARATELY_READ_KEYS)
@@ -261,9 +261,7 @@ def read_content(content: Mapping[str, Any], *, source: Source, reading: Reading
 
 
 def _read_adapters(leaves: Iterable[Setting], *, reading: Reading) -> None:
-    """Return Bridge's LoRA (megatron/bridge/peft/lora.py) as training.lora, with that class's
-    defaults.
-    """
+    """Read Bridge's LoRA settings (megatron/bridge/peft/lora.py)."""
     settings = sort_settings(leaves, table=table("bridge-lora"), reading=reading)
 
     def words(name: str, default: tuple[str, ...]) -> tuple[str, ...]:
@@ -283,7 +281,7 @@ def _read_adapters(leaves: Iterable[Setting], *, reading: Reading) -> None:
 
 
 def _with_short_dtype(setting: Setting) -> Setting:
-    """Return the setting with torch's name of a number format as in Megatron's arguments."""
+    """Return the setting with torch's dtype replaced by Megatron's name, such as bf16."""
     if not setting.name.endswith("-dtype") or len(setting.values) != 1:
         return setting
     name = setting.values[0].removeprefix("torch.")
@@ -300,8 +298,8 @@ def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _precision_settings(content: Mapping[str, Any]) -> list[Setting]:
-    """Return mixed_precision (a recipe's name, or its fields) and trainer.precision as Megatron's
-    arguments.
+    """Return Megatron's arguments for mixed_precision (a recipe or its fields) and
+    trainer.precision.
     """
     mixed = content.get("mixed_precision")
     if isinstance(mixed, Mapping):

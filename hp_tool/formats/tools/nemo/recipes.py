@@ -36,7 +36,7 @@ _REQUIRED_SIZES = ("micro_batch_size", "tensor_parallel_size", "pipeline_paralle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """A library recipe: every key of its configuration that affects time or memory."""
+    """A recipe of Bridge's library: every key that affects time or memory."""
 
     model: str
     keys: Mapping[str, Any]
