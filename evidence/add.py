@@ -22,7 +22,7 @@ from benchmarks.accuracy.groups import figures
 from benchmarks.accuracy.prepared import Prepared, compare_all
 from benchmarks.accuracy.serving_runs import serving_run
 from benchmarks.accuracy.tables import as_text
-from evidence.cases import missing, training_case, training_query, unknown
+from evidence.cases import missing_fields, training_case, training_query, unknown_name
 from evidence.schema import KINDS, SERVING, TRAINING, Kind
 from evidence.table import RefusedError, Row, read
 from hp_tool.errors import HpToolError
@@ -79,14 +79,14 @@ def kind_of(path: Path) -> Kind:
 def not_predicted(row: Row, kind: Kind) -> str | None:
     """Return the reason why no prediction is made for a row, or None if one is made."""
     if kind is TRAINING:
-        return missing(row) or _refused(row)
+        return missing_fields(row) or _rejection(row)
     if row["disaggregated"]:
         return "prefill and decoding on GPUs of their own"
     blank = [name for name in SERVED_COLUMNS if row[name] is None]
-    return f"no {', '.join(blank)}" if blank else unknown(row)
+    return f"no {', '.join(blank)}" if blank else unknown_name(row)
 
 
-def _refused(row: Row) -> str | None:
+def _rejection(row: Row) -> str | None:
     """Return the reason why hp_tool rejects the row's settings as a query, or None."""
     try:
         parse_query(query_mapping(training_query(row)))
@@ -97,11 +97,11 @@ def _refused(row: Row) -> str | None:
 
 def comparisons(rows: Sequence[Row], kind: Kind) -> dict[str, list[Comparison]]:
     """Return {figure: comparisons of measured and predicted values} for the rows."""
-    found = _served(rows) if kind is SERVING else _trained(rows)
+    found = _compare_serving(rows) if kind is SERVING else _compare_training(rows)
     return {name: compared for name, compared in found.items() if compared}
 
 
-def _trained(rows: Sequence[Row]) -> dict[str, list[Comparison]]:
+def _compare_training(rows: Sequence[Row]) -> dict[str, list[Comparison]]:
     cases = [training_case(row) for row in rows]
     return {
         "step time": compare_all(
@@ -116,7 +116,7 @@ def _trained(rows: Sequence[Row]) -> dict[str, list[Comparison]]:
     }
 
 
-def _served(rows: Sequence[Row]) -> dict[str, list[Comparison]]:
+def _compare_serving(rows: Sequence[Row]) -> dict[str, list[Comparison]]:
     pairs = inference.shipped_pairs([serving_run(row) for row in rows])
     return {words: inference.comparisons(pairs, name) for name, words in SERVED.items()}
 

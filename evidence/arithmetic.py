@@ -22,7 +22,7 @@ throughput.
 """
 
 
-def impossible(row: Row, kind: str) -> list[str]:
+def find_contradictions(row: Row, kind: str) -> list[str]:
     """Return the reasons why the figures of a row contradict each other."""
     return [reason for check in CHECKS.get(kind, ()) for reason in check(row)]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from evidence.megatron_bridge import FP8, LORA, megatron_knobs
 from evidence.schema import TRAINING
-from evidence.table import TABLES, Row, other
+from evidence.table import TABLES, Row, other_values
 from hp_tool.catalog import gpu, model
 from hp_tool.domain.hardware import ClusterQuery, GpuSpec
 from hp_tool.domain.model import ModelSpec
@@ -87,17 +87,17 @@ class Case:
         """Return the settings without the release and the author. Runs with equal settings count as
         one vote.
         """
-        return repr(replaced(self, framework_version=None).query)
+        return repr(with_training(self, framework_version=None).query)
 
 
-def replaced(case: Case, *, what: str | None = None, **settings: object) -> Case:
+def with_training(case: Case, *, what: str | None = None, **settings: object) -> Case:
     """Return the case with other training settings."""
     training = dataclasses.replace(case.training, **settings)  # type: ignore[arg-type]
     query = dataclasses.replace(case.query, training=training)
     return dataclasses.replace(case, query=query, what=what or case.what)
 
 
-ASKED_AS = {"megatron-deepspeed": "megatron-core", "primus": "megatron-core"}
+QUERY_FRAMEWORKS = {"megatron-deepspeed": "megatron-core", "primus": "megatron-core"}
 """Frameworks without constants, and the framework whose constants are used instead."""
 GPUS: Mapping[str, GpuSpec] = {
     "h100-sxm-96gb": dataclasses.replace(
@@ -110,9 +110,9 @@ GPUS: Mapping[str, GpuSpec] = {
 """GPUs that are not in the catalogue. torchtitan's H100 of December 2024 has 96 GB of HBM2e, which
 torch reports as 95 GiB.
 """
-ASKED = ("gpu", "num_gpus", "sequence_length", "global_batch_size")
+REQUIRED_COLUMNS = ("gpu", "num_gpus", "sequence_length", "global_batch_size")
 """Columns that a query requires in addition to the model."""
-APART = frozenset(
+SEPARATE_COLUMNS = frozenset(
     ("gpu", "framework", "overlap", "cuda_graph_modules", "data_parallel_size", "recompute")
 )
 """Columns that correspond to query fields in another form, or follow from other columns."""
@@ -120,7 +120,7 @@ APART = frozenset(
 
 def training_case(row: Row) -> Case:
     """Return a training row as a query with its measured figures."""
-    label, words = LABELS.get(row["table"] or "", OWN), _words(row)
+    label, words = LABELS.get(row["table"] or "", DEFAULT_LABEL), _label_values(row)
     return Case(
         name=label.name.format_map(words),
         what=label.what.format_map(words),
@@ -136,19 +136,21 @@ def training_case(row: Row) -> Case:
 
 def training_query(row: Row) -> Query:
     """Return the query for a row's settings; blank settings are omitted."""
-    settings = _stated(row, TrainingWorkload)
+    settings = _section_settings(row, TrainingWorkload)
     if row["framework"]:
-        settings["framework"] = ASKED_AS.get(row["framework"], row["framework"])
+        settings["framework"] = QUERY_FRAMEWORKS.get(row["framework"], row["framework"])
     return Query(
         kind="training",
         model=_model(row),
-        cluster=ClusterQuery(gpu=GPUS.get(row["gpu"], row["gpu"]), **_stated(row, ClusterQuery)),
+        cluster=ClusterQuery(
+            gpu=GPUS.get(row["gpu"], row["gpu"]), **_section_settings(row, ClusterQuery)
+        ),
         training=TrainingWorkload(
             **settings,
-            cuda_graph_modules=_names(row["cuda_graph_modules"]),  # type: ignore[arg-type]
+            cuda_graph_modules=_split_names(row["cuda_graph_modules"]),  # type: ignore[arg-type]
             lora=LoraSpec(
                 rank=row["lora_rank"],
-                target_modules=_names(row["lora_target_modules"]),
+                target_modules=_split_names(row["lora_target_modules"]),
                 dropout=row["lora_dropout"] or 0.0,
             )
             if row["lora_rank"]
@@ -156,7 +158,7 @@ def training_query(row: Row) -> Query:
             overlap=_overlap(row["overlap"]),
         ),
         parallel=ParallelQuery(
-            **_stated(row, ParallelQuery),
+            **_section_settings(row, ParallelQuery),
             recompute=recompute_of(row["recompute"]) if row["recompute"] else None,
         ),
     )
@@ -190,10 +192,10 @@ def as_training_row(preset: Row) -> Row:
 
 def is_known(row: Row) -> bool:
     """Return whether hp_tool has the row's GPU, and either its model or the row's shape."""
-    return unknown(row) is None
+    return unknown_name(row) is None
 
 
-def unknown(row: Row) -> str | None:
+def unknown_name(row: Row) -> str | None:
     """Return the GPU or model name in a row that hp_tool does not have, or None."""
     if row["gpu"] is None:
         return "no GPU"
@@ -208,10 +210,10 @@ def unknown(row: Row) -> str | None:
     return None
 
 
-def missing(row: Row) -> str | None:
+def missing_fields(row: Row) -> str | None:
     """Return the reason why a training row is not a complete query, or None if it is."""
-    blank = [name for name in ASKED if row[name] is None]
-    return f"no {', '.join(blank)}" if blank else unknown(row)
+    blank = [name for name in REQUIRED_COLUMNS if row[name] is None]
+    return f"no {', '.join(blank)}" if blank else unknown_name(row)
 
 
 def step_s(row: Row) -> float:
@@ -233,12 +235,12 @@ def recompute_of(words: str) -> RecomputeName | Recompute:
     """
     granularity, _, modules = words.partition(" ")
     if granularity == "selective" and modules:
-        return Recompute(granularity="selective", modules=_names(modules))  # type: ignore[arg-type]
+        return Recompute(granularity="selective", modules=_split_names(modules))  # type: ignore[arg-type]
     return words  # type: ignore[return-value]
 
 
 def _model(row: Row) -> str | ModelSpec:
-    shape = _stated(row, ModelSpec)
+    shape = _section_settings(row, ModelSpec)
     if not shape:
         return str(row["model"])
     name = row["variant"] or row["model"]
@@ -251,13 +253,13 @@ def _model(row: Row) -> str | ModelSpec:
     return dataclasses.replace(base, **({"name": name} if row["variant"] else {}), **shape)
 
 
-def _stated(row: Row, part: type[Any]) -> dict[str, Any]:
+def _section_settings(row: Row, part: type[Any]) -> dict[str, Any]:
     """Return the settings of a row that are fields of `section`, one section of a query."""
-    names = (each.name for each in dataclasses.fields(part) if each.name not in APART)
+    names = (each.name for each in dataclasses.fields(part) if each.name not in SEPARATE_COLUMNS)
     return {name: row[name] for name in names if row.get(name) is not None}
 
 
-def _names(joined: str | None) -> tuple[str, ...] | None:
+def _split_names(joined: str | None) -> tuple[str, ...] | None:
     return tuple(joined.split("+")) if joined else None
 
 
@@ -280,7 +282,7 @@ def bridge_precision(row: Row) -> str:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Label:
     """Templates for the names of a table's rows in reports; braces contain columns and names of
-    `_words`.
+    `_label_values`.
     """
 
     source: str
@@ -302,12 +304,12 @@ SIZES = {
 }
 
 
-def _words(row: Row) -> dict[str, Any]:
+def _label_values(row: Row) -> dict[str, Any]:
     """Return the values that labels may contain: columns, sizes under their short names, and terms
     for both.
     """
     card, _, form = str(row["gpu"]).partition("-")
-    task, told = row["task"] or "pretrain", other(row)
+    task, told = row["task"] or "pretrain", other_values(row)
     shard = told.get("optimizer_shard_gpus")
     given = (f"{name} {row[SIZES[name]]}" for name in SIZES if name not in ("VP", "DP"))
     return {
@@ -329,7 +331,7 @@ def _words(row: Row) -> dict[str, Any]:
     }
 
 
-OWN = Label(source="", what="{gpus}, {stated_precision}{stated_sizes}")
+DEFAULT_LABEL = Label(source="", what="{gpus}, {stated_precision}{stated_sizes}")
 """Label of rows whose table is not in LABELS."""
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from evidence.arithmetic import impossible
+from evidence.arithmetic import find_contradictions
 from evidence.megatron_bridge import FP8, LORA, megatron_knobs
 from evidence.schema import KINDS, Kind
 from evidence.table import FILE_OF, Row, cell_of, parse
@@ -65,7 +65,7 @@ def read_collected(path: Path, table: str) -> list[Row]:
         reader = csv.DictReader(stream)
         for cells in reader:
             try:
-                rows += converted(cells, table)
+                rows += convert_row(cells, table)
             except (KeyError, ValueError) as error:
                 print(f"skipped: {path}:{reader.line_num}: {error}", file=sys.stderr)
     excluded = [row["excluded"] for row in rows if row["excluded"]]
@@ -74,52 +74,54 @@ def read_collected(path: Path, table: str) -> list[Row]:
     return rows
 
 
-def converted(cells: Mapping[Any, Any], table: str) -> Iterator[Row]:
+def convert_row(cells: Mapping[Any, Any], table: str) -> Iterator[Row]:
     """Yield the schema rows for a collected row.
 
     If the figures of a row contradict each other, its column `excluded` says so.
     """
     kind = KINDS[FILE_OF[table].partition("/")[0]]
-    row = Cells(_corrected(_mended(cells, table), table))
-    for values in _rows(row, _format(table), kind):
-        given = {**_renamed(row, values), **values, "table": table}
+    row = Cells(_correct_cells(_repair_cells(cells, table), table))
+    for values in _rule_values(row, _table_mapping(table), kind):
+        given = {**_translate_cells(row, values), **values, "table": table}
         given |= date_of(table, row, str(given.get("source") or ""))
-        given["other"] = _others(row)
+        given["other"] = _remaining_cells(row)
         given["source"] = given.get("source") or f"{table}.csv"
         texts = {name: cell_of(value) for name, value in given.items()}
         typed, reasons = parse(texts | {"excluded": "unchecked"}, kind)
         if reasons:
             raise ValueError("; ".join(reasons))
-        contradictions = impossible({**typed, "excluded": None}, kind.name)
+        contradictions = find_contradictions({**typed, "excluded": None}, kind.name)
         yield {**typed, "excluded": row["excluded"] or "; ".join(contradictions) or None}
 
 
-def _format(table: str) -> Mapping[str, Any]:
+def _table_mapping(table: str) -> Mapping[str, Any]:
     """Return the mapping of a table to the schema, including the mapping that it extends
     (`like`).
     """
     found: Mapping[str, Any] = MAPPING["tables"][table]
-    return _format(found["like"]) if "like" in found else found
+    return _table_mapping(found["like"]) if "like" in found else found
 
 
-def _rows(row: Cells, format: Mapping[str, Any], kind: Kind) -> Iterator[Values]:
+def _rule_values(row: Cells, format: Mapping[str, Any], kind: Kind) -> Iterator[Values]:
     """Yield the values that the table's rules determine: one set, or one set for each applicable
     entry of `each`.
     """
     row.seen.update(format.get("hidden", "").split())
     pairs = (pair.partition("=") for pair in format.get("columns", "").split())
-    copied = {name: _value(row, kind, name, f"{{{cell or name}}}") for name, _, cell in pairs}
+    copied = {
+        name: _column_value(row, kind, name, f"{{{cell or name}}}") for name, _, cell in pairs
+    }
     values = {**format.get("assumed", {}), **copied}
     for rule in format.get("rules", ()):
-        values |= _applied(rule, row, kind) or {}
+        values |= _apply_rule(rule, row, kind) or {}
     if format.get("recipe"):
-        values |= _recipe(row)
+        values |= _recipe_settings(row)
     row.seen -= set(format.get("told", "").split())
-    variants = (_applied(rule, row, kind) for rule in format.get("each", [{}]))
+    variants = (_apply_rule(rule, row, kind) for rule in format.get("each", [{}]))
     yield from ({**values, **variant} for variant in variants if variant is not None)
 
 
-def _applied(rule: Mapping[str, Any], row: Cells, kind: Kind) -> Values | None:
+def _apply_rule(rule: Mapping[str, Any], row: Cells, kind: Kind) -> Values | None:
     """Return the values of a rule if all conditions in `if` and none in `unless` are true;
     otherwise None.
 
@@ -132,13 +134,15 @@ def _applied(rule: Mapping[str, Any], row: Cells, kind: Kind) -> Values | None:
         return None
     if "refuse" in rule:
         raise ValueError(f"unknown {rule['refuse']} {row[rule['refuse']]!r}")
-    given = {name: _value(row, kind, name, text) for name, text in rule.get("set", {}).items()}
+    given = {
+        name: _column_value(row, kind, name, text) for name, text in rule.get("set", {}).items()
+    }
     for cell in rule.get("ones", "").split():
         given[RENAMED[cell][0]] = "1" if row[cell] in BLANK else row[cell]
     return given
 
 
-def _value(row: Cells, kind: Kind, column: str, text: Any) -> Any:
+def _column_value(row: Cells, kind: Kind, column: str, text: Any) -> Any:
     """Return the value of `text` for a column.
 
     One reference `{cell}` is translated by the column: names, flags, GiB to bytes. `{cell-x}` is
@@ -149,11 +153,11 @@ def _value(row: Cells, kind: Kind, column: str, text: Any) -> Any:
     if not isinstance(text, str):
         return text
     if text.startswith("= "):
-        return _computed(row, text.split()[1:], kind.by_name[column].type == "integer")
+        return _computed_value(row, text.split()[1:], kind.by_name[column].type == "integer")
     reference = REFERENCE.fullmatch(text)
     if not reference:
-        return REFERENCE.sub(lambda match: _referred(row, match), text)
-    cell = _referred(row, reference)
+        return REFERENCE.sub(lambda match: _referenced_value(row, match), text)
+    cell = _referenced_value(row, reference)
     if kind.by_name[column].type == "flag":
         return cell.lower() in ("1", "true") if cell else None
     if kind.by_name[column].unit == "bytes":
@@ -163,7 +167,7 @@ def _value(row: Cells, kind: Kind, column: str, text: Any) -> Any:
     return MAPPING["names"].get(column, {}).get(cell, cell) or None
 
 
-def _referred(row: Cells, reference: re.Match[str]) -> str:
+def _referenced_value(row: Cells, reference: re.Match[str]) -> str:
     name, operation, text = reference.groups()
     cell = row[name]
     if operation == "^":
@@ -171,7 +175,7 @@ def _referred(row: Cells, reference: re.Match[str]) -> str:
     return cell.removeprefix(text).removesuffix(text) if operation else cell
 
 
-def _computed(row: Cells, words: list[str], whole: bool) -> float | None:
+def _computed_value(row: Cells, words: list[str], whole: bool) -> float | None:
     numbers = [row[word] if word.isidentifier() else word for word in words[::2]]
     if not all(numbers):
         return None
@@ -190,7 +194,7 @@ def _computed(row: Cells, words: list[str], whole: bool) -> float | None:
     return round(result) if whole else result
 
 
-def _recipe(row: Cells) -> Values:
+def _recipe_settings(row: Cells) -> Values:
     """Return the settings of a measured Megatron Bridge recipe."""
     precision, scaling = FP8.get(row["precision"], (row["precision"], None))
     lora, quantised = row["task"] == "LoRA", row["fp8_params"] == "1"
@@ -212,14 +216,14 @@ def _recipe(row: Cells) -> Values:
     }
 
 
-def _corrected(cells: Mapping[str, Any], table: str) -> Mapping[str, Any]:
+def _correct_cells(cells: Mapping[str, Any], table: str) -> Mapping[str, Any]:
     for correction in MAPPING["corrections"]:
         if correction["table"] == table and correction["rows"].items() <= cells.items():
             cells = {**cells, **correction["cells"]}
     return cells
 
 
-def _mended(cells: Mapping[Any, Any], table: str) -> Mapping[str, Any]:
+def _repair_cells(cells: Mapping[Any, Any], table: str) -> Mapping[str, Any]:
     """Return the corrected cells of a row. One row of cache counts has an unquoted comma in the
     name of its GPU.
     """
@@ -234,7 +238,7 @@ def _mended(cells: Mapping[Any, Any], table: str) -> Mapping[str, Any]:
     return dict(zip(names, texts, strict=True))
 
 
-def _renamed(row: Cells, values: Values) -> Values:
+def _translate_cells(row: Cells, values: Values) -> Values:
     """Return the columns whose cells have a name in RENAMED, unless `values` already contains
     them.
     """
@@ -247,7 +251,7 @@ def _renamed(row: Cells, values: Values) -> Values:
     return found
 
 
-def _others(row: Cells) -> str | None:
+def _remaining_cells(row: Cells) -> str | None:
     known = row.seen | set(MAPPING["left_out"].split())
     pairs = [
         f"{name}={cell.replace('; ', ', ').replace(';', ',')}"

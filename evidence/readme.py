@@ -12,10 +12,10 @@ PAGE = FOLDER / "README.md"
 
 
 def main() -> None:
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(generate_page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def written(text: str) -> str:
+def generate_page(text: str) -> str:
     """Return the page with all generated parts, from the schema and the files."""
     for name, part in (
         ("files", _files()),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evidence.arithmetic import impossible
+from evidence.arithmetic import find_contradictions
 from evidence.schema import Column, Kind
 
 FOLDER = Path(__file__).parent
@@ -96,7 +96,7 @@ def parse(cells: Mapping[Any, Any], kind: Kind) -> tuple[Row, list[str]]:
             reasons.append(f"{column.name}: {error}")
     if reasons or row.get("excluded"):
         return row, reasons
-    return row, impossible(row, kind.name)
+    return row, find_contradictions(row, kind.name)
 
 
 def _value(cell: str, column: Column) -> Any:
@@ -148,7 +148,7 @@ def as_csv(rows: Iterable[Row], kind: Kind) -> str:
     return stream.getvalue()
 
 
-def other(row: Row) -> dict[str, str]:
-    """Return the values in a row's column `other` as {name: value}."""
+def other_values(row: Row) -> dict[str, str]:
+    """Return the values in a row's column `other_values` as {name: value}."""
     pairs = (row["other"] or "").split("; ")
     return dict(pair.split("=", 1) for pair in pairs if pair)

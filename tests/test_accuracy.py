@@ -172,7 +172,10 @@ def test_recipes_run_as_their_release_sets_them(folder: Path) -> None:
     preset.
     """
     laid_out = {
-        (Prepared.of(case).stated.parallel.pipeline_layout, case.query.model == "deepseek-v3")  # type: ignore[union-attr]
+        (
+            Prepared.from_case(case).estimate.parallel.pipeline_layout,
+            case.query.model == "deepseek-v3",
+        )  # type: ignore[union-attr]
         for case in recipe_cases(folder)
         if case.name == "deepseek-v3" and "H100" not in case.what
     }

@@ -82,7 +82,7 @@ def test_today_s_recipe_predicts_what_the_answer_states_beside() -> None:
     (plain,), (todays,) = plain_cases([CASE]), todays_cases([CASE])
     answer = answer_estimate(plain.query).estimate
     assert isinstance(answer, Estimate) and answer.with_recipe is not None
-    assert Prepared.of(todays).shipped().predicted == pytest.approx(
+    assert Prepared.from_case(todays).shipped().predicted == pytest.approx(
         answer.with_recipe.step_s, rel=1e-12
     )
 
@@ -100,4 +100,6 @@ def test_fits_see_the_layout_that_a_recipe_sets() -> None:
         training=training,
         parallel=ParallelQuery(),
     )
-    assert Prepared.of(replace(CASE, name="llama-3-8b", query=query)).candidate.zero_stage == 3
+    assert (
+        Prepared.from_case(replace(CASE, name="llama-3-8b", query=query)).candidate.zero_stage == 3
+    )

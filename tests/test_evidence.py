@@ -204,7 +204,7 @@ def test_an_excluded_row_may_contradict_itself(tmp_path: Path) -> None:
 
 def test_the_page_of_columns_is_the_schema_s() -> None:
     text = readme.PAGE.read_text(encoding="utf-8")
-    assert readme.written(text) == text, "python -m evidence.readme"
+    assert readme.generate_page(text) == text, "python -m evidence.readme"
     assert "`tokens_per_second_per_gpu` | number | tokens/s | Speed of one GPU" in text
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.fit_frameworks import FIXED
-from benchmarks.accuracy.fit_intervals import likeliest
+from benchmarks.accuracy.fit_intervals import normal_log_sd
 from benchmarks.accuracy.fitting import (
     Fit,
     Floats,
@@ -109,5 +109,5 @@ def test_the_likeliest_scatter_counts_repeats_of_a_setting_once() -> None:
         )
 
     rows = [row(0.1, "one"), *(row(-0.2, "other") for _ in range(3))]
-    assert likeliest(rows) == pytest.approx(math.sqrt((0.1**2 + 0.2**2) / 2.0))
-    assert likeliest([]) == 0.0
+    assert normal_log_sd(rows) == pytest.approx(math.sqrt((0.1**2 + 0.2**2) / 2.0))
+    assert normal_log_sd([]) == 0.0

@@ -84,7 +84,7 @@ def test_failed_runs_teach_nothing() -> None:
 
 @pytest.mark.components
 def test_limits_on_the_published_grid_by_constants_of_the_other_model() -> None:
-    found = grid.summary(grid.held_out(grid_rows(folder_named())))
+    found = grid.summary(grid.leave_out_models(grid_rows(folder_named())))
     assert found["ran_but_refused_share"] <= 0.005
     assert found["failed_called_infeasible_share"] >= 0.85
     assert found["throughput_median_error"] <= 0.15

@@ -16,9 +16,9 @@ from benchmarks.accuracy.fit_experts import (
     fit,
     left_out,
     mixtures,
-    plain,
-    predicted,
-    prepared,
+    predict_runs,
+    prepare_batches,
+    runs_without_drafts,
     with_scatter,
 )
 from benchmarks.accuracy.serving_runs import (
@@ -160,7 +160,7 @@ def test_runs_that_drafted_and_layouts_in_doubt_are_left_out() -> None:
         ),
     )
     drafted = dataclasses.replace(slow, tpot_s=slow.tpot_s / 1.5)
-    assert plain([slow, drafted, doubtful]) == [slow]
+    assert runs_without_drafts([slow, drafted, doubtful]) == [slow]
 
 
 def test_queued_rows_have_their_throughput_and_number_formats(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def synthetic(truth: ExpertEfficiency) -> list[ServingRun]:
         for load in (1, 8, 64)
         for e in (1, 8)
     ]
-    found = predicted(prepared(asked), {JOINT: truth})
+    found = predict_runs(prepare_batches(asked), {JOINT: truth})
     return [dataclasses.replace(pair.run, ttft_s=pair.ttft_s, tpot_s=pair.tpot_s) for pair in found]
 
 
@@ -205,7 +205,10 @@ def test_a_fit_finds_what_made_its_runs_and_deviations_come_from_models_left_out
     runs = synthetic(truth)
     found = fit(runs)
     # Few runs: priors pull at what they leave open.
-    assert np.abs(log_ratios(predicted(prepared(runs), {JOINT: found}), "tpot")).mean() < 0.02
+    assert (
+        np.abs(log_ratios(predict_runs(prepare_batches(runs), {JOINT: found}), "tpot")).mean()
+        < 0.02
+    )
     assert 1.2 < found.grouped_slowdown < 1.8
     groups = left_out(runs, lambda run: run.model)
     assert set(groups) == {"deepseek-v3", "qwen3-235b-a22b"}

@@ -2,8 +2,8 @@
 DIR] [--json]`. The fits take minutes.
 
 Each row is predicted as if only the runs behind its constants had been measured. Its class is the
-`estimate.familiarity` of that prediction. `extras` fits how much each difference from the measured
-runs adds to the variance of an interval.
+`estimate.familiarity` of that prediction. `fit_added_log_sd` fits how much each difference from the
+measured runs adds to the variance of an interval.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from benchmarks.accuracy.groups import Group, figures, scatter_of, votes
 from hp_tool.domain.familiarity import FAMILIAR_CLASS
 
 START, ROUNDS = 0.05, 30
-"""Initial value of `extras`, and the number of passes over the dimensions."""
+"""Initial value of `fit_added_log_sd`, and the number of passes over the dimensions."""
 
 
-def judged(groups: Iterable[Group]) -> dict[str, list[Comparison]]:
+def held_out_rows(groups: Iterable[Group]) -> dict[str, list[Comparison]]:
     """Return the held-out rows by kind: dense, mixture (MoE) and adapters for training; the
     predicted figure for serving. Repeats of a setting within a group count once.
     """
@@ -54,7 +54,7 @@ def class_of(row: Comparison) -> str:
 def table(groups: Iterable[Group]) -> dict[str, dict[str, Any]]:
     """Return {kind, class: figures} of the held-out rows."""
     found = {}
-    for kind, rows in judged(groups).items():
+    for kind, rows in held_out_rows(groups).items():
         by_class: dict[str, list[Comparison]] = defaultdict(list)
         for row in rows:
             by_class[class_of(row)].append(row)
@@ -63,7 +63,7 @@ def table(groups: Iterable[Group]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def extras(
+def fit_added_log_sd(
     rows: Iterable[Comparison],
     *,
     known: Mapping[str, float] | None = None,
@@ -90,12 +90,14 @@ def extras(
     for _ in range(ROUNDS):
         for name in order:
             members = by_dimension[name]
-            added = lacking(members, {**found, name: 0.0}, by_part=name in units)
+            added = missing_log_sd(members, {**found, name: 0.0}, by_part=name in units)
             found[name] = math.sqrt((found[name] ** 2 + added**2) / 2.0)
     return {name: found[name] for name in by_dimension}
 
 
-def lacking(rows: Sequence[Comparison], known: Mapping[str, float], *, by_part: bool) -> float:
+def missing_log_sd(
+    rows: Sequence[Comparison], known: Mapping[str, float], *, by_part: bool
+) -> float:
     """Return the standard deviation that must be added to the known variance of each row for the
     intervals to contain 90% of the rows.
     """

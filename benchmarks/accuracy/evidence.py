@@ -24,12 +24,12 @@ from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import rows as rows_of
 from benchmarks.accuracy.grid_rows import grid_rows
 from benchmarks.accuracy.grid_rows import groups as grid_groups
-from benchmarks.accuracy.groups import Group, Rows, named, on, votes
+from benchmarks.accuracy.groups import Group, Rows, as_groups, votes, with_gpu
 from benchmarks.accuracy.korthikanti import GPU, figures, table4
 from benchmarks.accuracy.pairs import cells, pairs
 from benchmarks.accuracy.plain_recipe import (
-    asked,
     plain_answers,
+    runs_by_kind,
     todays_cases,
     with_usual,
     without_model,
@@ -92,14 +92,14 @@ def groups(folder: Path, *, only: Container[str] | None = None) -> list[Group]:
         found = [group for name in names for group in pending[name].result()]
     short = {each.title: each.rows for each in found if not each.is_long}
     in_quick = {title for title, rows in _pairs(folder, short).items() if rows}
-    for each in named(_pairs(folder, {each.title: each.rows for each in found})):
+    for each in as_groups(_pairs(folder, {each.title: each.rows for each in found})):
         found.append(dataclasses.replace(each, is_long=each.title not in in_quick))
     return [each for each in found if each.rows]
 
 
 def section(name: str, folder: Path) -> list[Group]:
     """Return the groups of a section, including those without rows."""
-    return named(SECTIONS[name](folder), is_long=name in LONG)
+    return as_groups(SECTIONS[name](folder), is_long=name in LONG)
 
 
 def _paper(folder: Path) -> Rows:
@@ -111,8 +111,10 @@ def _paper(folder: Path) -> Rows:
     memory = figures(folder)
     return {
         "Table 5 of arXiv 2205.05198": megatron.table5_left_out(folder) if rows4 else [],
-        "Table 4 of arXiv 2205.05198, one layer": [on(row, GPU) for row in table4(rows4, shipped)],
-        "Figures 1 and 7 of arXiv 2205.05198": [on(row, GPU) for row in memory],
+        "Table 4 of arXiv 2205.05198, one layer": [
+            with_gpu(row, GPU) for row in table4(rows4, shipped)
+        ],
+        "Figures 1 and 7 of arXiv 2205.05198": [with_gpu(row, GPU) for row in memory],
         "Megatron-LM of 2020, 1B to 8B": megatron.megatron_2020_left_out(folder),
     }
 
@@ -136,12 +138,12 @@ def _today(folder: Path) -> Rows:
         return megatron.today_left_out(folder, cases, key)
 
     def cloud(precision: str) -> list[Comparison]:
-        return without("name", where(dgxc_cases(folder), precision=precision))
+        return without("name", select_cases(dgxc_cases(folder), precision=precision))
 
     unseen, today = without("name", sparse), {case.what for case in recent}
-    gb200 = compare_all(where(dense, card="gb200-nvl72"), Prepared.shipped)
+    gb200 = compare_all(select_cases(dense, card="gb200-nvl72"), Prepared.shipped)
     return {
-        "Dense pre-training on H100 in fp8": without("name", where(dense, card=H100)),
+        "Dense pre-training on H100 in fp8": without("name", select_cases(dense, card=H100)),
         "Dense pre-training on H100 in 16 bits (DGX Cloud)": cloud("bf16"),
         "Dense pre-training on H100 in fp8 (DGX Cloud)": cloud("fp8"),
         "Dense pre-training on an unseen GPU die": without("die", measured_dies),
@@ -169,7 +171,7 @@ def _plain(folder: Path) -> Rows:
     return {
         f"Minimal query{how}: {what}": answers(cases)
         for how, answers in questions.items()
-        for what, cases in asked(folder).items()
+        for what, cases in runs_by_kind(folder).items()
     }
 
 
@@ -180,8 +182,10 @@ def _unfamiliar(folder: Path) -> Rows:
     if not megatron.today_runs(folder):
         return {}
     cases = pretraining(folder)
-    dense = where(cases, has_experts=False, card=H100)
-    known = where((run.case for run in megatron.today_runs(folder)), has_experts=False, card=H100)
+    dense = select_cases(cases, has_experts=False, card=H100)
+    known = select_cases(
+        (run.case for run in megatron.today_runs(folder)), has_experts=False, card=H100
+    )
 
     def family(case: Case) -> str:
         return family_of(case.name)
@@ -190,7 +194,7 @@ def _unfamiliar(folder: Path) -> Rows:
         return arithmetic_precision(case.training.precision)
 
     def is_large(case: Case) -> bool:
-        return Prepared.of(case).problem.cluster.num_gpus > FEW_GPUS
+        return Prepared.from_case(case).problem.cluster.num_gpus > FEW_GPUS
 
     def without(key: Callable[[Case], Hashable], cases: Iterable[Case]) -> list[Comparison]:
         return megatron.today_left_out(folder, cases, key)
@@ -198,7 +202,7 @@ def _unfamiliar(folder: Path) -> Rows:
     return {
         "Dense pre-training, unseen model family": without(family, sorted(dense, key=family)),
         "Mixtures of experts, constants of dense models": without(
-            lambda case: case.has_experts, newest(where(cases, has_experts=True))
+            lambda case: case.has_experts, newest(select_cases(cases, has_experts=True))
         ),
         "Dense pre-training, unseen precision": without(precision, sorted(known, key=precision)),
         "Dense pre-training on more GPUs than fitted": without(is_large, filter(is_large, dense)),
@@ -215,7 +219,7 @@ def _tuning(folder: Path) -> Rows:
     AMD's die were fitted to fine-tuning runs.
     """
     tuned = [case for case in release_cases(folder) if case.task != "pretrain"]
-    tuned += where(gb300_cases(folder), task="lora")
+    tuned += select_cases(gb300_cases(folder), task="lora")
     scaling = strong_scaling(folder)
     return {
         "LoRA of MLPerf": compare_all(_lora(folder), Prepared.shipped),
@@ -238,7 +242,7 @@ def _lora(folder: Path) -> list[Case]:
     ]
 
 
-def where(cases: Iterable[Case], **values: object) -> list[Case]:
+def select_cases(cases: Iterable[Case], **values: object) -> list[Case]:
     """Return the cases whose properties have these values; `precision` refers to the training
     precision.
     """
@@ -260,7 +264,7 @@ def strong_scaling(folder: Path) -> list[Comparison]:
     """
     grouped: dict[tuple[object, ...], list[tuple[int, Comparison]]] = defaultdict(list)
     for row, case in zip(rows_of(folder, "training_mlperf"), mlperf_cases(folder), strict=False):
-        run = Prepared.of(case)
+        run = Prepared.from_case(case)
         share = row["num_gpus"] / row["global_batch_size"]
         found = run.compare(efficiency_profile(gpu=run.gpu, framework="megatron-core").framework)
         each = dataclasses.replace(
@@ -316,7 +320,7 @@ def _internevo(folder: Path) -> Rows:
     """Return InternLM-7B's runs, each predicted by constants fitted without its number of GPUs, and
     without its layout.
     """
-    runs = [Prepared.of(case) for case in internevo_cases(folder)]
+    runs = [Prepared.from_case(case) for case in internevo_cases(folder)]
     if not runs:
         return {}
     return {
@@ -324,7 +328,9 @@ def _internevo(folder: Path) -> Rows:
             f"InternEvo, unseen {name}": internevo.leave_one_out(runs, key)
             for name, key in internevo.LEFT_OUT.items()
         },
-        "InternEvo, memory in use": [on(row, row.gpu) for row in internevo.memory_left_out(folder)],
+        "InternEvo, memory in use": [
+            with_gpu(row, row.gpu) for row in internevo.memory_left_out(folder)
+        ],
     }
 
 
@@ -333,9 +339,11 @@ def _nanotron(folder: Path) -> Rows:
         return {}
     found = nanotron.cells(folder)
     return {
-        "nanotron's grid": nanotron.steps(found["model_left_out"]),
-        "nanotron's grid, unseen number of nodes": nanotron.steps(found["nodes_left_out"]),
-        "nanotron's grid, memory": nanotron.memory(found["model_left_out"]),
+        "nanotron's grid": nanotron.compare_step_times(found["model_left_out"]),
+        "nanotron's grid, unseen number of nodes": nanotron.compare_step_times(
+            found["nodes_left_out"]
+        ),
+        "nanotron's grid, memory": nanotron.compare_memory(found["model_left_out"]),
     }
 
 
@@ -358,7 +366,7 @@ def _memory(folder: Path) -> Rows:
         "MLPerf, peak of allocated memory": compare_all(audited, Prepared.allocated),
         "Models cut to fit 8 B200, reserved": of_cut(Prepared.reserved),
         "Llama under torchtitan, reserved": [
-            on(dataclasses.replace(row, setting=""), "h100-sxm-96gb") for row in titan
+            with_gpu(dataclasses.replace(row, setting=""), "h100-sxm-96gb") for row in titan
         ],
     }
 
@@ -368,14 +376,17 @@ def _other_software(folder: Path) -> Rows:
     estimate has for an unmeasured framework.
     """
     mpt = [run.case for run in fsdp.mpt_runs(folder)]
-    dense = where(pretraining(folder), has_experts=False, card=H100)
+    dense = select_cases(pretraining(folder), has_experts=False, card=H100)
     constants = efficiency_profile(gpu=gpu(H100), framework="megatron-core").framework
-    by_megatron = [nanotron.predicted(each, constants) for each in grid_groups(grid_rows(folder))]
+    by_megatron = [
+        nanotron.predict_cell(each, constants) for each in grid_groups(grid_rows(folder))
+    ]
     return {
         "MPT under FSDP, constants of Megatron Core": _by_framework(mpt, "megatron-core"),
         "Dense pre-training on H100 in fp8, constants of FSDP": _by_framework(dense, "torch-fsdp"),
         "nanotron's grid, constants of Megatron Core": [
-            dataclasses.replace(row, low=None, high=None) for row in nanotron.steps(by_megatron)
+            dataclasses.replace(row, low=None, high=None)
+            for row in nanotron.compare_step_times(by_megatron)
         ],
         "BLOOM's topology search, predicted as Megatron Core": _by_framework(
             bloom_cases(folder), "megatron-core"
@@ -435,7 +446,7 @@ def _published(folder: Path) -> Rows:
                     published=predicted / (1.0 + row.error),
                     predicted=predicted,
                 )
-                rows.append(on(compared, where))
+                rows.append(with_gpu(compared, where))
         return rows
 
     return {
@@ -472,7 +483,7 @@ def _ahead(folder: Path) -> Rows:
     if not rows_of(folder, "korthikanti2022_table4"):
         return {}
     cases, lora = pretraining(folder), _lora(folder)
-    audited = where(cases, source="MLPerf Training")
+    audited = select_cases(cases, source="MLPerf Training")
     releases = [case for case in cases if case.source != "MLPerf Training"]
     known = [*cases, *b200_cases(folder)]
     rows = predicted_ahead([*cases, *lora], known=known, start=megatron.fit_2022(folder))
@@ -484,8 +495,8 @@ def _ahead(folder: Path) -> Rows:
     return {
         "The next round: MLPerf's pre-training": of(audited),
         "The next round: MLPerf's LoRA": of(lora),
-        "The next release: dense recipes": of(where(releases, has_experts=False)),
-        "The next release: mixtures of experts": of(where(releases, has_experts=True)),
+        "The next release: dense recipes": of(select_cases(releases, has_experts=False)),
+        "The next release: mixtures of experts": of(select_cases(releases, has_experts=True)),
     }
 
 
@@ -506,12 +517,12 @@ def predicted_ahead(
         for members in settings.values():
             step_s = median(case.step_s for case in members)
             try:
-                seen.append(Prepared.of(dataclasses.replace(members[-1], step_s=step_s)))
+                seen.append(Prepared.from_case(dataclasses.replace(members[-1], step_s=step_s)))
             except InputError:  # no query can describe it
                 continue
         if len(seen) >= FEWEST_SEEN:
             constants = megatron.fit_today(tuple(seen), start)
-            rows = compare_all(where(cases, date=date), constants.compare)
+            rows = compare_all(select_cases(cases, date=date), constants.compare)
             predictions += [dataclasses.replace(row, part=date) for row in rows]
     return predictions
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy.data import print_report
-from benchmarks.accuracy.fit_experts import left_out, mixtures, predicted, prepared
-from benchmarks.accuracy.groups import Rows, named
+from benchmarks.accuracy.fit_experts import left_out, mixtures, predict_runs, prepare_batches
+from benchmarks.accuracy.groups import Rows, as_groups
 from benchmarks.accuracy.inference import as_dict, pools, ratios, regret, titled
 from benchmarks.accuracy.inference import mixtures as judged
 from benchmarks.accuracy.serving_runs import queued_runs
@@ -40,12 +40,14 @@ def evaluate(folder: Path) -> dict[str, Any]:
     }
     queued = [run for run in queued_runs(folder) if catalogue_model(run.model).num_experts]
     constants = {run.engine: expert_efficiency(engine=run.engine) for run in queued}
-    sets["Served mixtures, all requests queued at once"] = predicted(prepared(queued), constants)
+    sets["Served mixtures, all requests queued at once"] = predict_runs(
+        prepare_batches(queued), constants
+    )
     rows: Rows = {}
     for title, pairs in sets.items():
         rows |= titled(title, ratios(judged(pairs)))
     return {
-        "groups": named(rows | pools(folder)),
+        "groups": as_groups(rows | pools(folder)),
         "best_layout": {title: regret(pairs) for title, pairs in sets.items()},
     }
 

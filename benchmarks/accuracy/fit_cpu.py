@@ -29,7 +29,7 @@ MEASURED = (
 )
 
 
-def measured() -> FittedFile:
+def measure_constants() -> FittedFile:
     """Time the operations and return the catalog file with their constants."""
     machine = cluster(ClusterQuery(gpu="cpu", num_gpus=2))
     report, _ = benchmark_machine(
@@ -51,4 +51,4 @@ def measured() -> FittedFile:
 
 
 if __name__ == "__main__":
-    measured().write(command=COMMAND)
+    measure_constants().write(command=COMMAND)

@@ -61,7 +61,7 @@ Errors = Mapping[int, Floats]
 """Errors of each run, by its id, at each of TRIALS."""
 
 
-def started(folder: Path) -> list[ServingRun]:
+def runs_with_defaults(folder: Path) -> list[ServingRun]:
     """Return the runs whose model is in the catalogue and fits the layout."""
     runs = [
         _with_means(
@@ -70,7 +70,7 @@ def started(folder: Path) -> list[ServingRun]:
         for row in rows(folder, "serving_as_started")
         if library.has_entry("models", row["model"]) and row["precision"] not in NARROW
     ]
-    fitting_ones = {id(pair.run) for pair in predicted(runs, 1.0) if pair.fits}
+    fitting_ones = {id(pair.run) for pair in predict_slowed(runs, 1.0) if pair.fits}
     return [run for run in runs if id(run) in fitting_ones]
 
 
@@ -88,7 +88,7 @@ def _with_means(run: ServingRun, row: Row) -> ServingRun:
     return dataclasses.replace(run, tpot_s=(latency_s - run.ttft_s) / (run.output_length - 1))
 
 
-def predicted(runs: Sequence[ServingRun], slowdown: float) -> list[Predicted]:
+def predict_slowed(runs: Sequence[ServingRun], slowdown: float) -> list[Predicted]:
     """Return the predictions for the runs with every forward pass slowed down by a factor."""
     pairs = []
     for profile, members in by_constants(runs):
@@ -107,11 +107,11 @@ def fit(runs: Sequence[ServingRun], errors: Errors) -> float:
     return short(float(TRIALS[int(np.argmin(means))]))
 
 
-def tried(runs: Sequence[ServingRun]) -> Errors:
+def errors_by_slowdown(runs: Sequence[ServingRun]) -> Errors:
     """Return |ln(predicted / measured)| of each run's TPOT at each slowdown in TRIALS."""
     found: dict[int, list[float]] = defaultdict(list)
     for slowdown in TRIALS:
-        pairs = predicted(runs, float(slowdown))
+        pairs = predict_slowed(runs, float(slowdown))
         for pair, log in zip(pairs, np.abs(log_ratios(pairs, "tpot")), strict=True):
             found[id(pair.run)].append(float(log))
     return {run: np.array(logs) for run, logs in found.items()}
@@ -121,16 +121,18 @@ def left_out(runs: Sequence[ServingRun], errors: Errors | None = None) -> list[P
     """Return the runs of each model, predicted with the slowdown fitted to the remaining models:
     those of the same engine if it is in OWN.
     """
-    known = tried(runs) if errors is None else errors
+    known = errors_by_slowdown(runs) if errors is None else errors
     return [
         pair
         for engine in ("", *OWN)
-        for _, members, others in fitting.left_out(_of(runs, engine), _model)
-        for pair in predicted([run for run in members if _own(run) == engine], fit(others, known))
+        for _, members, others in fitting.left_out(_runs_of_engine(runs, engine), _model)
+        for pair in predict_slowed(
+            [run for run in members if _factor_engine(run) == engine], fit(others, known)
+        )
     ]
 
 
-def _own(run: ServingRun) -> str:
+def _factor_engine(run: ServingRun) -> str:
     """Return the engine whose factor applies to a run; empty for the common factor, which also
     applies to runs on ROCm.
     """
@@ -138,22 +140,22 @@ def _own(run: ServingRun) -> str:
     return run.engine if run.engine in OWN and not rocm else ""
 
 
-def _of(runs: Sequence[ServingRun], engine: str) -> list[ServingRun]:
+def _runs_of_engine(runs: Sequence[ServingRun], engine: str) -> list[ServingRun]:
     """Return the runs to which the factor of `engine` is fitted."""
-    return [run for run in runs if _own(run) == engine or not engine]
+    return [run for run in runs if _factor_engine(run) == engine or not engine]
 
 
 def fitted(folder: Path) -> Iterator[FittedFile]:
     """Yield defaults.yaml and defaults/ENGINE.yaml."""
-    runs = started(folder)
-    errors = tried(runs)
+    runs = runs_with_defaults(folder)
+    errors = errors_by_slowdown(runs)
     unseen = left_out(runs, errors)
     for engine in ("", *OWN):
-        seen = _of(runs, engine)
+        seen = _runs_of_engine(runs, engine)
         names = dict.fromkeys(f"{_model(run)} on {run.gpu} ({run.engine})" for run in seen)
         profile = DefaultsEfficiency(
             slowdown=fit(seen, errors),
-            **deviations([pair for pair in unseen if _own(pair.run) == engine]),
+            **deviations([pair for pair in unseen if _factor_engine(pair.run) == engine]),
             fitted_on=f"{len(seen)} runs of serving_as_started.csv ({', '.join(names)}) "
             "by python -m evidence.fit --only defaults; deviations of models left out",
         )
@@ -195,12 +197,12 @@ class PredictedPool:
         return float(self.costs.request_rate_per_second[0])
 
 
-def told_pools(folder: Path) -> list[PoolRun]:
+def runs_with_replicas(folder: Path) -> list[PoolRun]:
     """Return the runs with separate pools whose numbers of replicas are known."""
     return [run for run in pool_runs(folder) if run.replicas is not None]
 
 
-def pooled(runs: Sequence[PoolRun], *, handover_s: float) -> list[PredictedPool]:
+def predict_pools(runs: Sequence[PoolRun], *, handover_s: float) -> list[PredictedPool]:
     """Return the predictions for all runs with these hops between pools."""
     return [PredictedPool(run=run, costs=_costs(run, handover_s)) for run in runs]
 
@@ -237,7 +239,7 @@ def fit_handover(runs: Sequence[PoolRun]) -> float:
     """Return the seconds of the hops between pools, fitted to the runs' TTFT by robust least
     squares.
     """
-    found = solve(lambda values: log_ratios(pooled(runs, **values), "ttft"), HOPS)
+    found = solve(lambda values: log_ratios(predict_pools(runs, **values), "ttft"), HOPS)
     return short(found["handover_s"])
 
 
@@ -245,11 +247,11 @@ def pools_left_out(folder: Path) -> list[PredictedPool]:
     """Return the runs of each engine and each length, predicted with hops fitted to the remaining
     runs.
     """
-    parts = fitting.left_out(told_pools(folder), lambda run: (run.engine, run.input_length))
+    parts = fitting.left_out(runs_with_replicas(folder), lambda run: (run.engine, run.input_length))
     return [
         pair
         for _, members, others in parts
-        for pair in pooled(members, handover_s=fit_handover(others))
+        for pair in predict_pools(members, handover_s=fit_handover(others))
     ]
 
 
@@ -257,7 +259,7 @@ def fitted_pools(folder: Path) -> Iterator[FittedFile]:
     """Yield pools.yaml: the hops between pools. The other constants were fitted without these
     runs.
     """
-    runs = told_pools(folder)
+    runs = runs_with_replicas(folder)
     names = [f"{run.model} on {run.gpu} ({run.engine})" for run in runs]
     profile = PoolEfficiency(
         handover_s=fit_handover(runs),

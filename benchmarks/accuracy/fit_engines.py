@@ -28,7 +28,7 @@ from benchmarks.accuracy.fitting import (
     Prior,
     Values,
     conformal_sd,
-    given,
+    fit_settings,
     linear_beyond,
     priors,
     rounded,
@@ -49,7 +49,7 @@ from hp_tool.domain.engines import BY_RELEASE, EngineEfficiency
 
 COMMAND = "python -m evidence.fit --only engines"
 
-GIVEN = given("engines")
+GIVEN = fit_settings("engines")
 NOISE, ROBUST = GIVEN["noise"], GIVEN["robust"]
 FEWEST_RUNS = 20
 HARDLY_TOLD = 0.5

@@ -23,7 +23,7 @@ from benchmarks.accuracy.fitting import (
     Fit,
     Floats,
     Prior,
-    given,
+    fit_settings,
     linear_beyond,
     priors,
     weighted_sd,
@@ -45,8 +45,8 @@ from hp_tool.domain.engines import EngineEfficiency, ExpertEfficiency
 
 COMMAND = "python -m evidence.fit --only experts"
 
-NOISE, ROBUST = given("experts")["noise"], given("experts")["robust"]
-STRANGE = ("trtllm", "1.2.0rc6.post1")
+NOISE, ROBUST = fit_settings("experts")["noise"], fit_settings("experts")["robust"]
+EXCLUDED_RUN = ("trtllm", "1.2.0rc6.post1")
 """A run that is excluded: its requests wait 29 s for the first token of a prompt that takes 2 s,
 and no stated setting explains the wait.
 """
@@ -72,10 +72,12 @@ def mixtures(folder: Path) -> list[ServingRun]:
     decoding or whose layout is uncertain.
     """
     runs = (run for run in later_runs(folder) if catalogue_model(run.model).num_experts)
-    return plain(once([run for run in runs if (run.engine, run.version) != STRANGE]))
+    return runs_without_drafts(
+        without_duplicates([run for run in runs if (run.engine, run.version) != EXCLUDED_RUN])
+    )
 
 
-def once(runs: Sequence[ServingRun]) -> list[ServingRun]:
+def without_duplicates(runs: Sequence[ServingRun]) -> list[ServingRun]:
     """Return the runs without duplicates. A second listing repeats some runs with the requested
     instead of the drawn lengths; their latencies are equal.
     """
@@ -87,7 +89,7 @@ def _measured(run: ServingRun) -> tuple[object, ...]:
     return (run.engine, run.model, run.gpu, run.concurrency, run.ttft_s, run.tpot_s)
 
 
-def plain(runs: Sequence[ServingRun]) -> list[ServingRun]:
+def runs_without_drafts(runs: Sequence[ServingRun]) -> list[ServingRun]:
     """Return the runs without speculative decoding whose layout is known."""
     slowest: dict[tuple[object, ...], float] = defaultdict(float)
     for run in runs:
@@ -107,7 +109,7 @@ def _layout(run: ServingRun) -> tuple[object, ...]:
     return (run.engine, catalogue_model(run.model).name, run.gpu, run.precision, run.config, *load)
 
 
-def prepared(runs: Sequence[ServingRun]) -> Prepared:
+def prepare_batches(runs: Sequence[ServingRun]) -> Prepared:
     """Return the runs in batches, each with the constants of its engine."""
     pairs: list[tuple[Batch, EngineEfficiency]] = []
     for profile, members in by_constants(runs):
@@ -115,7 +117,7 @@ def prepared(runs: Sequence[ServingRun]) -> Prepared:
     return pairs
 
 
-def predicted(pairs: Prepared, experts: ByEngine) -> list[Predicted]:
+def predict_runs(pairs: Prepared, experts: ByEngine) -> list[Predicted]:
     """Return the predictions for all runs with these constants of experts."""
     rows = []
     for batch, profile in pairs:
@@ -127,13 +129,13 @@ def predicted(pairs: Prepared, experts: ByEngine) -> list[Predicted]:
 
 def errors(runs: Sequence[ServingRun]) -> Callable[[ExpertEfficiency], Floats]:
     """Return the weighted errors; each model has the same weight, shared by its runs."""
-    pairs = prepared(runs)
+    pairs = prepare_batches(runs)
     models = [catalogue_model(run.model).name for batch, _ in pairs for run in batch.runs]
     count = Counter(models)
     weights = np.sqrt([len(models) / len(count) / count[model] for model in models])
 
     def of(trial: ExpertEfficiency) -> Floats:
-        rows = predicted(pairs, {JOINT: trial})
+        rows = predict_runs(pairs, {JOINT: trial})
         bent = [linear_beyond(log_ratios(rows, what), ROBUST[what]) / NOISE[what] for what in NOISE]
         return np.concatenate([weights * each for each in bent])
 
@@ -155,11 +157,11 @@ fit = _fit(priors("experts"))
 own_fit = _fit(priors("experts") | priors("experts", "priors_own"))
 
 
-def fits(runs: Sequence[ServingRun]) -> dict[str, ExpertEfficiency]:
+def fit_by_engine(runs: Sequence[ServingRun]) -> dict[str, ExpertEfficiency]:
     """Return the constants of the engines in OWN, and of all others together."""
     groups: dict[str, list[ServingRun]] = defaultdict(list)
     for run in runs:
-        groups[_own(run)].append(run)
+        groups[_separate_runs(run)].append(run)
     return {name: (fit if name == JOINT else own_fit)(members) for name, members in groups.items()}
 
 
@@ -170,10 +172,11 @@ def left_out(
     predictions of the runs left out.
     """
     parts = {
-        value: (members, fits(others)) for value, members, others in fitting.left_out(runs, key)
+        value: (members, fit_by_engine(others))
+        for value, members, others in fitting.left_out(runs, key)
     }
     return {
-        value: (constants, predicted(prepared(members), constants))
+        value: (constants, predict_runs(prepare_batches(members), constants))
         for value, (members, constants) in parts.items()
     }
 
@@ -194,9 +197,11 @@ def with_scatter(
 def fitted(folder: Path) -> Iterator[FittedFile]:
     runs = mixtures(folder)
     unseen = [pairs for _, pairs in left_out(runs, _model).values()]
-    for engine, constants in fits(runs).items():
-        of_engine = [run for run in runs if _own(run) == engine]
-        groups = [[pair for pair in pairs if _own(pair.run) == engine] for pairs in unseen]
+    for engine, constants in fit_by_engine(runs).items():
+        of_engine = [run for run in runs if _separate_runs(run) == engine]
+        groups = [
+            [pair for pair in pairs if _separate_runs(pair.run) == engine] for pairs in unseen
+        ]
         models = ", ".join(
             dict.fromkeys(f"{_model(run)} on {run.gpu} ({run.engine})" for run in of_engine)
         )
@@ -209,7 +214,7 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
         yield FittedFile(file=file, fields=dataclasses.asdict(profile))
 
 
-def _own(run: ServingRun) -> str:
+def _separate_runs(run: ServingRun) -> str:
     return run.engine if run.engine in OWN else JOINT
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.accuracy.data import rows
 from benchmarks.accuracy.fit_experts import mixtures
 from benchmarks.accuracy.serving_runs import cached_series, dense_runs, setting_of
-from evidence.cases import LABELS, OWN, missing, step_s, training_query
+from evidence.cases import DEFAULT_LABEL, LABELS, missing_fields, step_s, training_query
 from evidence.table import FILE_OF, Row
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import engine_profiles, frameworks
@@ -48,9 +48,12 @@ def _trainings(folder: Path) -> Iterator[tuple[Setting, str]]:
             continue
         for row in rows(folder, table):
             told = row["framework"] or "megatron-core"
-            if told in known and missing(row) is None and step_s(row) == step_s(row):
+            if told in known and missing_fields(row) is None and step_s(row) == step_s(row):
                 try:
-                    yield _trained(row), LABELS.get(table, OWN).source or _short(row["source"])
+                    yield (
+                        _trained(row),
+                        LABELS.get(table, DEFAULT_LABEL).source or _short(row["source"]),
+                    )
                 except HpToolError:  # a setting that no query can describe
                     continue
 

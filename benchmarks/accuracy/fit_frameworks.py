@@ -31,9 +31,9 @@ from benchmarks.accuracy.fitting import (
     Values,
     compare_left_out,
     errors_by_setting,
+    fit_settings,
     fixed,
     framework_file,
-    given,
     left_out,
     priors,
     with_constants,
@@ -47,7 +47,7 @@ from benchmarks.accuracy.prepared import (
     clocks,
     compare_all,
     newest_release,
-    seen,
+    with_fitted_release,
 )
 from benchmarks.accuracy.runs import (
     NEWEST,
@@ -70,7 +70,7 @@ from hp_tool.catalog.efficiency import efficiency_profile, gpu_efficiency, susta
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
 
 COMMAND = "python -m evidence.fit --only frameworks"
-GIVEN = given("frameworks")
+GIVEN = fit_settings("frameworks")
 FIXED = fixed("frameworks")
 """Constants that these rows do not determine."""
 
@@ -159,7 +159,7 @@ def today_runs(folder: Path) -> tuple[Prepared, ...]:
     experts = newest([case for case in recipe_cases(folder) if case.has_experts])
     return tuple(
         map(
-            Prepared.of,
+            Prepared.from_case,
             [*bridge_cases(folder), *dgxc_cases(folder), *audited, *b200_cases(folder), *experts],
         )
     )
@@ -241,7 +241,7 @@ def fitted_experts(folder: Path) -> Iterator[FittedFile]:
 
 def hybrid_runs(folder: Path) -> list[Prepared]:
     """Return the runs of Nemotron 3 Nano's recipes."""
-    return [Prepared.of(case) for case in hybrid_cases(folder)]
+    return [Prepared.from_case(case) for case in hybrid_cases(folder)]
 
 
 def hybrids_left_out(folder: Path) -> list[Comparison]:
@@ -282,14 +282,16 @@ def amd_runs(folder: Path) -> list[Prepared]:
     """Return LoRA on MI300X and MI325X, the only published runs on their die that state a
     layout.
     """
-    return [Prepared.of(case) for case in mlperf_cases(folder) if case.what.startswith("MI3")]
+    return [
+        Prepared.from_case(case) for case in mlperf_cases(folder) if case.what.startswith("MI3")
+    ]
 
 
 def v100_runs(folder: Path) -> list[Prepared]:
     """Return Megatron-LM of 2020 on one to eight V100, the only published runs on their die that
     state a layout.
     """
-    return [Prepared.of(case) for case in megatron_2020_cases(folder) if "V100" in case.what]
+    return [Prepared.from_case(case) for case in megatron_2020_cases(folder) if "V100" in case.what]
 
 
 def fit_die(die: str, runs: Sequence[Prepared], framework: FrameworkEfficiency) -> Shares:
@@ -318,7 +320,7 @@ def die_left_out(runs: Sequence[Prepared], key: Callable[[Prepared], str]) -> li
 
     def fit(others: list[Prepared]) -> Callable[[Prepared], Comparison]:
         shares = fit_die(card.silicon or "generic", others, framework)
-        return Constants(seen(framework, others), shares, tuple(others)).compare
+        return Constants(with_fitted_release(framework, others), shares, tuple(others)).compare
 
     return compare_left_out(runs, key, fit)
 
@@ -333,7 +335,7 @@ def megatron_2020_left_out(folder: Path) -> list[Comparison]:
     no constants were fitted to the A100 rows.
     """
     others = [
-        Prepared.of(case).shipped()
+        Prepared.from_case(case).shipped()
         for case in megatron_2020_cases(folder)
         if "V100" not in case.what
     ]

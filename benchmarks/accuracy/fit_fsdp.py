@@ -22,14 +22,14 @@ from benchmarks.accuracy.fitting import (
     Values,
     compare_left_out,
     errors_of,
+    fit_settings,
     fixed,
     framework_file,
-    given,
     priors,
     rounded,
     with_constants,
 )
-from benchmarks.accuracy.prepared import Prepared, seen
+from benchmarks.accuracy.prepared import Prepared, with_fitted_release
 from benchmarks.accuracy.runs import mpt_cases, mpt_h100_cases
 from evidence.fitted_file import FittedFile
 from hp_tool.catalog import gpu
@@ -58,7 +58,7 @@ class Fitted:
         return Fitted(
             {
                 die: dataclasses.replace(
-                    seen(framework, runs),
+                    with_fitted_release(framework, runs),
                     attention_kernels={
                         name: short(seconds)
                         for name, seconds in framework.attention_kernels.items()
@@ -104,12 +104,12 @@ def _with_own_kernel(framework: FrameworkEfficiency, name: str, die: str) -> Fra
     Blackwell.
     """
     return dataclasses.replace(
-        framework, attention_kernel=name, attention_slowdown=published(die)[name]
+        framework, attention_kernel=name, attention_slowdown=published_attention_times(die)[name]
     )
 
 
 @functools.cache
-def published(die: str) -> dict[str, float]:
+def published_attention_times(die: str) -> dict[str, float]:
     """Return the published times of named attention kernels on the die, relative to the kernel that
     was timed in isolation.
     """
@@ -129,17 +129,17 @@ def best_of_hopper() -> float:
 
 
 FIT = Fit[Prepared, Fitted](
-    priors=priors("fsdp"), constants=constants, errors=errors_of(given("fsdp")["noise"])
+    priors=priors("fsdp"), constants=constants, errors=errors_of(fit_settings("fsdp")["noise"])
 )
 
 
 @functools.cache
 def mpt_runs(folder: Path) -> tuple[Prepared, ...]:
-    return tuple(Prepared.of(case) for case in (*mpt_cases(folder), *mpt_h100_cases(folder)))
+    return tuple(Prepared.from_case(case) for case in (*mpt_cases(folder), *mpt_h100_cases(folder)))
 
 
 @functools.cache
-def everything(runs: tuple[Prepared, ...]) -> Values:
+def fit_all_runs(runs: tuple[Prepared, ...]) -> Values:
     """Return the fit to all runs, which is the starting point of fits without some of the runs."""
     return FIT.values(runs)
 
@@ -156,14 +156,14 @@ def across_gpus(runs: tuple[Prepared, ...]) -> list[Comparison]:
 
 def _leaving_out(runs: tuple[Prepared, ...], key: Callable[[Prepared], str]) -> list[Comparison]:
     def fit(others: list[Prepared]) -> Callable[[Prepared], Comparison]:
-        return FIT(others, starts=[everything(runs)]).seen(others).compare
+        return FIT(others, starts=[fit_all_runs(runs)]).seen(others).compare
 
     return compare_left_out(runs, key, fit)
 
 
 def fitted(folder: Path) -> Iterator[FittedFile]:
     runs = mpt_runs(folder)
-    fitted = constants(rounded(everything(runs))).seen(runs)
+    fitted = constants(rounded(fit_all_runs(runs))).seen(runs)
     rows = f"{len(runs)} MPT runs of llm-foundry on A100 of 40 and 80 GB and on H100 by {COMMAND}"
     for name, die in {"a100": "a100", "h100": "h100", "default": "h100"}.items():
         own = "" if name == die else "; as on H100: nobody measured other dies"

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.accuracy.data import Row
-from benchmarks.accuracy.fitting import Floats, given, rounded
+from benchmarks.accuracy.fitting import Floats, fit_settings, rounded
 from benchmarks.accuracy.timed_kernels import (
     PRECISIONS,
     SYSTEMS,
@@ -26,7 +26,7 @@ from benchmarks.accuracy.timed_kernels import (
     medians,
     memory_bandwidth,
     peak,
-    timed,
+    timed_rows,
 )
 from evidence.fitted_file import FittedFile
 from hp_tool.catalog import gpu
@@ -40,7 +40,7 @@ MIXERS_FITTED_ON = (
     "evidence.fit --only mixers"
 )
 
-GIVEN = given("gpus")
+GIVEN = fit_settings("gpus")
 INPUT_BYTES = {"bf16": 2.0, "fp8": 1.0, "nvfp4": 0.5}
 ATTENTION = Bounds(fraction=(0.05, 0.6, 1.2), overhead_s=(1e-6, 1e-5, 1e-4))
 ROOFLINE = ("peak_fraction", "bandwidth_fraction", "overhead_s")
@@ -247,7 +247,7 @@ def fit_die(folder: Path, die: str) -> dict[str, object]:
     """Fit all constants of one die."""
     systems = [system for system, card in SYSTEMS.items() if gpu(card).silicon == die]
     of_die = {
-        name: [row for row in timed(folder, name) if row["system"] in systems]
+        name: [row for row in timed_rows(folder, name) if row["system"] in systems]
         for name in (
             "gemm",
             "context_attention",

@@ -22,13 +22,13 @@ from benchmarks.accuracy.fitting import (
     Fit,
     Values,
     compare_left_out,
+    fit_settings,
     fixed,
     framework_file,
-    given,
     priors,
     with_constants,
 )
-from benchmarks.accuracy.prepared import Prepared, seen
+from benchmarks.accuracy.prepared import Prepared, with_fitted_release
 from benchmarks.accuracy.runs import internevo_cases, memory_cases
 from evidence.cases import Case
 from evidence.fitted_file import FittedFile
@@ -37,7 +37,7 @@ from hp_tool.domain.units import GIB
 from hp_tool.questions.training import estimate
 
 COMMAND = "python -m evidence.fit --only internevo"
-NOISE = given("internevo")["noise"]
+NOISE = fit_settings("internevo")["noise"]
 START = fixed("internevo")
 """Constants that the runs do not determine."""
 
@@ -81,7 +81,7 @@ def leave_one_out(runs: Sequence[Prepared], key: Callable[[Prepared], str]) -> l
     """Return every run, predicted by constants fitted without the runs that share its `key`."""
 
     def fit(others: list[Prepared]) -> Callable[[Prepared], Comparison]:
-        constants = seen(FIT(others), others)
+        constants = with_fitted_release(FIT(others), others)
         return lambda one: one.compare(constants, saw=others)
 
     return compare_left_out(runs, key, fit)
@@ -131,10 +131,10 @@ def log_sd(rows: Sequence[Comparison]) -> float:
 
 
 def fitted(folder: Path) -> Iterator[FittedFile]:
-    runs = [Prepared.of(case) for case in internevo_cases(folder)]
+    runs = [Prepared.from_case(case) for case in internevo_cases(folder)]
     used, cached = used_memory(memory_cases(folder)), memory_left_out(folder)
     profile = dataclasses.replace(
-        seen(FIT(runs), runs),
+        with_fitted_release(FIT(runs), runs),
         memory_log_sd=log_sd(cached),
         reserved_log_sd=log_sd(used),
         fragmentation_fraction=float(f"{cached_share(used):.2g}"),

@@ -19,11 +19,11 @@ from pathlib import Path
 from scipy.stats import t as student_t
 
 from benchmarks.accuracy import evidence, inference
-from benchmarks.accuracy.classes import extras, judged
+from benchmarks.accuracy.classes import fit_added_log_sd, held_out_rows
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.fit_frameworks import today_runs
 from benchmarks.accuracy.fit_fsdp import mpt_runs
-from benchmarks.accuracy.fitting import FRAMEWORKS, given
+from benchmarks.accuracy.fitting import FRAMEWORKS, fit_settings
 from benchmarks.accuracy.groups import scatter_of, votes
 from benchmarks.accuracy.pairs import across_releases, log_ratios, regular_scatter
 from benchmarks.accuracy.prepared import Prepared
@@ -66,12 +66,12 @@ def scatter_by_model(*kinds: Sequence[Comparison], known: float) -> float:
     return math.sqrt(max((bound / NORMAL_QUANTILE) ** 2 - known, 0.0))
 
 
-def together(*deviations: float) -> float:
+def root_mean_variance(*deviations: float) -> float:
     """Return the root of the mean variance of these standard deviations."""
     return math.sqrt(sum(sd**2 for sd in deviations) / len(deviations))
 
 
-def likeliest(rows: Sequence[Comparison]) -> float:
+def normal_log_sd(rows: Sequence[Comparison]) -> float:
     """Return the standard deviation of the most likely normal distribution of ln(published /
     predicted) around 0: the root mean square. Repeats of a setting count once.
     """
@@ -122,10 +122,10 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
         (groups["MPT under FSDP, constants of Megatron Core"], own),
         (groups["Dense pre-training on H100 in fp8, constants of FSDP"], fsdp),
     )
-    trainer = together(*map(scatter, strangers))
-    by_kind = judged(found)
-    added = extras(by_kind["training dense"], known={"trainer": trainer})
-    of_mixtures = extras(by_kind["training mixture"], known={"trainer": trainer, **added})
+    trainer = root_mean_variance(*map(scatter, strangers))
+    by_kind = held_out_rows(found)
+    added = fit_added_log_sd(by_kind["training dense"], known={"trainer": trainer})
+    of_mixtures = fit_added_log_sd(by_kind["training mixture"], known={"trainer": trainer, **added})
     older = scatter((groups["Mixtures of experts, earlier releases"], own + experts))
     peaks = groups["MLPerf, peak of allocated memory"]
     of_adapters = [row for row in peaks if row.model.endswith(" lora")]
@@ -185,10 +185,10 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
             (groups["Ratio of two runs: LoRA of MLPerf"], pairs["megatron-core"] ** 2)
         ),
         "release_log_sd": added["release"],
-        "unsaid_release_log_sd": likeliest(
+        "unsaid_release_log_sd": normal_log_sd(
             [row for cases in dense_cases(folder) for row in across_releases(cases)]
         ),
-        "feature_log_sd": together(math.sqrt(lora), math.sqrt(experts)),
+        "feature_log_sd": root_mean_variance(math.sqrt(lora), math.sqrt(experts)),
         "memory_feature_log_sd": scatter((of_adapters, allocated**2)),
     }
     return profiles, doubts
@@ -246,7 +246,7 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
             keeps=None,
         )
     fields = {name: _short(value) for name, value in doubts.items()}
-    fitted_on = {name: given("intervals")["fitted_on"][name] for name in doubts}
+    fitted_on = {name: fit_settings("intervals")["fitted_on"][name] for name in doubts}
     yield FittedFile(
         file="doubts.yaml", fields=fields | {"fitted_on": fitted_on}, keeps=("serving",)
     )
@@ -258,7 +258,7 @@ def fitted_serving(folder: Path) -> Iterator[FittedFile]:
 
     If no left-out run differs in a dimension, the dimension adds as much as the one that adds most.
     """
-    by_kind = judged(
+    by_kind = held_out_rows(
         [
             *evidence.section("serving", folder),
             *inference.shipped(folder),
@@ -267,7 +267,7 @@ def fitted_serving(folder: Path) -> Iterator[FittedFile]:
     )
     added = {}
     for figure in inference.FIGURES:
-        own = extras(by_kind[f"serving dense, {figure}"], units=("release",))
+        own = fit_added_log_sd(by_kind[f"serving dense, {figure}"], units=("release",))
         most = max(own.values())
         added[figure] = {name: _short(own.get(name, most)) for name in SERVING_DIMENSIONS}
     yield FittedFile(file="doubts.yaml", fields={"serving": added}, keeps=None)

@@ -27,7 +27,7 @@ import numpy as np
 
 from benchmarks.accuracy.data import Row, read
 from benchmarks.accuracy.fit_gpus import PRECISIONS, SYSTEMS
-from benchmarks.accuracy.fitting import Floats, Values, conformal_sd, given, rounded
+from benchmarks.accuracy.fitting import Floats, Values, conformal_sd, fit_settings, rounded
 from benchmarks.accuracy.tables import table
 from benchmarks.accuracy.timed_kernels import Free, solve
 from evidence.fitted_file import FittedFile
@@ -51,7 +51,7 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.loop.calibration.microbenchmarks import short
 from hp_tool.questions.serving.problem import serving_case
 
-GIVEN = given("mixers")
+GIVEN = fit_settings("mixers")
 FIRST_CALLS = ("kimi_delta", "convolution")
 """Rows that include the first call of a kernel, which adds 0.4 to 0.8 ms for any size. The shortest
 time of each card is subtracted from them.
@@ -232,12 +232,12 @@ def sparse_modules(
 NEIGHBOUR = GIVEN["neighbours"]
 
 
-def solved(residuals: Callable[[Values], Floats], free: Free) -> Values:
+def solve_rounded(residuals: Callable[[Values], Floats], free: Free) -> Values:
     """Return the fitted constants, with four digits."""
     return rounded(solve(residuals, free, in_logarithms=True))
 
 
-def predicted(kernel: str, roof: MixerRoofline, batch: Batch) -> Floats:
+def predict_seconds(kernel: str, roof: MixerRoofline, batch: Batch) -> Floats:
     """Return the seconds of a recurrent mixer's kernel for each row."""
     card, model, sequences, lengths, _ = batch
     peak = peak_flops(card, precision="bf16")
@@ -269,7 +269,7 @@ def predicted(kernel: str, roof: MixerRoofline, batch: Batch) -> Floats:
 def log_ratios(kernel: str, roof: MixerRoofline, batches: Sequence[Batch]) -> Floats:
     """Return log(predicted / measured) seconds."""
     return np.concatenate(
-        [np.log(predicted(kernel, roof, batch) / batch.seconds) for batch in batches]
+        [np.log(predict_seconds(kernel, roof, batch) / batch.seconds) for batch in batches]
     )
 
 
@@ -288,7 +288,7 @@ def fit_kernel(kernel: str, batches: Sequence[Batch], **fixed: float) -> MixerRo
     )
     roof = dataclasses.replace(
         start,
-        **solved(
+        **solve_rounded(
             lambda values: log_ratios(kernel, dataclasses.replace(start, **values), batches), free
         ),
     )
@@ -360,7 +360,7 @@ def fit_sparse(cards: Sequence[Sparse]) -> Kernels:
             ]
         )
 
-    return sparse_kernels(solved(residuals, GIVEN["sparse"]))
+    return sparse_kernels(solve_rounded(residuals, GIVEN["sparse"]))
 
 
 class Error(NamedTuple):
@@ -406,7 +406,7 @@ class Fitted:
         of a card's rows for given constants.
         """
         elsewhere = []
-        for die, systems in dies().items():
+        for die, systems in timed_dies().items():
             unseen = {system: logs(alone[NEIGHBOUR[system]], system) for system in systems}
             for system, ratios in unseen.items():
                 own, off = (np.abs(np.expm1(each)) for each in (logs(fits[die], system), ratios))
@@ -416,7 +416,7 @@ class Fitted:
                 )
                 other = GIVEN["other_generation"][die]
                 borrowed = {
-                    name: scaled(roof, dies()[other][0], SYSTEMS[system])
+                    name: scale_constants(roof, timed_dies()[other][0], SYSTEMS[system])
                     for name, roof in fits[other].items()
                 }
                 elsewhere.append(logs(borrowed, system))
@@ -427,7 +427,7 @@ class Fitted:
         self.elsewhere |= {(mixer, name): np.concatenate(elsewhere) for name in names}
 
 
-def scaled(roof: MixerRoofline, system: str, card: str) -> MixerRoofline:
+def scale_constants(roof: MixerRoofline, system: str, card: str) -> MixerRoofline:
     """Return the constants of one card for another. Constants that are not fractions of a datasheet
     value scale with the ratio of the cards' arithmetic peaks.
     """
@@ -438,7 +438,7 @@ def scaled(roof: MixerRoofline, system: str, card: str) -> MixerRoofline:
     return dataclasses.replace(roof, token_s=short(roof.token_s * theirs / own))
 
 
-def dies() -> dict[str, list[str]]:
+def timed_dies() -> dict[str, list[str]]:
     """Return the timed cards by die."""
     cards: dict[str, list[str]] = defaultdict(list)
     for system in NEIGHBOUR:
@@ -448,11 +448,11 @@ def dies() -> dict[str, list[str]]:
 
 def fit_all(folder: Path) -> Fitted:
     """Return the constants of every kernel on every timed die."""
-    fitted = Fitted({die: defaultdict(dict) for die in dies()}, {}, [])
+    fitted = Fitted({die: defaultdict(dict) for die in timed_dies()}, {}, [])
     rows = recurrent_rows(folder)
     for (mixer, kernel), cards in rows.items():
         fits, alone = {}, {}
-        for die, systems in dies().items():
+        for die, systems in timed_dies().items():
             fixed = _fixed(fitted.kernels[die], mixer, kernel)
             fits[die] = {
                 kernel: fit_kernel(
@@ -495,13 +495,13 @@ def _borrow_for_mamba(rows: Batches, fitted: Fitted) -> None:
         logs = np.concatenate(
             [
                 log_ratios(kernel, fitted.kernels[die][theirs][kernel], rows[mine, kernel][system])
-                for die, systems in dies().items()
+                for die, systems in timed_dies().items()
                 for system in systems
                 for mine, theirs in (rules, rules[::-1])
             ]
         )
         fitted.elsewhere["mamba2", kernel] = logs
-        for die, systems in dies().items():
+        for die, systems in timed_dies().items():
             known = fitted.kernels[die]["gated_delta"][kernel]
             if kernel == "scan":
                 launches = short(
@@ -520,7 +520,8 @@ def _fit_sparse(folder: Path, fitted: Fitted) -> None:
         system: {phase: each[system] for phase, each in rows.items()} for system in NEIGHBOUR
     }
     fits = {
-        die: fit_sparse([cards[system] for system in systems]) for die, systems in dies().items()
+        die: fit_sparse([cards[system] for system in systems])
+        for die, systems in timed_dies().items()
     }
     alone = {system: fit_sparse([card]) for system, card in cards.items()}
     for phase, names in (
@@ -532,7 +533,7 @@ def _fit_sparse(folder: Path, fitted: Fitted) -> None:
             return sparse_log_ratios(kernels, phase, cards[system][phase])
 
         fitted.judge("sparse", f"module, {phase}", names, fits, alone, ratios)
-    for die, systems in dies().items():
+    for die, systems in timed_dies().items():
         fitted.kernels[die]["sparse"] = {
             name: dataclasses.replace(roof, overhead_s=sparse_overhead(name, SYSTEMS[systems[0]]))
             for name, roof in fitted.kernels[die]["sparse"].items()
@@ -549,15 +550,15 @@ def sparse_overhead(name: str, card: str) -> float:
     )
 
 
-def borrowed(fitted: Fitted, die: str, card: str | None) -> dict[str, Kernels]:
+def borrow_constants(fitted: Fitted, die: str, card: str | None) -> dict[str, Kernels]:
     """Return the constants of another die for a card whose die was not timed; None for the
     constants of a typical die.
     """
-    system = dies()[die][0]
+    system = timed_dies()[die][0]
     return {
         mixer: {
             name: dataclasses.replace(
-                roof if card is None else scaled(roof, system, card),
+                roof if card is None else scale_constants(roof, system, card),
                 log_sd=short(conformal_sd(fitted.elsewhere[mixer, name])),
             )
             for name, roof in kernels.items()
@@ -578,7 +579,9 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
     errors = [error._asdict() for error in found.errors]
     print("Median errors by a card's own constants, and by others'", *table(errors), sep="\n")
     print("Median errors by constants of another die", *table(elsewhere), sep="\n")
-    others = {name: borrowed(found, die, card) for name, (die, card) in GIVEN["borrowed"].items()}
+    others = {
+        name: borrow_constants(found, die, card) for name, (die, card) in GIVEN["borrowed"].items()
+    }
     for name, kernels in (found.kernels | others).items():
         fields = {
             mixer: {key: dataclasses.asdict(roof) for key, roof in each.items()}

@@ -31,9 +31,9 @@ from benchmarks.accuracy.fitting import (
     Fit,
     Floats,
     Prior,
+    fit_settings,
     fixed,
     framework_file,
-    given,
     priors,
     with_constants,
 )
@@ -48,7 +48,7 @@ from hp_tool.domain.units import GIB
 
 COMMAND = "python -m evidence.fit --only nanotron"
 
-NOISE = given("nanotron")["noise"]
+NOISE = fit_settings("nanotron")["noise"]
 RETRY_BYTES_PER_SECOND = 2.0**21 / 1e-4
 """Prior of the rate at which the allocator maps memory again: about 100 us for a page of 2 MiB. The
 CUDA calls that map a page, make it accessible and unmap it took 63 us on an A100, without the
@@ -192,7 +192,7 @@ class Cell:
         return within
 
 
-def predicted(group: Group, constants: FrameworkEfficiency) -> Cell:
+def predict_cell(group: Group, constants: FrameworkEfficiency) -> Cell:
     """Return one group's predictions with these constants."""
     costs = group.predict(constants)
     ran, legal, step_s = group.ran, group.legal, np.asarray(costs.step_s)
@@ -216,7 +216,7 @@ def predicted(group: Group, constants: FrameworkEfficiency) -> Cell:
     )
 
 
-def steps(cells: Iterable[Cell]) -> list[Comparison]:
+def compare_step_times(cells: Iterable[Cell]) -> list[Comparison]:
     """Return the step times of all runs that did not fail."""
     return [
         row
@@ -225,7 +225,7 @@ def steps(cells: Iterable[Cell]) -> list[Comparison]:
     ]
 
 
-def memory(cells: Iterable[Cell]) -> list[Comparison]:
+def compare_memory(cells: Iterable[Cell]) -> list[Comparison]:
     """Return the GiB of the first stages of all runs that did not fail."""
     rows = []
     for cell in cells:
@@ -265,14 +265,14 @@ def _rows(cell: Cell, published: Floats, over: Floats, log_sd: float) -> list[Co
     return comparisons
 
 
-def held_out(rows: list[Row]) -> list[Cell]:
+def leave_out_models(rows: list[Row]) -> list[Cell]:
     """Return every group, predicted by constants fitted to the other models."""
     models = sorted({row["model"] for row in rows})
     constants = {name: fit(rows=[row for row in rows if row["model"] != name]) for name in models}
-    return [predicted(group, constants[group.model.name]) for group in groups(rows)]
+    return [predict_cell(group, constants[group.model.name]) for group in groups(rows)]
 
 
-def held_out_nodes(rows: list[Row]) -> list[Cell]:
+def leave_out_nodes(rows: list[Row]) -> list[Cell]:
     """Return every group, predicted by constants fitted to other numbers of nodes. Each of two
     folds has every second number.
     """
@@ -281,7 +281,7 @@ def held_out_nodes(rows: list[Row]) -> list[Cell]:
     for fold in (sizes[::2], sizes[1::2]):
         constants = fit(rows=[row for row in rows if row["nodes"] not in fold])
         cells += [
-            predicted(group, constants)
+            predict_cell(group, constants)
             for group in groups(row for row in rows if row["nodes"] in fold)
         ]
     return cells
@@ -326,9 +326,9 @@ def cells(folder: Path) -> dict[str, list[Cell]]:
     rows = grid_rows(folder)
     shipped = efficiency_profile(gpu=gpu(GPU), framework="nanotron").framework
     return {
-        "shipped": [predicted(group, shipped) for group in groups(rows)],
-        "model_left_out": held_out(rows),
-        "nodes_left_out": held_out_nodes(rows),
+        "shipped": [predict_cell(group, shipped) for group in groups(rows)],
+        "model_left_out": leave_out_models(rows),
+        "nodes_left_out": leave_out_nodes(rows),
     }
 
 

@@ -27,8 +27,8 @@ from benchmarks.accuracy.fit_engines import (
     settings,
     stored_fields,
 )
-from benchmarks.accuracy.fit_gpus import PRECISIONS, SYSTEMS, timed
-from benchmarks.accuracy.fitting import given, rounded
+from benchmarks.accuracy.fit_gpus import PRECISIONS, SYSTEMS, timed_rows
+from benchmarks.accuracy.fitting import fit_settings, rounded
 from benchmarks.accuracy.serving_runs import Predicted, ServingRun, batches, dense_runs, predict
 from evidence.fitted_file import FittedFile
 from hp_tool.catalog import cluster, gpu
@@ -56,7 +56,7 @@ class Release:
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-RELEASES = [Release(**release) for release in given("releases")]
+RELEASES = [Release(**release) for release in fit_settings("releases")]
 LEAST_WIDTH = 1024
 """Minimum inner and outer dimension of the matmuls of a layer."""
 
@@ -74,7 +74,10 @@ def profile(release: Release, folder: Path) -> EngineEfficiency:
             name=release.engine,
             version="",
         )
-        rows = {name: _of(release, timed(folder, name)) for name in ("gemm", "custom_allreduce")}
+        rows = {
+            name: _release_rows(release, timed_rows(folder, name))
+            for name in ("gemm", "custom_allreduce")
+        }
         values |= {
             "matmul_slowdown": _median(_matmuls(rows["gemm"], isolated)),
             "communication_slowdown": _median(_all_reduces(rows["custom_allreduce"], isolated)),
@@ -83,7 +86,7 @@ def profile(release: Release, folder: Path) -> EngineEfficiency:
     return dataclasses.replace(made, **as_fields(release.settings), kernels_alone=True)
 
 
-def _of(release: Release, rows: Iterable[Row]) -> list[Row]:
+def _release_rows(release: Release, rows: Iterable[Row]) -> list[Row]:
     source = f"/{release.engine}/{release.kernels}"
     # vLLM's one-kernel all-reduce runs in CUDA graphs.
     return [
@@ -138,7 +141,9 @@ def _median(ratios: list[float]) -> float:
     return float(np.median(ratios))
 
 
-def doubt(release: Release, constants: EngineEfficiency, runs: list[ServingRun]) -> list[Predicted]:
+def release_errors(
+    release: Release, constants: EngineEfficiency, runs: list[ServingRun]
+) -> list[Predicted]:
     """Return the measured rows of the earlier release, predicted by constants from kernels alone,
     with that release's settings.
     """
@@ -148,13 +153,13 @@ def doubt(release: Release, constants: EngineEfficiency, runs: list[ServingRun])
     return predict(batches(members, as_run), as_run)
 
 
-def dies(release: Release, folder: Path) -> tuple[str, ...]:
+def timed_dies(release: Release, folder: Path) -> tuple[str, ...]:
     """Return the dies on which the release's kernels were timed; if none of the engine's kernels
     were timed, all dies with kernel timings.
     """
     systems = {
         row["system"]
-        for row in timed(folder, "gemm")
+        for row in timed_rows(folder, "gemm")
         if release.kernels is None or row["source"].endswith(release.kernels)
     }
     return tuple(sorted({die for system in systems if (die := gpu(SYSTEMS[system]).silicon)}))
@@ -164,13 +169,13 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
     runs = dense_runs(folder)
     for release in RELEASES:
         constants = profile(release, folder)
-        pairs = doubt(release, constants, runs)
+        pairs = release_errors(release, constants, runs)
         sds = {f"{what}_log_sd": float(f"{value:.3g}") for what, value in scatter(pairs).items()}
         kernels = f"kernels of {release.kernels}" if release.kernels else "kernels of other engines"
         constants = dataclasses.replace(
             constants,
             **sds,
-            fitted_silicon=dies(release, folder),
+            fitted_silicon=timed_dies(release, folder),
             fitted_on=f"timed {kernels} alone by {COMMAND}; deviations: {len(pairs)} runs of "
             f"{release.doubted_by} by the like",
         )

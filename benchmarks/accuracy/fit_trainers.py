@@ -23,12 +23,12 @@ import numpy as np
 
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import rows as rows_of
-from benchmarks.accuracy.fitting import conformal_sd, framework_file, given, weighted_sd
+from benchmarks.accuracy.fitting import conformal_sd, fit_settings, framework_file, weighted_sd
 from benchmarks.accuracy.groups import Rows
 from benchmarks.accuracy.prepared import Prepared
-from evidence.cases import Case, missing, replaced, training_case
+from evidence.cases import Case, missing_fields, training_case, with_training
 from evidence.fitted_file import FittedFile
-from evidence.table import Row, other
+from evidence.table import Row, other_values
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency_profile, gpu_efficiency, prediction_doubts
 from hp_tool.domain.efficiency import FrameworkEfficiency
@@ -36,12 +36,12 @@ from hp_tool.domain.units import GIB
 from hp_tool.errors import HpToolError
 
 COMMAND = "python -m evidence.fit --only trainers"
-GIVEN = given("trainers")
+GIVEN = fit_settings("trainers")
 OPTIMIZERS: Mapping[str, float] = GIVEN["optimizers"]
 """Number of passes over memory of the optimizer step, by trainer."""
 
 
-def own(rows: Sequence[Comparison], name: str) -> list[Comparison]:
+def rows_of_trainer(rows: Sequence[Comparison], name: str) -> list[Comparison]:
     """Return the rows of one trainer."""
     return [row for row in rows if row.part.startswith(f"{name} ")]
 
@@ -76,11 +76,11 @@ def untimed_scatter(folder: Path) -> float:
     timings; each kernel has the same weight.
     """
     logs: dict[str, list[float]] = defaultdict(list)
-    for row, run in prepared(folder, is_untimed):
+    for row, run in prepare_rows(folder, is_untimed):
         kernel: Literal["grouped", "loop"] = (
-            "grouped" if other(row).get("scattermoe") == "1" else "loop"
+            "grouped" if other_values(row).get("scattermoe") == "1" else "loop"
         )
-        asked = Prepared.of(replaced(run.case, expert_kernel=kernel))
+        asked = Prepared.from_case(with_training(run.case, expert_kernel=kernel))
         logs[kernel].append(asked.shipped().log_ratio)
     squares = [float(np.mean(np.square(each))) for each in logs.values()]
     return float(f"{math.sqrt(np.mean(squares)):.2g}") if squares else 0.0
@@ -102,7 +102,7 @@ def fragmentation(folder: Path, name: str) -> float | None:
     return float(f"{np.median(held):.2g}") if len(held) >= GIVEN["enough_rows"] else None
 
 
-def inherited(name: str) -> FrameworkEfficiency:
+def inherited_constants(name: str) -> FrameworkEfficiency:
     """Return a trainer's constants without a separate scatter: torch-fsdp's on A100, changed where
     the trainer's code determines them.
     """
@@ -127,7 +127,7 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
     untimed = untimed_scatter(folder)
     of_adapters = prediction_doubts().lora_log_sd ** 2
     for name in OPTIMIZERS:
-        time, base = scatter(steps, name), inherited(name)
+        time, base = scatter(steps, name), inherited_constants(name)
         held = fragmentation(folder, name)
         profile = dataclasses.replace(
             base,
@@ -139,7 +139,8 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
             memory_log_sd=scatter(memory, name),
             untimed_expert_log_sd=untimed,
             fitted_on=f"torch-fsdp on A100 and counts of eager kernels; scatter of "
-            f"{len(own(steps, name))} step times and {len(own(memory, name))} peaks of its own by "
+            f"{len(rows_of_trainer(steps, name))} step times and "
+            f"{len(rows_of_trainer(memory, name))} peaks of its own by "
             f"{COMMAND}, of all trainers where these are fewer than {GIVEN['enough_rows']}",
         )
         yield framework_file("default", profile, keeps=())
@@ -154,9 +155,9 @@ def is_loop(row: Row) -> bool:
     return str(row["model"]).startswith(tuple(GIVEN["mixtures"]))
 
 
-def times(row: Row) -> bool:
+def states_exact_lengths(row: Row) -> bool:
     """Return whether the source states the exact lengths behind the row's step time."""
-    facts = other(row)
+    facts = other_values(row)
     if row["table"] == "trainer_fms_a100":
         return facts.get("packing") == "1" and facts.get("no_peft_model") != "1"
     if row["table"] == "trainer_ms_swift":
@@ -170,7 +171,7 @@ def times(row: Row) -> bool:
 
 def counts_memory(row: Row) -> bool:
     """Return whether a query can describe all settings that the row's memory depends on."""
-    facts = other(row)
+    facts = other_values(row)
     if row["table"] == "trainer_fms_a100":
         return facts.get("packing") == "1" and facts.get("no_peft_model") != "1"
     fused_into_backward = "fused into backward" in facts.get("optimizer", "")
@@ -191,7 +192,7 @@ def counts_memory(row: Row) -> bool:
     )
 
 
-def prepared(
+def prepare_rows(
     folder: Path, wanted: Callable[[Row], bool], framework: str | None = None
 ) -> Iterable[tuple[Row, Prepared]]:
     """Yield the rows of all tables that ran, satisfy `wanted`, and can be written as a query. If
@@ -199,15 +200,15 @@ def prepared(
     """
     for table in TABLES:
         for row in rows_of(folder, table):
-            if row["status"] == "failed" or not wanted(row) or missing(row):
+            if row["status"] == "failed" or not wanted(row) or missing_fields(row):
                 continue
             try:
-                yield row, Prepared.of(asked_as(training_case(row), framework))
+                yield row, Prepared.from_case(with_framework(training_case(row), framework))
             except HpToolError:
                 continue
 
 
-def asked_as(case: Case, framework: str | None) -> Case:
+def with_framework(case: Case, framework: str | None) -> Case:
     """Return the case as a run of `framework`, without a release."""
     if framework is None:
         return case
@@ -228,7 +229,7 @@ def by_bare_fsdp(folder: Path) -> tuple[list[Comparison], list[Comparison]]:
     def compared(
         wanted: Callable[[Row], bool], compare: Callable[[Prepared], Comparison | None]
     ) -> list[Comparison]:
-        runs = prepared(folder, lambda row: tuned(row) and wanted(row), BARE_FSDP)
+        runs = prepare_rows(folder, lambda row: tuned(row) and wanted(row), BARE_FSDP)
         found = ((row, compare(run)) for row, run in runs)
         return [
             dataclasses.replace(_without_settings(each, row), differs=None)
@@ -236,7 +237,7 @@ def by_bare_fsdp(folder: Path) -> tuple[list[Comparison], list[Comparison]]:
             if each is not None
         ]
 
-    return compared(times, _timed), compared(counts_memory, peak)
+    return compared(states_exact_lengths, _timed), compared(counts_memory, peak)
 
 
 def _timed(run: Prepared) -> Comparison | None:
@@ -262,7 +263,11 @@ def _without_settings(comparison: Comparison, row: Row) -> Comparison:
 
 def step_times(folder: Path, *, experts: bool) -> list[Comparison]:
     """Return the step times of MoE models, or of all other models."""
-    found = ((row, _timed(run)) for row, run in prepared(folder, times) if is_loop(row) == experts)
+    found = (
+        (row, _timed(run))
+        for row, run in prepare_rows(folder, states_exact_lengths)
+        if is_loop(row) == experts
+    )
     return [_without_settings(each, row) for row, each in found if each is not None]
 
 
@@ -275,7 +280,7 @@ def peak(run: Prepared) -> Comparison | None:
         return run.reserved()
     if not case.used_bytes:
         return None
-    memory, intervals = run.stated.memory, run.stated.intervals
+    memory, intervals = run.estimate.memory, run.estimate.intervals
     assert memory is not None and intervals is not None
     low, high = intervals.memory_total_bytes
     row = dataclasses.replace(case, allocated_bytes=case.used_bytes)
@@ -290,7 +295,7 @@ def peak(run: Prepared) -> Comparison | None:
 def peaks(folder: Path, *, experts: bool) -> list[Comparison]:
     """Return the peak memory in GiB of MoE models, or of all other models."""
     found = []
-    for row, run in prepared(folder, counts_memory):
+    for row, run in prepare_rows(folder, counts_memory):
         compared = peak(run) if is_loop(row) == experts else None
         if compared is not None:
             found.append(_without_settings(compared, row))

@@ -61,7 +61,7 @@ SPECIFICATIONS = Path(__file__).with_name("fits.yaml")
 
 
 @functools.cache
-def given(fit: str) -> Mapping[str, Any]:
+def fit_settings(fit: str) -> Mapping[str, Any]:
     """Return a fit's entries in fits.yaml: priors, fixed values, and the noise of rows."""
     specification: Mapping[str, Any] = yaml.safe_load(SPECIFICATIONS.read_text("utf-8"))[fit]
     return specification
@@ -69,12 +69,12 @@ def given(fit: str) -> Mapping[str, Any]:
 
 def priors(fit: str, name: str = "priors") -> dict[str, Prior]:
     """Return the free constants of a fit with their priors and bounds."""
-    return {constant: Prior(*prior) for constant, prior in given(fit).get(name, {}).items()}
+    return {constant: Prior(*prior) for constant, prior in fit_settings(fit).get(name, {}).items()}
 
 
 def fixed(fit: str) -> FrameworkEfficiency:
     """Return a framework's constants before its fit."""
-    fields = dict(given(fit)["fixed"])
+    fields = dict(fit_settings(fit)["fixed"])
     return FrameworkEfficiency(network=Link(**fields.pop("network")), **fields)
 
 

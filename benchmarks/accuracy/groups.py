@@ -130,17 +130,17 @@ Rows = dict[str, list[Comparison]]
 
 
 @functools.cache
-def _known() -> dict[str, dict[str, str]]:
+def _entries_by_title() -> dict[str, dict[str, str]]:
     """Return the entries of groups.csv by title."""
     with Path(__file__).with_name("groups.csv").open(newline="", encoding="utf-8") as stream:
         return {line.pop("title"): line for line in csv.DictReader(stream)}
 
 
-def named(rows: Rows, *, is_long: bool = False) -> list[Group]:
+def as_groups(rows: Rows, *, is_long: bool = False) -> list[Group]:
     """Return the groups with these titles, with their entries in groups.csv."""
     found = []
     for title, members in rows.items():
-        known = _known()[title]
+        known = _entries_by_title()[title]
         left_out = next(each for each in get_args(LeftOut) if each == known["left_out"])
         saw = known["saw"].format(today=TODAY, ops=OPS, formulas=FORMULAS)
         found.append(
@@ -156,7 +156,7 @@ def named(rows: Rows, *, is_long: bool = False) -> list[Group]:
     return found
 
 
-def on(row: Comparison, card: str) -> Comparison:
+def with_gpu(row: Comparison, card: str) -> Comparison:
     """Return the row with `card` as its GPU."""
     return replace(row, gpu=card, part=card)
 

@@ -18,7 +18,7 @@ from benchmarks.accuracy import dynamic_context
 from benchmarks.accuracy.data import print_report
 from benchmarks.accuracy.korthikanti import GPU, a100
 from benchmarks.accuracy.korthikanti import workload as workload_2022
-from benchmarks.accuracy.published import Query, answer, fastest, laid
+from benchmarks.accuracy.published import Query, answer, fastest, with_values
 from evidence.table import FOLDER
 from hp_tool.catalog import gpu, model
 from hp_tool.catalog.efficiency import efficiency_profile
@@ -72,10 +72,10 @@ def _headline(of: Mapping[str, Any]) -> Headline:
     base, query = of.get("query", {}), query_of(of)
     value, words = _found(of, query)
     if "less" in of:
-        value -= _found(of, laid(base, of["less"]))[0]
+        value -= _found(of, with_values(base, of["less"]))[0]
     predicted = of.get("times", 1.0) * value
     if "over" in of:
-        predicted /= _found(of, laid(base, of["over"]))[0]
+        predicted /= _found(of, with_values(base, of["over"]))[0]
     named = {**query, **query.get("cluster", {}), **query.get("training", {}), "size": of["size"]}
     stated = {name: of[name].format(**named, **words) for name in ("what", "note") if name in of}
     published, error = of["published"], None
@@ -98,7 +98,7 @@ def _headline(of: Mapping[str, Any]) -> Headline:
 
 def query_of(of: Mapping[str, Any]) -> Query:
     """Return the query of a specification."""
-    return laid(of.get("query", {}), of.get("set", {}))
+    return with_values(of.get("query", {}), of.get("set", {}))
 
 
 def _found(of: Mapping[str, Any], query: Query) -> Found:

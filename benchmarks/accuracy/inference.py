@@ -31,7 +31,7 @@ from benchmarks.accuracy.fit_engines import (
     left_out,
     settings,
 )
-from benchmarks.accuracy.groups import Group, Rows, named
+from benchmarks.accuracy.groups import Group, Rows, as_groups
 from benchmarks.accuracy.serving_runs import (
     Predicted,
     ServingRun,
@@ -89,7 +89,7 @@ def unseen(runs: Sequence[ServingRun]) -> list[Predicted]:
     return shipped_pairs(chosen)
 
 
-def stated(
+def with_interval(
     row: Comparison, pair: Predicted, what: str, *, scatter: Scatter | None = None
 ) -> Comparison:
     """Return the row with the interval that an estimate would have if only the runs of the pair's
@@ -153,7 +153,7 @@ def comparisons(
             predicted=getattr(pair, f"{what}{suffix}"),
             refused=None if pair.fits else "memory",
         )
-        rows.append(stated(row, pair, what, scatter=scatter))
+        rows.append(with_interval(row, pair, what, scatter=scatter))
     return rows
 
 
@@ -254,7 +254,7 @@ def shipped(folder: Path) -> list[Group]:
     pairs = [pair for pair in shipped_pairs(runs) if pair.run.series not in cached]
     own = [pair for pair in pairs if (pair.run.engine, pair.run.version) in profiles]
     judged_mixtures = mixtures(shipped_pairs(fit_experts.mixtures(folder)))
-    return named(
+    return as_groups(
         titled("Engines, fitted groups", by(_series(pair for pair in own if pair.run.fitted)))
         | titled(
             "Engines, versions without constants",
@@ -276,7 +276,7 @@ def refitted(folder: Path) -> list[Group]:
         | titled("Engines by kind of model", ratios(unseen_kinds(folder)))
         | pools(folder)
     )
-    return named(rows, is_long=True)
+    return as_groups(rows, is_long=True)
 
 
 def _series(pairs: Iterable[Predicted]) -> list[tuple[str, Predicted]]:
@@ -296,7 +296,7 @@ def started(folder: Path) -> list[Judged]:
     """Return runs of engines with default settings, predicted with the slowdown fitted to other
     models.
     """
-    pairs = fit_defaults.left_out(fit_defaults.started(folder))
+    pairs = fit_defaults.left_out(fit_defaults.runs_with_defaults(folder))
     return [
         (
             f"{pair.run.engine}, {pair.run.gpu}",
@@ -366,7 +366,7 @@ def ratios(judged: Iterable[Judged]) -> Rows:
                     part=part,
                 )
                 if isinstance(pair, Predicted):
-                    found.append(stated(row, pair, what, scatter=scatter))
+                    found.append(with_interval(row, pair, what, scatter=scatter))
                 else:
                     width = NORMAL_QUANTILE * getattr(scatter, f"{what}_log_sd")
                     found.append(row.within(width))

@@ -62,7 +62,7 @@ def table5(rows: list[Row], profile: EfficiencyProfile) -> list[Comparison]:
                 dataclasses.replace(run.problem, profile=profile).costs(run.candidate).step_s
             ),
         )
-        for run in (Prepared.of(training_case(row)) for row in rows)
+        for run in (Prepared.from_case(training_case(row)) for row in rows)
     ]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import print_report, rows
-from benchmarks.accuracy.groups import Rows, named
+from benchmarks.accuracy.groups import Rows, as_groups
 from evidence.table import Row
 from hp_tool.catalog import library
 from hp_tool.catalog.releases import check_release
@@ -58,7 +58,7 @@ def comparisons(folder: Path) -> Iterator[Comparison]:
 
 
 def _comparison(row: Row) -> Comparison:
-    cache = predicted(row)
+    cache = predict_cache(row)
     release = _release(row)
     return Comparison(
         source=row["source"],
@@ -82,7 +82,7 @@ def _release(row: Row) -> str | None:
     return found[0] if found else None
 
 
-def _known(row: Row) -> str | None:
+def _accepted_release(row: Row) -> str | None:
     """Return the row's release if queries accept it. Some rows are older than the first release
     that queries accept.
     """
@@ -94,7 +94,7 @@ def _known(row: Row) -> str | None:
     return release
 
 
-def predicted(row: Row) -> KvCache:
+def predict_cache(row: Row) -> KvCache:
     """Return the predicted KV cache of one replica of the row."""
     own = library.has_entry("gpus", row["gpu"])
     t = row["tensor_parallel_size"] or 1
@@ -116,7 +116,7 @@ def predicted(row: Row) -> KvCache:
             | _drafts(row)
             | _given(
                 memory_fraction=row["memory_fraction"],
-                engine_version=_known(row),
+                engine_version=_accepted_release(row),
                 max_model_len=row["max_model_len"],
             ),
             "parallel": {"tensor_parallel_size": t}
@@ -175,7 +175,7 @@ def evaluate(folder: Path) -> dict[str, Any]:
     """Return the groups, and for each group the number of rows within CLOSE and within their
     interval.
     """
-    found = named(by_title(folder))
+    found = as_groups(by_title(folder))
     near = {
         group.title: {
             "rows": len(group.rows),

@@ -22,7 +22,7 @@ from benchmarks.accuracy.data import print_report
 from benchmarks.accuracy.data import rows as rows_of
 from benchmarks.accuracy.prepared import Prepared
 from benchmarks.accuracy.runs import b200_cases, mlperf_cases, release_cases
-from evidence.cases import Case, missing, training_case
+from evidence.cases import Case, missing_fields, training_case
 from evidence.table import Row
 from hp_tool.domain.fit import EVEN_PROBABILITY
 from hp_tool.errors import HpToolError
@@ -59,7 +59,7 @@ def outcomes(folder: Path) -> list[Outcome]:
 def _outcome(case: Case, *, part: str, failed: bool) -> Iterator[Outcome]:
     """Yield the outcome of a run; nothing if no query supports its settings."""
     try:
-        stated = Prepared.of(case).stated
+        stated = Prepared.from_case(case).estimate
     except HpToolError:
         return
     if stated.out_of_memory_probability is not None:
@@ -73,7 +73,7 @@ def _outcome(case: Case, *, part: str, failed: bool) -> Iterator[Outcome]:
 
 def _of_rows(rows: Sequence[Row], part: str = "") -> Iterator[Outcome]:
     for row in rows:
-        if not missing(row):
+        if not missing_fields(row):
             name = part or f"{row['framework']} {row['task']}"
             yield from _outcome(training_case(row), part=name, failed=row["status"] in FAILED)
 

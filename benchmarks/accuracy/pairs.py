@@ -18,7 +18,7 @@ from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.fit_fsdp import mpt_runs
 from benchmarks.accuracy.prepared import Prepared
 from benchmarks.accuracy.runs import b200_cases, internevo_cases, mlperf_cases, pretraining
-from evidence.cases import Case, replaced
+from evidence.cases import Case, with_training
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd, with_pairs
@@ -44,7 +44,7 @@ def cells(folder: Path) -> dict[tuple[str, str], tuple[Hashable, ...]]:
 
 
 def _cell(case: Case) -> tuple[Hashable, ...]:
-    problem = Prepared.of(case).problem
+    problem = Prepared.from_case(case).problem
     workload, cluster = problem.workload, problem.cluster
     return case.source, case.name, case.date, cluster.gpu.name, cluster.num_gpus, workload.precision
 
@@ -99,7 +99,7 @@ def across_releases(cases: Iterable[Case]) -> list[Comparison]:
         newest = max(members, key=lambda case: release_numbers(case.release))
         earlier = [case for case in members if case.release != newest.release]
         first, *rows = (
-            Prepared.of(_without_release(case)).shipped() for case in (newest, *earlier)
+            Prepared.from_case(_without_release(case)).shipped() for case in (newest, *earlier)
         )
         for case, row in zip(earlier, rows, strict=True):
             if math.isfinite(row.predicted / first.predicted):
@@ -112,7 +112,7 @@ def across_releases(cases: Iterable[Case]) -> list[Comparison]:
 
 
 def _without_release(case: Case) -> Case:
-    return replaced(case, framework_version=None, what=f"{case.what}, no release named")
+    return with_training(case, framework_version=None, what=f"{case.what}, no release named")
 
 
 def regular_scatter(logs: Floats) -> float:

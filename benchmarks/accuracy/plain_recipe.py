@@ -33,9 +33,9 @@ from hp_tool.questions.training.recipes import list_recipes
 from hp_tool.questions.training.usual_settings import usual_settings
 from hp_tool.questions.training.with_recipe import AUDITED, NEWEST_FAMILY, with_recipe_figure
 
-SAID = ("sequence_length", "global_batch_size", "precision", "framework", "task", "lora")
+TRAINING_KEYS = ("sequence_length", "global_batch_size", "precision", "framework", "task", "lora")
 """Keys of `training` that a minimal query has."""
-LAYOUT = (
+PARALLEL_KEYS = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "virtual_pipeline_parallel_size",
@@ -50,7 +50,7 @@ LAYOUT = (
 """Keys of `parallel` that a minimal query has."""
 
 
-def asked(folder: Path) -> dict[str, list[Case]]:
+def runs_by_kind(folder: Path) -> dict[str, list[Case]]:
     """Return the runs of each kind, which are then written as queries."""
     audited, cloud = mlperf_cases(folder), dgxc_cases(folder)
 
@@ -118,8 +118,8 @@ def todays_cases(cases: Iterable[Case]) -> list[Case]:
 
 def _plain(case: Case, **more: str | None) -> Case:
     whole, layout = case.training, case.query.parallel
-    training = TrainingWorkload(**{name: getattr(whole, name) for name in SAID}, **more)
-    parallel = ParallelQuery(**{name: getattr(layout, name) for name in LAYOUT})
+    training = TrainingWorkload(**{name: getattr(whole, name) for name in TRAINING_KEYS}, **more)
+    parallel = ParallelQuery(**{name: getattr(layout, name) for name in PARALLEL_KEYS})
     parallel = dataclasses.replace(
         parallel,  # anybody who sets the sizes of a layout knows these, too
         zero_stage=parallel.zero_stage or framework_facts(whole.framework).default_zero_stage,
@@ -191,7 +191,7 @@ def evaluate(folder: Path) -> list[dict[str, Any]]:
             **_figures("shipped", compare_all(queries, Prepared.shipped)),
             **_figures("model left out", without_model(folder, queries)),
         }
-        for title, cases in asked(folder).items()
+        for title, cases in runs_by_kind(folder).items()
         for question, worded in QUESTIONS.items()
         for queries in [worded(cases)]
     ]

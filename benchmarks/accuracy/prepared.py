@@ -109,8 +109,8 @@ def clock_files(*fits: tuple[Shares, str]) -> Iterator[FittedFile]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Prepared:
-    """A case with its names resolved once for all predictions. `of` returns the same object for the
-    same case.
+    """A case with its names resolved once for all predictions. `from_case` returns the same object
+    for equal cases.
     """
 
     case: Case
@@ -119,7 +119,7 @@ class Prepared:
 
     @classmethod
     @functools.cache
-    def of(cls, case: Case) -> Prepared:
+    def from_case(cls, case: Case) -> Prepared:
         resolved = resolve_configuration(case.query)
         return cls(case=case, problem=resolved.problem, candidate=resolved.candidate)
 
@@ -162,7 +162,7 @@ class Prepared:
         )
 
     @functools.cached_property
-    def stated(self) -> Estimate:
+    def estimate(self) -> Estimate:
         """Return the estimate by the shipped constants, with its interval."""
         return resolve_configuration(self.case.query).estimate(with_fixes=False)
 
@@ -181,19 +181,19 @@ class Prepared:
         only the runs in `saw` had been measured; None: all measured runs of the catalog.
         """
         predicted = self.step_s(framework, shares)
-        if self.stated.parallel is None or self.stated.intervals is None:
-            return self._beside(self.case.step_s, predicted)
+        if self.estimate.parallel is None or self.estimate.intervals is None:
+            return self._comparison(self.case.step_s, predicted)
         case = self._case(framework, None if saw is None else index_of(tuple(saw)))
         bound = math.exp(NORMAL_QUANTILE * self._log_sd(case))
-        row = self._beside(self.case.step_s, predicted, self._with_graphs / bound, bound)
-        return self._familiar(row, case)
+        row = self._comparison(self.case.step_s, predicted, self._with_graphs / bound, bound)
+        return self._with_familiarity(row, case)
 
     @property
     def _with_graphs(self) -> float:
         """Return the step time with CUDA graphs relative to that without, if launches limit the
         step and the query does not set cuda_graphs; else 1.
         """
-        graphs, time = self.stated.provenance.get("with_cuda_graphs"), self.stated.time
+        graphs, time = self.estimate.provenance.get("with_cuda_graphs"), self.estimate.time
         return (
             float(graphs["step_s"]) / time.step_s
             if isinstance(graphs, dict) and time is not None
@@ -214,15 +214,15 @@ class Prepared:
         return dataclasses.replace(self.problem, profile=profile)
 
     def _log_sd(self, case: TrainingProblem) -> float:
-        assert self.stated.parallel is not None
+        assert self.estimate.parallel is not None
         unmeasured = unmeasured_features(
-            case=self.problem, candidate=Candidates.alone(self.stated.parallel)
+            case=self.problem, candidate=Candidates.alone(self.estimate.parallel)
         )
         return step_log_sd(case=case, unmeasured=len(unmeasured))
 
-    def _familiar(self, row: Comparison, case: TrainingProblem) -> Comparison:
+    def _with_familiarity(self, row: Comparison, case: TrainingProblem) -> Comparison:
         """Return the row with the dimensions in which the nearest measured runs differ."""
-        if self.stated.parallel is None:
+        if self.estimate.parallel is None:
             return row
         near = nearest_runs(case)
         kind = "mixture" if self.has_experts else "dense"
@@ -235,34 +235,36 @@ class Prepared:
 
     def shipped(self) -> Comparison:
         """Return the step time and interval of the estimate."""
-        time, intervals = self.stated.time, self.stated.intervals
+        time, intervals = self.estimate.time, self.estimate.intervals
         if time is None or intervals is None:
-            row = self._beside(self.case.step_s, math.nan if time is None else time.step_s)
+            row = self._comparison(self.case.step_s, math.nan if time is None else time.step_s)
         else:
             bounds = [bound / time.step_s for bound in intervals.step_s]
-            row = self._beside(self.case.step_s, time.step_s, *bounds)
-        return self._familiar(row, self.problem)
+            row = self._comparison(self.case.step_s, time.step_s, *bounds)
+        return self._with_familiarity(row, self.problem)
 
     def allocated(self) -> Comparison:
         """Return the allocated GiB of the fullest rank, as estimated."""
-        published, memory = self.case.allocated_bytes, self.stated.memory
-        assert memory is not None and self.stated.intervals is not None and published is not None
-        bounds = [bound / memory.total_bytes for bound in self.stated.intervals.memory_total_bytes]
-        return self._beside(published / GIB, memory.allocated_bytes / GIB, *bounds)
+        published, memory = self.case.allocated_bytes, self.estimate.memory
+        assert memory is not None and self.estimate.intervals is not None and published is not None
+        bounds = [
+            bound / memory.total_bytes for bound in self.estimate.intervals.memory_total_bytes
+        ]
+        return self._comparison(published / GIB, memory.allocated_bytes / GIB, *bounds)
 
     def reserved(self) -> Comparison:
         """Return the GiB that the allocator of the fullest rank reserves, as estimated, with their
         interval.
         """
-        published, memory = self.case.reserved_bytes, self.stated.memory
-        assert memory is not None and self.stated.intervals is not None and published is not None
-        stated = self.stated.intervals.memory_reserved_bytes
+        published, memory = self.case.reserved_bytes, self.estimate.memory
+        assert memory is not None and self.estimate.intervals is not None and published is not None
+        stated = self.estimate.intervals.memory_reserved_bytes
         assert stated is not None
         typical = memory.reserved_bytes / memory.allocated_bytes
         bounds = [bound / memory.total_bytes / typical for bound in stated]
-        return self._beside(published / GIB, memory.reserved_bytes / GIB, *bounds)
+        return self._comparison(published / GIB, memory.reserved_bytes / GIB, *bounds)
 
-    def _beside(
+    def _comparison(
         self,
         published: float,
         predicted: float,
@@ -272,9 +274,9 @@ class Prepared:
         """Return the comparison of two figures; `low` and `high` are fractions of the
         prediction.
         """
-        reasons = self.stated.reasons
+        reasons = self.estimate.reasons
         return dataclasses.replace(
-            uncompared(self.case),
+            without_prediction(self.case),
             published=published,
             predicted=predicted,
             low=None if low is None else low * predicted,
@@ -285,7 +287,7 @@ class Prepared:
         )
 
 
-def uncompared(case: Case) -> Comparison:
+def without_prediction(case: Case) -> Comparison:
     """Return the comparison of a case that has no prediction."""
     return Comparison(
         source=case.source,
@@ -324,9 +326,9 @@ def compare_all(cases: Iterable[Case], by: Callable[[Prepared], Comparison]) -> 
     rows = []
     for case in cases:
         try:
-            rows.append(by(Prepared.of(case)))
+            rows.append(by(Prepared.from_case(case)))
         except InputError as error:
-            rows.append(dataclasses.replace(uncompared(case), refused=error.code))
+            rows.append(dataclasses.replace(without_prediction(case), refused=error.code))
     return rows
 
 
@@ -344,7 +346,9 @@ def index_of(runs: tuple[Prepared, ...]) -> Index:
     )
 
 
-def seen(framework: FrameworkEfficiency, runs: Iterable[Prepared]) -> FrameworkEfficiency:
+def with_fitted_release(
+    framework: FrameworkEfficiency, runs: Iterable[Prepared]
+) -> FrameworkEfficiency:
     """Return the constants with the newest release among the runs that they were fitted to."""
     return dataclasses.replace(framework, newest_release=newest_release(runs))
 

@@ -56,7 +56,7 @@ def fastest(query: Mapping[str, Any]) -> Recommendation:
     return found[0]
 
 
-def laid(query: Query, values: Mapping[str, Any]) -> Query:
+def with_values(query: Query, values: Mapping[str, Any]) -> Query:
     """Return the query with these values at their dotted paths."""
     return set_paths(copy.deepcopy(query), values)
 
@@ -68,7 +68,7 @@ def evaluate() -> list[Check]:
 
 
 def _check(of: Mapping[str, Any]) -> Check:
-    query, published, words = laid(of["query"], of.get("set", {})), of["published"], {}
+    query, published, words = with_values(of["query"], of.get("set", {})), of["published"], {}
     feasible, factor = True, None
     if "pool" in of:
         (pools,) = serving.rank_pools(query=parse_query(query))
@@ -81,7 +81,7 @@ def _check(of: Mapping[str, Any]) -> Check:
         if "widest" in of:
             factor = found.intervals.step_s[1] / found.time.step_s
     if "before" in of:
-        base = answer(laid(of["query"], of["before"])).tokens_per_second_per_gpu
+        base = answer(with_values(of["query"], of["before"])).tokens_per_second_per_gpu
         before, words["level"] = published
         predicted, published = (
             100.0 * (rate / old - 1.0)

@@ -16,10 +16,10 @@ from evidence.cases import (
     as_training_row,
     bridge_precision,
     is_known,
-    replaced,
     training_case,
+    with_training,
 )
-from evidence.table import Row, other
+from evidence.table import Row, other_values
 from hp_tool.catalog import model
 from hp_tool.errors import UnsupportedError
 from hp_tool.questions.training.problem import resolve_training
@@ -149,7 +149,7 @@ def _dated(case: Case) -> Case:
     other software.
     """
     version = None if case.card.startswith("mi") else case.date[2:].replace("-", ".")
-    return replaced(case, framework_version=version)
+    return with_training(case, framework_version=version)
 
 
 def schedule_cases(folder: Path) -> list[tuple[Case, Case]]:
@@ -212,7 +212,7 @@ def _missing(row: Row) -> str | None:
         return "ran out of memory: no step time"
     if row["gpu"] == "h100-sxm-96gb":
         return "a GPU that no catalogue has: H100-SXM 96GB HBM2e 2.4TB/s 500W"
-    if other(row).get("torch_compile") == "1":
+    if other_values(row).get("torch_compile") == "1":
         return "torch.compile"
     if row["recompute"] not in ("none", "full", "per_op"):
         return f"recomputation of {row['recompute']}"
@@ -347,7 +347,7 @@ def gb300_cases(folder: Path) -> list[Case]:
     cases = []
     for row in _rows(folder, f"{RECIPES}_2"):
         if row["gpu"] == "gb300-nvl72" and row["model"] not in HYBRIDS:
-            if "knobs_from" not in other(row):
+            if "knobs_from" not in other_values(row):
                 row = {**row, **_knobs(row, presets.get(_cell(row, bridge_precision(row))))}
             cases.append(training_case(row))
     return cases

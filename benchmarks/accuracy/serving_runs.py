@@ -124,7 +124,7 @@ def runs(folder: Path) -> list[ServingRun]:
     return [serving_run(row) for row in rows(folder, "inference_measured")]
 
 
-def told(row: Row) -> dict[str, Any]:
+def served_fields(row: Row) -> dict[str, Any]:
     """Return the fields of Served for a row: software, model, load and latencies.
 
     InferenceMAX's client draws lengths from 0.8 to 1 times the requested ones.
@@ -154,7 +154,7 @@ def config_of(row: Row, pool: str = "") -> ServingConfig:
 def serving_run(row: Row) -> ServingRun:
     """Return one row under a closed load."""
     equal = row["client"] != "inferencemax"
-    return ServingRun(**told(row), equal_lengths=equal, config=config_of(row))
+    return ServingRun(**served_fields(row), equal_lengths=equal, config=config_of(row))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -355,13 +355,13 @@ class PoolRun(Served):
 
 
 LATER = ("inference_measured_2", "inference_measured_3", "inference_measured_4")
-UNTOLD = {"trtllm": "1.1", "vllm": "0.12.0"}
+ASSUMED_VERSIONS = {"trtllm": "1.1", "vllm": "0.12.0"}
 """Assumed engine versions of runs of October and November 2025 that state none: the versions
 nearest to that month.
 """
 DYNAMO = {"0.8.1.post1": "1.2.0rc6"}
 """TensorRT-LLM version by the Dynamo version that ran it."""
-NAMED = {"gpt-oss-dev": "1.1"}
+VERSIONS_BY_BRANCH = {"gpt-oss-dev": "1.1"}
 """Version by the branch name that a table gives instead."""
 
 
@@ -370,15 +370,17 @@ def later_runs(folder: Path) -> list[ServingRun]:
     UNTOLD and NAMED.
     """
     return [
-        _settled(serving_run(row))
+        _with_version(serving_run(row))
         for name in LATER
         for row in rows(folder, name)
         if not row["disaggregated"]
     ]
 
 
-def _settled(run: ServingRun) -> ServingRun:
-    version = NAMED.get(run.version, run.version) or UNTOLD.get(run.engine, "")
+def _with_version(run: ServingRun) -> ServingRun:
+    version = VERSIONS_BY_BRANCH.get(run.version, run.version) or ASSUMED_VERSIONS.get(
+        run.engine, ""
+    )
     return dataclasses.replace(run, version=version, **_launch(run))
 
 
@@ -437,7 +439,7 @@ def queued_runs(folder: Path) -> list[ServingRun]:
 
 
 def _pool_run(row: Row) -> PoolRun:
-    replicas, stated = (row["prefill_replicas"], row["decode_replicas"]), told(row)
+    replicas, stated = (row["prefill_replicas"], row["decode_replicas"]), served_fields(row)
     return PoolRun(
         **{
             **stated,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.accuracy.data import Row, read
-from benchmarks.accuracy.fitting import Floats, Values, given, rounded
+from benchmarks.accuracy.fitting import Floats, Values, fit_settings, rounded
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import version_key
 from hp_tool.domain.hardware import GpuSpec, Precision
@@ -35,7 +35,7 @@ LATER = ("_b300", "_2")
 """Suffixes of the further files with the same kind of operation."""
 
 
-def timed(folder: Path, name: str) -> list[Row]:
+def timed_rows(folder: Path, name: str) -> list[Row]:
     """Return the rows of one kind of operation, from all its files."""
     later = [
         file for ending in LATER if (folder / "ops" / (file := f"{name}{ending}.csv")).is_file()
@@ -117,7 +117,7 @@ def peak(cards: list[GpuSpec], precision: Precision) -> Floats:
     return np.array([card.peak_flops_per_second[precision] for card in cards])
 
 
-GIVEN = given("expert_kernels")
+GIVEN = fit_settings("expert_kernels")
 ARITHMETIC, STORED_BYTES = GIVEN["arithmetic"], GIVEN["stored_bytes"]
 FEW = "moe_torch_flow_min_latency"
 FEW_TOKENS = 128
@@ -163,8 +163,8 @@ def _of_engine(releases: dict[str, list[Row]], title: str) -> Kernels:
                 [row for row in releases[release] if row["moe_dtype"] == kind] for kind in kinds
             )
             if members := next(filter(None, of_kind), None):
-                usual = chosen([row for row in members if row["kernel_source"] != FEW], name)
-                few = chosen([row for row in members if row["kernel_source"] == FEW], name)
+                usual = fit_rows([row for row in members if row["kernel_source"] != FEW], name)
+                few = fit_rows([row for row in members if row["kernel_source"] == FEW], name)
                 kernels[members[0]["moe_dtype"], usual[0]["kernel_source"]].append(
                     (release, usual + few)
                 )
@@ -181,7 +181,7 @@ def _of_engine(releases: dict[str, list[Row]], title: str) -> Kernels:
     return dict(fits)
 
 
-def chosen(rows: list[Row], name: str) -> list[Row]:
+def fit_rows(rows: list[Row], name: str) -> list[Row]:
     """Return the rows that determine a kernel's constants, of one rank or of all experts of a
     layer.
 

@@ -60,7 +60,7 @@ def weak_series(folder: Path) -> tuple[Series, ...]:
 
 def predicted_s(case: Case, values: Sequence[float]) -> float:
     """Return the step time predicted by the shipped constants with these values of CONSTANTS."""
-    run = Prepared.of(case)
+    run = Prepared.from_case(case)
     assert case.query.training is not None
     framework = efficiency_profile(gpu=run.gpu, framework=case.query.training.framework).framework
     return run.step_s(
@@ -86,7 +86,7 @@ def fit(series: Sequence[Series]) -> tuple[float, ...]:
     return tuple(least_squares(residuals, (0.01, 0.02), bounds=(0.0, 0.2), diff_step=0.1).x)
 
 
-def growth(series: Series, values: Sequence[float]) -> list[Comparison]:
+def compare_growth(series: Series, values: Sequence[float]) -> list[Comparison]:
     """Return the published and predicted step time of each run relative to the run on the fewest
     GPUs.
     """
@@ -112,7 +112,7 @@ def ratios_left_out(folder: Path) -> list[Comparison]:
     return [
         row
         for series in every
-        for row in growth(series, fit([other for other in every if other is not series]))
+        for row in compare_growth(series, fit([other for other in every if other is not series]))
     ]
 
 
@@ -127,13 +127,15 @@ def main(arguments: list[str] | None = None) -> None:
     print(", ".join(f"{name} {value:.4f}" for name, value in zip(CONSTANTS, values, strict=True)))
     for series in every:
         own = fit([other for other in every if other is not series])
-        largest, flat = growth(series, own)[-1], growth(series, (0.0, 0.0))[-1]
+        largest, flat = compare_growth(series, own)[-1], compare_growth(series, (0.0, 0.0))[-1]
         print(
             f"{largest.model:14} {largest.what:76} measured {largest.published - 1.0:+6.1%}, "
             f"predicted {largest.predicted - 1.0:+6.1%} "
             f"(equal devices {flat.predicted - 1.0:+6.1%})"
         )
-    errors = [abs(math.expm1(row.log_ratio)) for row in (growth(s, values)[-1] for s in every)]
+    errors = [
+        abs(math.expm1(row.log_ratio)) for row in (compare_growth(s, values)[-1] for s in every)
+    ]
     print(f"mean difference {np.mean(errors):.2%} of the largest jobs, seen")
 
 

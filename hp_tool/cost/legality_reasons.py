@@ -23,7 +23,9 @@ from hp_tool.domain.result import Reason
 from hp_tool.domain.units import format_gib
 
 
-def explain(code: int, *, case: TrainingCase, config: ParallelConfig) -> tuple[Reason, ...]:
+def explain_violations(
+    code: int, *, case: TrainingCase, config: ParallelConfig
+) -> tuple[Reason, ...]:
     """Return the reasons for the `legality` code of one configuration."""
     reasons = []
     for bit, name in enumerate(REASONS):

@@ -99,7 +99,7 @@ def memory(
             gathered=gathered
             + stage.embedding * states.gathered_end
             + stage.output * states.gathered_end
-            + sum(size * anyone(stage.layers, kinds) for kinds, size in cached.items()),
+            + sum(size * has_layer_of_kind(stage.layers, kinds) for kinds, size in cached.items()),
             critical_layers=pipeline.critical.count,
             micro_batches=micro_batches,
             capacity_bytes=capacity_bytes,
@@ -227,7 +227,7 @@ def _shape_entries(model: ModelSpec, c: Candidates) -> Mapping[tuple[int, ...], 
     return entries
 
 
-def anyone(layers: StageLayers, kinds: Iterable[int]) -> Bools:
+def has_layer_of_kind(layers: StageLayers, kinds: Iterable[int]) -> Bools:
     """Return whether a stage has a layer of one of these kinds."""
     there: Bools = sum((layers.kinds[place] for place in kinds), 0.0) > 0.0
     return there

@@ -92,7 +92,9 @@ def model_layers(
             candidates, micro_batches=micro_batches, merges=case.workload.merges_passes
         )
         return tuple(
-            one if other is alone[place] else _mix(one, expand_rows(other, inverse), share)
+            one
+            if other is alone[place]
+            else _weighted_mean(one, expand_rows(other, inverse), share)
             for place, (one, other) in enumerate(zip(own, merged, strict=True))
         )
 
@@ -226,7 +228,7 @@ def expand_rows(columns: Columns, inverse: NDArray[np.intp] | None) -> Columns:
     )
 
 
-def _mix(one: LayerTime, other: LayerTime, share: Floats) -> LayerTime:
+def _weighted_mean(one: LayerTime, other: LayerTime, share: Floats) -> LayerTime:
     """Return the mean of two layers, of which `other` has the weight `share`."""
     values = {}
     for name in one.__slots__:

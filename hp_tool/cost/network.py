@@ -123,7 +123,7 @@ def expert_group(candidates: Candidates, *names: str, cluster: ClusterSpec) -> G
     )
 
 
-def neighbours(size: Ints, *, cluster: ClusterSpec, stride: Ints = 1) -> Group:
+def adjacent_group(size: Ints, *, cluster: ClusterSpec, stride: Ints = 1) -> Group:
     """Return a group of `size` ranks at a distance of `stride`, the innermost group of a job."""
     return Group((Axis(size, stride),), _domains_of_extent(cluster, size * stride))
 
@@ -486,7 +486,7 @@ def send_seconds(
         distance, cluster=cluster
     )
     hop = cluster.inter_node_latency_s + detour_latency(
-        neighbours(2, stride=distance, cluster=cluster), cluster, inside
+        adjacent_group(2, stride=distance, cluster=cluster), cluster, inside
     )
     return where(crosses, _transfer(message_bytes, profile.framework.network, network) + hop, near)
 

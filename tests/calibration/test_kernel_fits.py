@@ -14,7 +14,7 @@ from hp_tool import catalog
 from hp_tool.catalog import cluster
 from hp_tool.catalog.efficiency import gpu_efficiency
 from hp_tool.cost.case import Machine
-from hp_tool.cost.network import group_ring, neighbours
+from hp_tool.cost.network import adjacent_group, group_ring
 from hp_tool.cost.roofline import matmul_seconds
 from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.domain.hardware import ClusterQuery
@@ -230,7 +230,7 @@ def _modelled(operation: Operation, *, machine, profile) -> float | None:
         return float(
             group_ring(
                 machine=Machine(cluster=machine, profile=profile),
-                group=neighbours(n, cluster=machine),
+                group=adjacent_group(n, cluster=machine),
             ).seconds(wire)[0]
         )
     return None

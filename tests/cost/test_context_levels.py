@@ -15,7 +15,7 @@ from hp_tool.cost.attention import (
 )
 from hp_tool.cost.block import shapes
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.network import all_to_all_seconds, dense_group, neighbours
+from hp_tool.cost.network import adjacent_group, all_to_all_seconds, dense_group
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ContextCommunication, ParallelConfig, Strategy
@@ -91,7 +91,7 @@ def test_heads_are_exchanged_tensor_by_tensor() -> None:
     counted by hand.
     """
     case = case_of(model=LLAMA, workload=WORKLOAD, cluster=NODES)
-    group = neighbours(8, cluster=NODES)
+    group = adjacent_group(8, cluster=NODES)
     queries, keys = 4096 * 4096 * 2, 4096 * 1024 * 2
     forward, backward = head_exchange_seconds(case=case, group=group, queries=queries, keys=keys)
     wide, narrow = (
@@ -106,7 +106,7 @@ def test_heads_are_exchanged_tensor_by_tensor() -> None:
     copies = 2 * (3 * queries + keys) / rate + 4 * gpu.kernel_overhead_s
     assert forward == pytest.approx(2 * wide + 2 * narrow + copies)
     assert backward == pytest.approx(3 * wide + 2 * narrow + copies)
-    alone = neighbours(1, cluster=NODES)
+    alone = adjacent_group(1, cluster=NODES)
     assert head_exchange_seconds(case=case, group=alone, queries=queries, keys=keys) == (0.0, 0.0)
 
 

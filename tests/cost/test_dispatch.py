@@ -15,7 +15,7 @@ from hp_tool.catalog import cluster, model
 from hp_tool.cost.block import BlockTime, shapes
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.moe import expert_kernels, travelling_copies, used_share
-from hp_tool.cost.network import group_ring, neighbours
+from hp_tool.cost.network import adjacent_group, group_ring
 from hp_tool.cost.roofline import elementwise_seconds
 from hp_tool.cost.training import training_costs
 from hp_tool.domain.hardware import ClusterQuery
@@ -57,7 +57,7 @@ def test_copies_by_hand() -> None:
     """128 experts over two nodes of 8: a token's 8 experts are in both nodes but once in 320
     times.
     """
-    group = neighbours(16, cluster=NODES)
+    group = adjacent_group(16, cluster=NODES)
     near, away = travelling_copies(
         case=case_of(model=QWEN, workload=WORKLOAD, cluster=NODES),
         group=group,
@@ -133,7 +133,7 @@ def test_copies_of_simulated_tokens(
     )
     said = travelling_copies(
         case=case_of(model=shape, workload=WORKLOAD, cluster=NODES),
-        group=neighbours(size, cluster=NODES),
+        group=adjacent_group(size, cluster=NODES),
         dispatcher=dispatcher,
     )
     assert (near / tokens, away / tokens) == pytest.approx(said, rel=0.03, abs=0.02)
@@ -179,7 +179,7 @@ def test_an_all_gather_sends_every_token_to_every_rank() -> None:
         ).parts["expert_parallel"]
         for kind in ("alltoall", "allgather")
     }
-    group = neighbours(8, cluster=NODES)
+    group = adjacent_group(8, cluster=NODES)
     case = case_of(model=QWEN, workload=WORKLOAD, cluster=NODES)
     each = group_ring(machine=case, group=group).seconds(4096 * 2048 * 2.0 * 7)
     assert found["allgather"] == pytest.approx(8 * 48 * 4 * each), (
@@ -198,7 +198,7 @@ def test_flex_never_sends_more_between_nodes(
     chosen: int, size: int, groups: int | None, stride: int
 ) -> None:
     shape = replace(QWEN, num_experts_per_tok=chosen, n_group=groups, topk_group=groups)
-    group = neighbours(size, stride=stride, cluster=NODES)
+    group = adjacent_group(size, stride=stride, cluster=NODES)
     plain, flex = (
         travelling_copies(
             case=case_of(model=shape, workload=WORKLOAD, cluster=NODES),
@@ -219,7 +219,7 @@ def test_flex_never_sends_more_between_nodes(
         assert limited[1] <= flex[1] * (1 + 1e-12)
     together = travelling_copies(
         case=case_of(model=shape, workload=WORKLOAD, cluster=NODES),
-        group=neighbours(np.array([size, 8]), stride=np.array([stride, 1]), cluster=NODES),
+        group=adjacent_group(np.array([size, 8]), stride=np.array([stride, 1]), cluster=NODES),
         dispatcher="flex",
     )
     assert (together[0][0], together[1][0]) == pytest.approx(flex)

@@ -16,10 +16,10 @@ from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine
 from hp_tool.cost.network import (
+    adjacent_group,
     all_to_all_seconds,
     exchange_slowdown,
     group_ring,
-    neighbours,
     ring_slowdown,
     send_seconds,
     send_slowdown,
@@ -57,7 +57,7 @@ LEAVES = machine(nodes_per_leaf=4, network_oversubscription=4.0)
     ],
 )
 def test_rings_across_leaves(size: int, stride: int, expected: float) -> None:
-    group = neighbours(size, stride=stride, cluster=LEAVES)
+    group = adjacent_group(size, stride=stride, cluster=LEAVES)
     in_domain = max(min(8 // stride, size), 1)
     assert ring_slowdown(group, in_domain=in_domain, cluster=LEAVES) == expected
     slow = group_ring(machine=Machine(cluster=LEAVES, profile=plain_profile(LEAVES)), group=group)
@@ -77,9 +77,9 @@ def test_exchanges_across_leaves() -> None:
     # 64 ranks in two leaves: 56 outside the node, 32 of them outside the leaf, at a quarter of the
     # bandwidth.
     assert exchange_slowdown(
-        neighbours(64, cluster=LEAVES), in_domain=8, cluster=LEAVES
+        adjacent_group(64, cluster=LEAVES), in_domain=8, cluster=LEAVES
     ) == pytest.approx(4 * 32 / 56)
-    assert exchange_slowdown(neighbours(32, cluster=LEAVES), in_domain=8, cluster=LEAVES) == 1.0
+    assert exchange_slowdown(adjacent_group(32, cluster=LEAVES), in_domain=8, cluster=LEAVES) == 1.0
 
 
 def test_rails_take_a_hop_over_nvlink_to_other_rails() -> None:
@@ -103,7 +103,7 @@ def test_rails_take_a_hop_over_nvlink_to_other_rails() -> None:
     # slower of the two.
     slow = replace(plain.gpu, nvlink_bandwidth_bytes_per_second=20e9)
     one, other = (replace(where, gpu=slow) for where in (plain, rails))
-    group = neighbours(16, cluster=one)
+    group = adjacent_group(16, cluster=one)
     near, away = 7 / 15 * 1e9, 8 / 15 * 1e9
     seconds = [
         float(all_to_all_seconds(1e9, machine=Machine(cluster=c, profile=profile), group=group))

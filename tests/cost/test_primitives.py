@@ -11,7 +11,7 @@ from hp_tool.catalog import cluster, gpu
 from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import Machine
-from hp_tool.cost.network import group_ring, neighbours, send_seconds
+from hp_tool.cost.network import adjacent_group, group_ring, send_seconds
 from hp_tool.cost.roofline import matmul_seconds, peak_flops
 from hp_tool.cost.schedules.bubble import chunks_in_flight
 from hp_tool.domain.efficiency import EfficiencyProfile, Link, Roofline
@@ -93,7 +93,7 @@ def test_rings_inside_and_across_nodes(
     )  # the second row makes some ring cross nodes
     found = group_ring(
         machine=Machine(cluster=machine, profile=plain_profile(machine)),
-        group=neighbours(sizes, stride=strides, cluster=machine),
+        group=adjacent_group(sizes, stride=strides, cluster=machine),
     )
     assert found.latency_s[0] == pytest.approx(latency, abs=1e-15)
     assert found.bandwidth[0] == pytest.approx(bandwidth)
@@ -140,7 +140,7 @@ def test_a_ring_waits_for_its_peers_and_for_every_hop_between_domains(
             plain.framework, network=replace(plain.framework.network, latency_per_peer_s=5e-6)
         ),
     )
-    members = neighbours(group, stride=stride, cluster=machine)
+    members = adjacent_group(group, stride=stride, cluster=machine)
     assert group_ring(
         machine=Machine(cluster=machine, profile=profile), group=members
     ).latency_s == pytest.approx(1e-6 * microseconds)
@@ -153,7 +153,7 @@ def test_the_slow_approach_to_full_bandwidth(machine: ClusterSpec) -> None:
     )
     found = group_ring(
         machine=Machine(cluster=machine, profile=ramped),
-        group=neighbours(np.array([8]), cluster=machine),
+        group=adjacent_group(np.array([8]), cluster=machine),
     )
     assert found.seconds(np.array([4e6]))[0] == pytest.approx(1e-6 + (4e6 + 2e6) / (NVLINK / 2))
 

@@ -7,7 +7,7 @@ import numpy as np
 from hp_tool.cost.arrays import FloatArray, Floats, IntArray
 from hp_tool.cost.matrices import mixer_matrices, mlp_matrices
 from hp_tool.cost.matrix import shapes, shapes_by_source
-from hp_tool.cost.network import neighbours, send_seconds
+from hp_tool.cost.network import adjacent_group, send_seconds
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.experts import SENDING_SHARE, exchange, experts_seconds
 from hp_tool.cost.serving.mixers import (
@@ -65,7 +65,7 @@ def forward_seconds(
     distance = t * candidates.attention_data_parallel_size
     # The receiver is in another domain exactly if a domain has at most as many ranks as the
     # distance.
-    crosses = distance >= neighbours(distance, cluster=case.cluster).domain.size
+    crosses = distance >= adjacent_group(distance, cluster=case.cluster).domain.size
     hop = send_seconds(message / t, machine=case, distance=distance, crosses=crosses)
     return case.slowdown * (seconds + output + np.where(p > 1, (p - 1.0) * hop, 0.0))
 

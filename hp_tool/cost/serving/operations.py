@@ -12,7 +12,7 @@ import numpy as np
 from hp_tool.cost.arrays import FloatArray, Floats, IntArray
 from hp_tool.cost.matrices import attention_flops, cached_width
 from hp_tool.cost.matrix import Shape
-from hp_tool.cost.network import exchange_slowdown, group_ring, local_bandwidth, neighbours
+from hp_tool.cost.network import adjacent_group, exchange_slowdown, group_ring, local_bandwidth
 from hp_tool.cost.precision import ELEMENT_BYTES
 from hp_tool.cost.recurrent import state_numbers
 from hp_tool.cost.roofline import additive_seconds, peak_flops, roofline_seconds
@@ -285,7 +285,7 @@ def all_reduce_seconds(
     """
     n = group_size
     wire = 2.0 * message_bytes * (n - 1.0) / n
-    seconds = group_ring(machine=case, group=neighbours(n, cluster=case.cluster)).seconds(wire)
+    seconds = group_ring(machine=case, group=adjacent_group(n, cluster=case.cluster)).seconds(wire)
     small = case.profile.gpu.small_all_reduce
     if small is not None and case.cluster.gpu.peer_to_peer:
         bandwidth = small.bandwidth_fraction * local_bandwidth(case.cluster.gpu)
@@ -311,7 +311,9 @@ def exchange_seconds(
     ramped = near_bytes + np.sqrt(near_bytes * link.ramp_bytes)
     local = link.latency_per_peer_s * (np.minimum(n, domain) - 1.0) + ramped / peers
     slowed = exchange_slowdown(
-        neighbours(n, cluster=case.cluster), in_domain=np.minimum(n, domain), cluster=case.cluster
+        adjacent_group(n, cluster=case.cluster),
+        in_domain=np.minimum(n, domain),
+        cluster=case.cluster,
     )
     port = network.bandwidth_fraction * case.cluster.inter_node_bandwidth_bytes_per_second
     remote = network.latency_s + case.cluster.inter_node_latency_s + far_bytes * slowed / port

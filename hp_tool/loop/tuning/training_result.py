@@ -14,7 +14,7 @@ from hp_tool.cluster.trainers.command import trainer_of, unset_settings
 from hp_tool.cost.breakdown import estimate_row
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.legality import legality
-from hp_tool.cost.legality_reasons import explain
+from hp_tool.cost.legality_reasons import explain_violations
 from hp_tool.cost.uncertainty import ALLOCATABLE_FRACTION, NORMAL_QUANTILE
 from hp_tool.domain.answer import Answer, Baseline
 from hp_tool.domain.measurement import Measurement
@@ -146,7 +146,9 @@ def baseline_config(query: Query, problem: TrainingProblem) -> ParallelConfig | 
     def reasons(config: ParallelConfig) -> str:
         code = int(legality(case=problem, candidates=Candidates.alone(config)))
         return (
-            "; ".join(reason.message for reason in explain(code, case=problem, config=config))
+            "; ".join(
+                reason.message for reason in explain_violations(code, case=problem, config=config)
+            )
             if code
             else ""
         )

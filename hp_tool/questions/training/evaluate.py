@@ -7,7 +7,7 @@ from typing import Any
 from hp_tool.cost.breakdown import estimate_alone
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.legality import legality
-from hp_tool.cost.legality_reasons import explain
+from hp_tool.cost.legality_reasons import explain_violations
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.domain.frameworks import framework_facts
 from hp_tool.domain.parallel import (
@@ -132,7 +132,7 @@ def resolve_configuration(query: Query) -> ResolvedConfiguration:
     )
     candidate = Candidates.alone(config)
     code = int(legality(case=problem, candidates=candidate))
-    reasons = explain(code, case=problem, config=config) if code else ()
+    reasons = explain_violations(code, case=problem, config=config) if code else ()
     return ResolvedConfiguration(
         query=query,
         problem=problem,
