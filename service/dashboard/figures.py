@@ -10,6 +10,8 @@ from service.api.views import View
 
 MARGIN = 1.04
 """Length of the axis relative to its longest bar."""
+MAX_INTERVAL_RATIO = 2.0
+"""Maximum ratio of an interval's drawn end to the longest bar."""
 MIN_SHARE = 0.002
 """Parts narrower than this fraction of the axis are not drawn."""
 
@@ -80,7 +82,8 @@ def stack(rows: Sequence[BarSpec], *, unit: Unit) -> Stack:
     """Return bars on one axis. Each is compared with its own limit; the smallest limit is drawn."""
     totals = [sum(row.parts.values()) for row in rows]
     limits = [row.limit for row in rows if row.limit is not None]
-    highs = [row.interval[1] for row in rows if row.interval is not None]
+    drawn_end = MAX_INTERVAL_RATIO * max([*totals, *limits], default=0.0)
+    highs = [min(row.interval[1], drawn_end) for row in rows if row.interval is not None]
     longest = max([*totals, *limits, *highs], default=0.0)
     scale = MARGIN * longest or 1.0
     drawn = {

@@ -72,7 +72,7 @@ def billions(value: float | None) -> str:
         return ABSENT
     if value >= 0.9995e12:
         return f"{value / 1e12:.3g} T"
-    return f"{value / 1e9:.3g} B" if value >= 1e9 else f"{value / 1e6:.3g} M"
+    return f"{value / 1e9:.3g} B" if value >= 0.9995e9 else f"{value / 1e6:.3g} M"
 
 
 def per_second(value: float | None) -> str:
@@ -101,9 +101,9 @@ def gpu_time(value: float | None, device: str = "GPU") -> str:
     if value is None:
         return ABSENT
     return (
-        f"{_significant(value / 3600)} {device}-h"
+        f"{_significant(value / 3600)} {device}-hours"
         if value >= 360
-        else f"{_significant(value)} {device}-s"
+        else f"{_significant(value)} {device}-seconds"
     )
 
 

@@ -23,7 +23,7 @@ from service.dashboard import formats
 from service.dashboard.configuration import QueryText, configuration_view
 from service.dashboard.page import ErrorFields, Page, address, error_status, page_at
 
-LAUNCHES, ASKS = "Launch it with", "Ask hp_tool the same again"
+LAUNCHES, ASKS = "Launch with", "Repeat this query with hp_tool"
 router = APIRouter(tags=["dashboard"])
 
 

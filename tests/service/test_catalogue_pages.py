@@ -133,7 +133,7 @@ def test_a_long_list_is_paged_and_searched(http: TestClient) -> None:
     assert (
         [row["name"] for row in found["rows"]] == [name for name in names if "qwen2" in name] != []
     )
-    assert "No name has" in http.get("/clusters", params={"words": "<b>"}).text
+    assert "No name contains" in http.get("/clusters", params={"words": "<b>"}).text
     http.post("/models", data={"name": "zz-mine", "spec": json.dumps(CONFIG)})
     assert (
         http.get("/models.json").json()["rows"][0]["name"] == "zz-mine"

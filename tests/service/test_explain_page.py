@@ -82,7 +82,7 @@ def test_a_reader_without_scripts_has_a_run_explained(
     )
     assert page.locator("section:has(#ranks) tbody tr").count() == 4
     assert page.locator("tr.chosen .state").inner_text() == "critical"
-    assert page.get_by_text("The upload was deleted.").count() == 1
+    assert page.get_by_text("The files were deleted.").count() == 1
     assert not store.measurements(limit=1).items and not list(kept.iterdir())
     context.close()
 

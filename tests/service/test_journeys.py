@@ -158,7 +158,7 @@ def test_ten_journeys(
         page.wait_for_url("**/models/qwen3-32b")
         facts = {fact["name"]: fact["value"] for fact in twin(http, page)["facts"]}
         assert facts["parameters"] in page.locator(".facts").inner_text()
-        hands.press(page.get_by_role("link", name="Query it"))
+        hands.press(page.get_by_role("link", name="Ask about it"))
         page.get_by_label("Model", exact=True).wait_for()
         subject = twin(http, page)["view"]["subject"]
         assert subject.startswith("qwen3-32b on ")

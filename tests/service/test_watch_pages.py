@@ -74,9 +74,13 @@ def test_a_long_steady_job_shows_its_newest_steps(http: TestClient) -> None:
     # The newest 768 steady steps, and the 68 after them that are compared with these.
     assert steps["x"] == list(range(265, 1101))
     assert pace["x"] == [104, 1100, None] and page["figure"]["shapes"] == []
-    assert page["configuration_href"] is None and "As it was." in http.get(f"/watches/{watch}").text
+    assert page["configuration_href"] is None
+    assert "runs at its past pace" in http.get(f"/watches/{watch}").text
     new = begun(http, name="new")
-    assert twin(http, new)["figure"] is None and "Learning" in http.get(f"/watches/{new}").text
+    assert (
+        twin(http, new)["figure"] is None
+        and "Measuring the normal step time" in http.get(f"/watches/{new}").text
+    )
 
 
 def test_a_job_faster_than_expected_is_told_so_and_lost_nodes_are_counted_from_its_own_pace(

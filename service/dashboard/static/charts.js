@@ -23,7 +23,7 @@ export function history(trials, shown) {
   return clipped({
     traces: [
       dashes("Expected", awaited, number, (i) => expected(trials, i), trials, "--series-2"),
-      points("Failed, at its expectation", sample(failed, trials), number, (i) => expected(trials, i), trials, { symbol: "cross", color: "--ink-faint" }),
+      points("Failed (at its expected time)", sample(failed, trials), number, (i) => expected(trials, i), trials, { symbol: "cross", color: "--ink-faint" }),
       points("Measured", sample(ok, trials), number, measured, trials, { color: "--series-1" }),
       points("Range of its runs", ranged, number, measured, trials, { color: "--series-1", ends }),
       { mode: "lines", name: "Best so far", steps: true, color: "--good", x: [...line.map(([i]) => number(i)), ...(line.length ? [last] : [])], y: [...line, ...line.slice(-1)].map(([, seconds]) => seconds) },
