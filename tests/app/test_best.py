@@ -22,7 +22,7 @@ from hp_tool.questions.training.ranking.free_axes import (
     more_module_sets,
     more_shards,
     more_zero_stages,
-    tries_every_layer_count,
+    tries_layer_counts,
 )
 from hp_tool.questions.training.ranking.rank import CostedRows, with_criteria
 from hp_tool.space import default_axes, legal_chunks
@@ -86,7 +86,7 @@ def small_problems(
 def brute_force(problem: TrainingProblem) -> CostedRows:
     """Every combination of every value, costed."""
     axes, layers = default_axes(query=problem.parallel, case=problem), problem.model.total_layers
-    counts = range(1, layers + 1) if tries_every_layer_count(problem) else ()
+    counts = range(1, layers + 1) if tries_layer_counts(problem) else ()
     whole = [(method, n, 0) for n in counts for method in (FULL_BLOCK, FULL_UNIFORM)]
     codes = tuple(dict.fromkeys((*axes.recompute, *more_module_sets(problem, axes), *whole)))
     stages = (

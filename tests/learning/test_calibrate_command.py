@@ -230,7 +230,7 @@ def test_runs_without_a_step_time_say_that_they_correct_none(hp_tool):
     done = estimate(hp_tool, query)
     known = done["calibrated_estimate"]["provenance"]
     assert known["calibration"]["correction"] == pytest.approx(1.0)
-    assert "no run of it has a step time" in known["calibration_unused"]
+    assert "no run of the calibration has a step time" in known["calibration_unused"]
 
 
 def test_when_all_is_excluded_nothing_is_corrected(hp_tool):

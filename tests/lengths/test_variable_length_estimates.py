@@ -142,7 +142,7 @@ def test_a_recommendation_is_what_its_estimate_says() -> None:
 
 
 def test_what_packing_cannot_do_is_refused_by_name() -> None:
-    with pytest.raises(InputError, match=r"needs training\.sequence_lengths") as caught:
+    with pytest.raises(InputError, match=r"requires training\.sequence_lengths") as caught:
         asked(packed=True)
     assert caught.value.code == "missing_field"
     with pytest.raises(UnsupportedError, match="flash"):

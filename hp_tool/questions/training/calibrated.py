@@ -1,4 +1,4 @@
-"""Costs and estimates of a training problem, corrected by a calibration."""
+"""Correct costs and estimates of a training problem by a calibration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.9
 RELATIVE_TOLERANCE = 1e-9
-"""Relative difference of step times below which they count as uncorrected."""
+"""Relative difference between calibrated and uncalibrated step time below which the calibration
+counts as unused.
+"""
 CRASHED = "crashed"
 """Reason code of configurations that crashed."""
 MEMORY_OVERHEAD = "overhead"
@@ -37,15 +39,15 @@ unchanged.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRow:
-    """Posterior of one configuration given the calibration and its own runs; each prediction has
-    one row.
+    """Predictions for one configuration from the calibration and the configuration's own runs; each
+    has one row.
     """
 
     step: StepPrediction
     memory: MemoryPrediction
     """Allocated memory in bytes."""
     ran: bool
-    """Whether a complete run of it succeeded, so that it fits."""
+    """Whether a complete run of the configuration succeeded, which shows that it fits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,9 @@ class CalibratedPredictor:
 
     calibration: Calibration
     provenance: dict[str, Any] = field(default_factory=dict)
-    """The stored calibration; empty if a running search has not stored it yet."""
+    """Id, version and accuracy of the stored calibration; empty if a running search has not stored
+    it yet.
+    """
     release: str | None = None
     """Framework release assumed for queries that name none; None if the calibration does not
     distinguish releases.
@@ -62,19 +66,22 @@ class CalibratedPredictor:
     links: Links = field(default_factory=Links)
     """Fitted bandwidths relative to the stated ones; costs are computed with them."""
     crashed: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    """Configurations that crashed and never succeeded, by problem, from `learning.outcomes`."""
+    """Configurations that crashed and never succeeded (`learning.outcomes`), by digest of the
+    problem.
+    """
     ran: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    """Configurations with a successful complete run, in the same form, with `step_s`."""
+    """Configurations with a successful complete run and their `step_s`, by digest of the problem.
+    """
 
     def crashes(self, candidates: Candidates, *, problem: TrainingProblem) -> IntArray:
-        """Return the number of crashed runs of each candidate that never succeeded, shape (n,)."""
+        """Return (n,) the number of crashed runs of each candidate; 0 if a run of it succeeded."""
         runs: IntArray = np.zeros(candidates.shape, dtype=np.int64)
         for each in _outcomes_of_problem(self.crashed, problem):
             runs = np.where(_matches_configuration(each, candidates), each["runs"], runs)
         return runs.ravel()
 
     def measured(self, candidates: Candidates, *, problem: TrainingProblem) -> BoolArray:
-        """Return whether a complete run of each candidate succeeded on this cluster, shape (n,)."""
+        """Return (n,) whether a complete run of each candidate succeeded on this cluster."""
         ran: BoolArray = np.zeros(candidates.shape, dtype=np.bool_)
         for each in _outcomes_of_problem(self.ran, problem):
             ran = ran | _matches_configuration(each, candidates)
@@ -92,11 +99,11 @@ class CalibratedPredictor:
         problem: TrainingProblem,
         residuals: bool = False,
     ) -> TrainingCosts:
-        """Return the calibrated costs of n candidates: medians of time and memory, in parts that
-        sum to the totals.
+        """Return the calibrated costs of n candidates: medians of time and memory, whose parts sum
+        to the totals.
 
-        With `residuals`, also apply corrections from similar configurations, which is slow for
-        large n.
+        With `residuals`, corrections from similar configurations are also applied, which is slow
+        for large n.
         """
         return self._calibrated(costs, candidates=candidates, problem=problem, residuals=residuals)[
             0
@@ -111,15 +118,18 @@ class CalibratedPredictor:
         problem: TrainingProblem,
         known: KnownRow | None = None,
     ) -> Estimate:
-        """Return row `index` as a calibrated estimate, including residuals, from uncalibrated
-        `costs`.
+        """Return the calibrated estimate of row `index`, including residuals.
 
-        `known` contains the configuration's own runs. Verdict, rates and cost follow from the
-        corrected values. The intervals are those of the fit: parameter uncertainty and unexplained
-        effects. Memory outside the allocator and a nearly full device do not widen them.
-        `provenance["stalls"]` contains the stall probability and the factor of a stalled step.
-        `provenance["measured"]` contains the number of complete runs of the configuration and their
-        median step time in seconds.
+        Feasibility, rates and cost follow from the calibrated values. The intervals contain the
+        uncertainty of the fitted parameters and unexplained effects, but not memory outside the
+        allocator or waits on a nearly full device. `provenance["stalls"]` contains the probability
+        of a stall and the slowdown of a stalled step. `provenance["measured"]` contains the number
+        of complete runs of the configuration and their median step time in seconds.
+
+        Args:
+            index: Row of `costs` and `candidates`.
+            costs: Uncalibrated costs.
+            known: Predictions from the configuration's own runs, if it ran.
         """
         one = candidates.take(np.array([index]))
         alone = costs.row(index).each(lambda number: np.array([number]))
@@ -147,9 +157,9 @@ class CalibratedPredictor:
         if abs(correction - 1.0) < RELATIVE_TOLERANCE:
             timed = self.provenance.get("accuracy", {}).get("measurements")
             reason = (
-                "runs left out were predicted no better with it than without"
+                "the calibration did not improve predictions of runs that were left out of the fit"
                 if timed
-                else "no run of it has a step time"
+                else "no run of the calibration has a step time"
             )
             provenance["calibration_unused"] = f"the step time is the cost model's: {reason}"
         if step.slow is not None:
@@ -161,7 +171,8 @@ class CalibratedPredictor:
         if crashes := int(self.crashes(one, problem=problem)[0]):
             failed = Reason(
                 code=CRASHED,
-                message=f"{crashes} runs of it crashed on this cluster, and none succeeded",
+                message=f"{format_count(crashes, 'run')} of this configuration crashed on this "
+                "cluster, and none succeeded",
             )
             estimate = replace(estimate, feasible=False, reasons=(*estimate.reasons, failed))
         own = next(
@@ -186,11 +197,11 @@ class CalibratedPredictor:
             provenance=provenance,
         )
 
-    def judged(
+    def costs_and_risks(
         self, costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem
     ) -> tuple[TrainingCosts, FloatArray]:
-        """Return the calibrated costs of n candidates, including residuals, and their probabilities
-        of running out of memory (0 for candidates that ran).
+        """Return the calibrated costs of n candidates, including residuals, and (n,) their
+        probabilities of running out of memory, which are 0 for candidates that ran.
         """
         calibrated, _, allocated = self._calibrated(
             costs, candidates=candidates, problem=problem, residuals=True
@@ -199,8 +210,8 @@ class CalibratedPredictor:
         return calibrated, np.where(self.measured(candidates, problem=problem), 0.0, fails)
 
     def _fails(self, costs: TrainingCosts, allocated: MemoryPrediction) -> FloatArray:
-        """Return (n,) probabilities that allocated memory exceeds what can be allocated on the
-        device, without the memory outside the allocator.
+        """Return (n,) probabilities that the allocated memory exceeds the device memory available
+        to the framework's allocator.
         """
         return 1.0 - allocated.fit_probability(
             ALLOCATABLE_FRACTION * (costs.device_bytes - costs.memory_parts[MEMORY_OVERHEAD])
@@ -215,11 +226,11 @@ class CalibratedPredictor:
         residuals: bool,
         known: KnownRow | None = None,
     ) -> tuple[TrainingCosts, StepPrediction, MemoryPrediction]:
-        """Return the costs with each part of the step scaled by its group's factor, and overheads
-        as a separate part.
+        """Return the calibrated costs, and the predictions of step time and allocated memory.
 
-        One factor scales the allocated memory; additional bytes common to all runs belong to the
-        overhead. Residuals scale both.
+        The factor of its group multiplies each part of the step; overheads are a separate part. One
+        factor multiplies the allocated memory; additional bytes that all runs need are added to the
+        overhead. Residuals multiply step time and memory.
         """
         from hp_tool.loop.calibration import allocated_bytes, layer_passes, residual_features
 
@@ -256,7 +267,7 @@ class CalibratedPredictor:
 def _outcomes_of_problem(
     outcomes: Mapping[str, Sequence[Mapping[str, Any]]], problem: TrainingProblem
 ) -> Sequence[Mapping[str, Any]]:
-    """Return the stored configurations of this problem and strategy."""
+    """Return the stored configurations with this problem and its settings common to all layouts."""
     if not outcomes:
         return ()
     digest = problem_digest(model=problem.model, cluster=problem.cluster, training=problem.workload)
@@ -266,30 +277,30 @@ def _outcomes_of_problem(
 
 
 def _matches_configuration(configuration: Mapping[str, Any], candidates: Candidates) -> BoolArray:
-    """Return whether each candidate equals a stored configuration."""
+    """Return (n,) whether each candidate equals the stored configuration."""
     columns = configuration["columns"].items()
     return reduce(np.logical_and, (getattr(candidates, name) == value for name, value in columns))
 
 
 class Calibrations(Protocol):
-    """Finds the calibration for a problem's cluster, software and model family."""
+    """Function that finds the calibration for a problem's cluster, software and model family."""
 
     def __call__(self, problem: TrainingProblem, /) -> CalibratedPredictor | None:
-        """Return the predictor; None without a valid calibration."""
+        """Return the calibrated predictor; None without a valid calibration."""
 
     def __hash__(self) -> int:
-        """Return a hash, because caches of answers use calibrations as keys."""
+        """Return a hash; caches of answers use calibrations as keys."""
 
     def unused(self, problem: TrainingProblem) -> str | None:
-        """Return the reason why there is no predictor; None if there is one, or if nothing was ever
-        measured.
+        """Return the reason why the problem has no predictor; None if it has one, or if there are
+        no measurements.
         """
 
 
 def with_unused_reason(
     estimate: Estimate, *, problem: TrainingProblem, calibrations: Calibrations
 ) -> Estimate:
-    """Return the estimate with the reason why no calibration applies; unchanged if one does."""
+    """Return the estimate with the reason why no calibration applies, if there is one."""
     reason = calibrations.unused(problem)
     return (
         estimate

@@ -1,4 +1,6 @@
-"""Fixes of an infeasible estimate: its legal neighbours, costed as one batch and ranked."""
+"""Fixes of an infeasible configuration: changes of few axes that make it feasible, fastest
+first.
+"""
 
 import itertools
 import math
@@ -29,8 +31,8 @@ from hp_tool.wording.words import change_in_words, changed_fields
 
 MAX_FIXES = 5
 MAX_CHANGES = 3
-"""Number of axes changed at once. More are tried only if fewer fix nothing; three only if nothing
-else fits.
+"""Maximum number of axes changed at once. A further axis is changed only if fewer changes give too
+few fixes; three are changed only if no other change fits in memory.
 """
 MAX_STEP_RATIO = 0.9
 """A fix with two changes is listed besides one with a single change only if its step time is at
@@ -39,9 +41,9 @@ most this fraction of the other's.
 GROWTH = (2, 4, 8)
 """Multiples of the devices that are tried; the smallest that fixes the configuration is listed."""
 MAX_VALUES = 12
-"""Maximum number of other values per axis; the nearest are tried."""
+"""Maximum number of values tried for each axis: those nearest to the configuration's value."""
 NUM_BISECTIONS = 8
-"""Sections per iteration in the search for the fewest recomputed layers."""
+"""Number of parts into which each iteration divides the range of recomputed layers."""
 SIZES = (*DEGREES, "micro_batch_size")
 
 Move = dict[str, IntArray]
@@ -65,11 +67,11 @@ class Neighbours:
         return self.costs.feasible & (self.costs.step_s <= self.problem.longest_step_s)
 
     def best(self, *, nearest: bool = False, limit_s: float = math.inf) -> NDArray[np.intp]:
-        """Return acceptable rows with a step time below limit_s, fastest first; ties are broken by
-        less memory.
+        """Return indices of acceptable rows with a step time below `limit_s`, fastest first; of
+        equally fast rows, those with less memory come first.
 
-        Of rows that change the same axes in the same directions, only the fastest is returned, or
-        the nearest.
+        Of rows that change the same axes in the same directions, only the fastest is returned; with
+        `nearest`, the one with the smallest changes.
         """
         rows = np.flatnonzero(self.acceptable & (self.costs.step_s < limit_s))
         directions, distance = _move_codes(self.candidates, self.base)
@@ -81,15 +83,14 @@ class Neighbours:
 
 
 def fixes(*, query: Query, problem: TrainingProblem, infeasible: Estimate) -> tuple[Fix, ...]:
-    """Return up to MAX_FIXES smallest changes that make the infeasible estimate of `query`
-    feasible.
+    """Return up to MAX_FIXES smallest changes that make the infeasible configuration feasible.
 
     Changes of the layout come first, fastest first. Of changes to the same axes in the same
-    directions, only the fastest is listed, or the nearest if the configuration is illegal. Then
-    follow changes that keep the layout: narrower gradients or frozen weights, and offload. A fix on
-    more devices comes last. If neither a change of the layout nor the smallest change of a
-    precision suffices, both together are listed. If no change meets max_days or max_cost, the
-    fastest that fits is listed with its remaining miss.
+    directions, only the fastest is listed, or the smallest if the configuration is illegal. They
+    are followed by changes with the same layout: narrower gradients or frozen weights, and offload.
+    A fix on more devices comes last. If neither a change of the layout nor the smallest change of a
+    precision suffices, both are changed together. If no change meets max_days or max_cost, the
+    fastest change that fits is listed with the limits that it still misses.
     """
     more = _fix_on_more_devices(query, infeasible, num_gpus=problem.cluster.num_gpus)
     narrower = _with_narrower_states(query, problem, infeasible)
@@ -120,10 +121,10 @@ def _with_narrower_states(
 def _with_narrower_states_and_layout(
     query: Query, problem: TrainingProblem, infeasible: Estimate
 ) -> list[Fix]:
-    """Return the smallest change of precision together with the fastest change of one axis that
-    surely fits, else the fastest that fits.
+    """Return the smallest change of a precision together with the fastest change of one axis with
+    which the configuration fits, if possible with a low risk of running out of memory.
 
-    Empty if the change of precision alone suffices.
+    Empty if the change of precision suffices.
     """
     for key, before, value in _narrower_states(problem.workload)[:1]:
         num_gpus = problem.cluster.num_gpus
@@ -147,10 +148,10 @@ def _with_narrower_states_and_layout(
 
 
 def _with_offload(query: Query, problem: TrainingProblem, infeasible: Estimate) -> list[Fix]:
-    """Return the same layout with optimizer states or activations offloaded, whichever is faster
-    and fits.
+    """Return the faster of the two offloads, of optimizer states or activations, with which the
+    same layout fits.
 
-    Empty if the query or its recipe sets offload.
+    Empty if neither fits, and if the query or its recipe sets offload.
     """
     assert query.training is not None
     if query.training.offload is not None or problem.workload.offload not in (None, "none"):
@@ -172,7 +173,8 @@ def _with_offload(query: Query, problem: TrainingProblem, infeasible: Estimate) 
 def _fix_with_same_layout(
     query: Query, infeasible: Estimate, values: Mapping[str, Any], *, num_gpus: int
 ) -> Fix | None:
-    """Return the same layout with these values of `training`; None if not acceptable.
+    """Return the fix that keeps the layout and sets these values of `training`; None if it is not
+    acceptable.
 
     Raises:
         InputError: The values are not supported.
@@ -192,9 +194,7 @@ def _fix_with_same_layout(
 
 
 def _with_training(query: Query, values: Mapping[str, Any]) -> tuple[Query, TrainingProblem]:
-    """Return the query with these values of `training`, and its problem, whose answers name the
-    values.
-    """
+    """Return the query with these values of `training`, and its problem."""
     assert query.training is not None
     query = replace(query, training=replace(query.training, **values))
     chosen = {f"training.{name}": value for name, value in values.items()}
@@ -202,8 +202,8 @@ def _with_training(query: Query, values: Mapping[str, Any]) -> tuple[Query, Trai
 
 
 def _narrower_states(workload: TrainingWorkload) -> list[tuple[str, str, str]]:
-    """Return the changes to try, smallest first: a key of training, the value in use, and a
-    narrower one.
+    """Return changes of precision, smallest first: (key of `training`, present value, narrower
+    value).
     """
     framework = framework_facts(workload.framework)
     if framework.is_plain:
@@ -253,8 +253,9 @@ def _fixes_on_same_devices(
 
 
 def _faster_fixes(fitting: list[Fix], infeasible: Estimate) -> list[Fix]:
-    """Return the fastest change that fits but misses a target, if it is better than the infeasible
-    configuration.
+    """Return the fastest change that fits in memory but misses a limit.
+
+    Empty if there is none, or if the infeasible configuration fits and is at least as fast.
     """
     best = min(fitting, key=lambda fix: fix.step_s, default=None)
     if best is None:
@@ -265,9 +266,10 @@ def _faster_fixes(fitting: list[Fix], infeasible: Estimate) -> list[Fix]:
 
 
 def _fix_on_more_devices(query: Query, infeasible: Estimate, *, num_gpus: int) -> list[Fix]:
-    """Return the fastest fix on the smallest multiple of the devices.
+    """Return the fastest fix on the smallest multiple of the devices that has one.
 
-    Illegal configurations qualify only if they require more devices than there are.
+    For an illegal configuration, more devices are tried only if its layout requires more than the
+    cluster has.
     """
     config = infeasible.parallel
     assert config is not None
@@ -282,9 +284,7 @@ def _fix_on_more_devices(query: Query, infeasible: Estimate, *, num_gpus: int) -
             problem = resolve_training(query.with_num_gpus(more)).choosing(
                 {"cluster.num_gpus": more}
             )
-        except (
-            InputError
-        ):  # Beyond the largest cluster, or the nodes no longer divide into NVLink domains.
+        except InputError:  # Too many devices, or the nodes cannot be divided into NVLink domains.
             break
         for changes in (0, 1) if infeasible.memory is not None else (0,):
             near = legal_neighbours(query, problem, infeasible, changes=changes)
@@ -299,8 +299,8 @@ def _fix_on_more_devices(query: Query, infeasible: Estimate, *, num_gpus: int) -
 def _prefer_within_nodes(
     near: Neighbours, row: int, query: Query, infeasible: Estimate, *, changes: int
 ) -> tuple[Neighbours, int]:
-    """Return a change that keeps tensor parallelism within an NVLink domain if row `row` does not
-    and the change is faster; else the row.
+    """Return a faster configuration whose tensor parallelism stays within an NVLink domain, if that
+    of `row` does not; else the row.
     """
     domain, step_s = near.problem.cluster.nvlink_domain_size, float(near.costs.step_s[row])
     size = near.candidates.tensor_parallel_size[row]
@@ -317,8 +317,8 @@ def _prefer_within_nodes(
 def legal_neighbours(
     query: Query, problem: TrainingProblem, infeasible: Estimate, *, changes: int
 ) -> Neighbours | None:
-    """Return the legal neighbours that change exactly `changes` axes under the query's schedule;
-    None if there are none.
+    """Return the legal configurations that differ from the infeasible one in exactly `changes`
+    axes, with the query's pipeline schedule; None if there are none.
     """
     base, named = infeasible.parallel, query.parallel.pipeline_schedule
     assert base is not None
@@ -348,12 +348,12 @@ def legal_neighbours(
 
 
 def layout_neighbours(*, base: Candidates, axes: Axes, num_gpus: int, changes: int) -> Candidates:
-    """Return all configurations that change exactly `changes` axes of `base` (a single row) to
-    values in `axes`, or change ZeRO.
+    """Return all configurations that differ from `base` (a single row) in exactly `changes` axes,
+    with values from `axes` or another ZeRO stage.
 
-    Derived values are updated: data_parallel_size follows from the devices, sequence parallelism is
-    off for t = 1 and on if t rises from 1. Legality is not checked. Block recomputation is returned
-    with 0 layers, which means all of them.
+    Derived values are updated: data_parallel_size follows from the number of devices, and sequence
+    parallelism is off for t = 1 and on if t rises from 1. Legality is not checked. Block
+    recomputation has 0 layers, which `_with_fewest_layers` replaces.
     """
     moves = _axis_values(base, axes)
     combined = [
@@ -405,7 +405,7 @@ def _axis_values(base: Candidates, axes: Axes) -> dict[str, Move]:
 
 
 def _combine_moves(base: Candidates, moves: list[Move]) -> Move:
-    """Return all combinations of the values of several axes as complete columns."""
+    """Return all combinations of the values of several axes as columns of Candidates."""
     lengths = [len(next(iter(move.values()))) for move in moves]
     picks = (
         np.indices(lengths).reshape(len(moves), -1) if moves else np.zeros((0, 1), dtype=np.intp)
@@ -422,9 +422,9 @@ def _combine_moves(base: Candidates, moves: list[Move]) -> Move:
 def _with_fewest_layers(problem: TrainingProblem, candidates: Candidates) -> Candidates:
     """Return the candidates with block recomputation of the fewest layers that fit.
 
-    Each further layer reduces memory and adds time. All rows are searched at once, with a grid of
-    NUM_BISECTIONS points of each row's layers per iteration. Rows that need all layers are dropped,
-    because plain `full` is a separate value.
+    Each further layer reduces memory and adds time. All rows are searched together; each iteration
+    divides the range of layers into NUM_BISECTIONS parts. Rows that need all layers are dropped,
+    because recomputation `full` without a number of layers is a separate value.
     """
     block = (candidates.recompute_method == FULL_BLOCK) & (candidates.recompute_num_layers == 0)
     if not np.any(block):
@@ -451,8 +451,8 @@ def _with_fewest_layers(problem: TrainingProblem, candidates: Candidates) -> Can
 
 
 def _move_codes(candidates: Candidates, config: ParallelConfig) -> tuple[IntArray, FloatArray]:
-    """Return, each of shape (n,), a code of the axes that rise and fall, and the sum of logarithmic
-    changes.
+    """Return a code of the axes that rise and fall, and the sum of the changes' logarithms, each of
+    shape (n,).
     """
     base = Candidates.alone(config)
     directions, distance = np.zeros(len(candidates), dtype=np.int64), np.zeros(len(candidates))
@@ -465,8 +465,8 @@ def _move_codes(candidates: Candidates, config: ParallelConfig) -> tuple[IntArra
 
 
 def _fix_of_row(near: Neighbours, row: int, infeasible: Estimate, *, num_gpus: int) -> Fix:
-    """Return row `row` of the neighbours as a fix, compared with the infeasible configuration on
-    `num_gpus` devices.
+    """Return a row of the neighbours as a fix of the infeasible configuration on `num_gpus`
+    devices.
     """
     problem = near.problem
     after = estimate_row(row, case=problem, costs=near.costs, candidates=near.candidates)

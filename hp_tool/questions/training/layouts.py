@@ -1,4 +1,4 @@
-"""Pipeline layouts of queries: drop the framework's default layout, validate others."""
+"""Validate the pipeline layout of a query, and drop one that is the framework's default."""
 
 import dataclasses
 
@@ -19,8 +19,9 @@ from hp_tool.questions.training.recompute_rules import first_case
 
 
 def drop_default_layout(parallel: ParallelQuery, model: ModelSpec) -> ParallelQuery:
-    """Return the axes without a pipeline_layout that equals the framework's default for these
-    sizes, which an answer's `parallel` may contain.
+    """Return `parallel` without a pipeline_layout that equals the framework's default.
+
+    An answer's `parallel` may contain such a layout.
     """
     stages, text = parallel.pipeline_parallel_size, parallel.pipeline_layout
     if text is None or not isinstance(stages, int):
@@ -47,11 +48,10 @@ def drop_default_layout(parallel: ParallelQuery, model: ModelSpec) -> ParallelQu
 
 
 def ends_alone_differ(model: ModelSpec, workload: TrainingWorkload) -> bool:
-    """Return whether only the first and last stage of a pipeline may have a different number of
-    layers.
+    """Return whether all pipeline stages but the first and the last must have equally many layers.
 
-    This applies to models whose mixers and feed-forwards are separate layers, before Megatron's
-    pattern could specify stages.
+    This is so for models whose mixers and feed-forward parts are separate layers, in releases of
+    Megatron Core whose layer pattern cannot specify stages.
     """
     hybrid = any("none" in (kind.mixer, kind.feed_forward) for _, kind in model.kinds)
     return hybrid and not is_at_least(workload.framework_version or "", since=STAGES_IN_PATTERNS)
@@ -60,9 +60,10 @@ def ends_alone_differ(model: ModelSpec, workload: TrainingWorkload) -> bool:
 def parse_pipeline_layout(
     text: str | None, *, model: ModelSpec, workload: TrainingWorkload
 ) -> PipelineLayout | None:
-    """Return the layout if it matches the model.
+    """Parse a pipeline layout and check it against the model; None without one.
 
     Raises:
+        InputError: The layout is malformed or does not match the model.
         UnsupportedError: The query combines it with an unsupported feature.
     """
     if text is None:

@@ -1,5 +1,5 @@
-"""Settings omitted by a training query that widen its step-time interval, and the interval with
-them.
+"""Find the setting that would narrow the step-time interval of a training query most if the query
+set it.
 """
 
 import math
@@ -18,7 +18,9 @@ from hp_tool.questions.training.releases import release_variance
 from hp_tool.questions.training.usual_settings import with_usual_settings
 
 MIN_WIDTH_RATIO = 1.1
-"""Minimum ratio of the widths of the log intervals for a setting to be named."""
+"""Minimum ratio of the widths of the intervals' logarithms, without and with a setting, from which
+the setting is reported.
+"""
 
 TRAINER = "hf-trainer"
 """Trainer suggested for fine-tuning under a framework that was measured only for pre-training."""
@@ -29,8 +31,8 @@ def with_narrowest(
 ) -> Estimate:
     """Return the estimate with the setting that would narrow its interval most, if there is one.
 
-    Candidates are the trainer, the release, CUDA graphs, or both of the last two. `problem` is the
-    query's, if already resolved.
+    The settings that are tried are the trainer (for fine-tuning), the release or recipe, and these
+    with CUDA graphs. `problem` is the query's, if already resolved.
     """
     if estimate.intervals is None or query.training is None:
         return estimate
@@ -70,8 +72,8 @@ def _step_interval(query: Query, settings: Mapping[str, Any]) -> tuple[float, fl
 
 
 def _narrowing_release(problem: TrainingProblem) -> str | None:
-    """Return the newest known release if the query names none and predictions for it are less
-    uncertain.
+    """Return the newest known release if the query sets none and a release makes the prediction
+    less uncertain; else None.
     """
     if problem.workload.framework_version is not None:
         return None

@@ -1,4 +1,4 @@
-"""Settings that a query leaves open: the values of its recipe, and assumed values for the rest."""
+"""Determine the settings that a query omits: by its recipe, else by defaults."""
 
 import functools
 from collections import defaultdict
@@ -34,17 +34,17 @@ S = TypeVar("S", TrainingWorkload, ParallelQuery, OverlapSpec)
 
 
 def get_recipe(name: str, *, field: str = "training.recipe") -> Recipe:
-    """Return the recipe of this name from the built-in or the user's catalogue.
+    """Return the recipe with this name in the built-in or the user's catalogue.
 
     Raises:
-        NotFoundError: The name is unknown.
+        NotFoundError: No recipe has this name.
         InputError: The recipe is malformed.
     """
     return _recipe_of_entry(library.entry("recipes", name, field=field))
 
 
 def list_recipes() -> list[Recipe]:
-    """Return all recipes by name."""
+    """Return all recipes, sorted by name."""
     return [_recipe_of_entry(entry) for entry in library.entries("recipes")]
 
 
@@ -62,8 +62,9 @@ def recipe_settings(
 
 
 def with_recipe(query: Query, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int) -> Query:
-    """Return the query with its recipe's values for open keys; a recipe of another framework sets
-    that too.
+    """Return the query with its recipe's values for the keys that it omits.
+
+    The recipe also sets the framework if the query has the default framework.
     """
     workload, parallel = query.training, query.parallel
     assert workload is not None
@@ -105,7 +106,7 @@ def assumed_settings(
     gpu: GpuSpec,
     strategy: Strategy,
 ) -> dict[str, object]:
-    """Return the assumed value of each setting that the query leaves open and that affects this
+    """Return the assumed values, by path, of the settings that the query omits and that affect this
     training.
 
     `workload` and `parallel` are those of the query with its recipe.
@@ -166,8 +167,8 @@ def _training_values(workload: TrainingWorkload, model: ModelSpec) -> Iterator[t
 def _parallel_value(
     name: str, parallel: ParallelQuery, model: ModelSpec, strategy: Strategy
 ) -> object:
-    """Return the assumed value; None if it has no effect, or if a ranking varies it and answers
-    contain it in `parallel`.
+    """Return the assumed value of a key of `parallel`; None if the key has no effect, or if a
+    ranking varies it.
     """
     if name == "context_parallel_communication":
         return strategy.context_parallel_communication
@@ -180,7 +181,7 @@ def _parallel_value(
 
 
 def _fill_open(written: S, usual: S, names: tuple[str, ...]) -> S:
-    """Return the written values, with usual values for the others."""
+    """Return `written` with the values of `usual` for the fields `names` that are None."""
     open_names = (name for name in names if getattr(written, name) is None)
     return replace(
         written,
@@ -191,7 +192,9 @@ def _fill_open(written: S, usual: S, names: tuple[str, ...]) -> S:
 def _validate_values(
     values: Mapping[str, Mapping[str, Any]],
 ) -> tuple[TrainingWorkload, ParallelQuery]:
-    """Return the values of both sections, validated like a query's; others have their defaults."""
+    """Return the values of `training` and `parallel`, validated as in a query; other keys have
+    their defaults.
+    """
     sizes = {"sequence_length": 1, "global_batch_size": 1}
     return schema.parse(TrainingWorkload, {**sizes, **values["training"]}), schema.parse(
         ParallelQuery, values["parallel"]
@@ -229,8 +232,8 @@ def _recipe_of_entry(entry: library.Entry) -> Recipe:
 
 
 def _drop_overruled(rules: tuple[RecipeRule, ...]) -> tuple[RecipeRule, ...]:
-    """Return the rules without values that later rules override for all trainings of an earlier
-    rule.
+    """Return the rules without the values that never apply, because a later rule sets the key for
+    all trainings of the rule.
     """
     kept: list[RecipeRule] = []
     later: defaultdict[str, list[RecipeRule]] = defaultdict(list)
@@ -254,8 +257,8 @@ def _drop_overruled(rules: tuple[RecipeRule, ...]) -> tuple[RecipeRule, ...]:
 
 
 def _listed_fields(entry: library.Entry) -> dict[str, Any]:
-    """Return the LISTED_FIELDS of the entry; those that it omits come from the recipe that it
-    extends.
+    """Return the LISTED_FIELDS of the entry, with those of the recipe that it extends for the
+    fields that it omits.
     """
     base = entry.fields.get("extends")
     inherited = (
@@ -267,7 +270,7 @@ def _listed_fields(entry: library.Entry) -> dict[str, Any]:
 
 
 def _inherited_rules(entry: library.Entry, *, seen: tuple[str, ...] = ()) -> list[Any]:
-    """Return the rules of the extended recipe, then its own."""
+    """Return the rules of the recipe that the entry extends, followed by the entry's rules."""
     base, own = entry.fields.get("extends"), list(entry.fields.get("rules", []))
     if base is None:
         return own

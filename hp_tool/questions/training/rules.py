@@ -1,4 +1,4 @@
-"""Rules for training queries: incompatible fields and unsupported features are rejected by name."""
+"""Reject training queries with incompatible fields or unsupported features."""
 
 from collections.abc import Collection
 from typing import Any
@@ -50,8 +50,8 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
         _check_two_sided(model, workload)
     else:
         alone = (
-            f"decoder_sequence_length is for encoder-decoder models only, which {model.name} is "
-            "not; remove it"
+            f"decoder_sequence_length applies to encoder-decoder models only, and {model.name} is "
+            "not one; remove it"
         )
         reject_first_case(
             "training.decoder_sequence_length",
@@ -67,14 +67,17 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
         foreign = getattr(workload, name) is not None and not model.num_experts
         reject_first_case(
             f"training.{name}",
-            (foreign, f"{model.name} has no experts, so no {name}; remove it"),
+            (
+                foreign,
+                f"{name} applies to MoE models only, and {model.name} has no experts; remove it",
+            ),
         )
     formed_again = workload.gated_product == "recomputed" and not (
         model.gated_mlp and not model.num_experts
     )
     gated = (
-        f"gated_product recomputed is for dense models with a gated MLP, which {model.name} is "
-        "not; remove it"
+        f"gated_product recomputed applies to dense models with a gated MLP only, unlike "
+        f"{model.name}; remove it"
     )
     reject_first_case("training.gated_product", (formed_again, gated))
     _check_adapters(model, workload)
@@ -130,11 +133,13 @@ def _check_constraints(query: Query, cluster: ClusterSpec) -> None:
         "cluster.price_per_gpu_hour" if tokens else "training.total_tokens",
         (
             limits.max_days is not None and tokens is None,
-            "constraints.max_days needs training.total_tokens",
+            "constraints.max_days requires training.total_tokens; set it",
         ),
         (
             limits.max_cost is not None and (tokens is None or not priced),
-            "constraints.max_cost needs training.total_tokens and cluster.price_per_gpu_hour",
+            "constraints.max_cost requires training.total_tokens and cluster.price_per_gpu_hour; "
+            "set "
+            "both",
         ),
         code="missing_field",
     )
@@ -184,9 +189,8 @@ def _check_two_sided(model: ModelSpec, workload: TrainingWorkload) -> None:
 
 def _check_lengths(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
     if workload.sequence_lengths is None:
-        needed = (
-            "training.packed needs training.sequence_lengths: what packing wins depends on them"
-        )
+        needed = "training.packed requires training.sequence_lengths, on which the gain of packing "
+        "depends"
         reject_first_case(
             "training.sequence_lengths", (workload.packed, needed), code="missing_field"
         )
@@ -201,13 +205,15 @@ def _check_lengths(model: ModelSpec, workload: TrainingWorkload, parallel: Paral
     if workload.packed:
         splits = set(axis_values(parallel.pipeline_schedule)) - _PLAIN_SCHEDULES
         imbalance = (
-            "the imbalance of packed rows is modelled for the pipeline schedules 1f1b and "
-            "interleaved alone"
+            "packed rows are supported with the pipeline schedules 1f1b and interleaved only; "
+            "choose "
+            "one of them"
         )
         reject_first_case("parallel.pipeline_schedule", (splits, imbalance), error=UnsupportedError)
         unfused = (
-            "packed rows require training.attention: flash; unfused attention computes the scores "
-            "between sequences too"
+            "packed rows require training.attention: flash, because unfused attention also "
+            "computes "
+            "scores between sequences; set it"
         )
         reject_first_case(
             "training.attention", (workload.attention == "unfused", unfused), error=UnsupportedError
@@ -235,7 +241,7 @@ def _check_dynamic_context(
         raise InputError(message, field=field)
     if what := first_case(
         (training_engine(workload.framework) != "megatron-core", f"framework {workload.framework}"),
-        (model.num_experts is not None, "a mixture of experts"),
+        (model.num_experts is not None, "an MoE model"),
         (model.architecture != "decoder", f"architecture {model.architecture}"),
         (
             parallel.context_parallel_communication not in (None, "p2p"),
@@ -249,7 +255,11 @@ def _check_dynamic_context(
     more = any(size > 1 for size in axis_values(parallel.micro_batch_size))
     reject_first_case(
         "parallel.micro_batch_size",
-        (more, "under dynamic_context_parallel a packed row is a micro-batch: choose 1"),
+        (
+            more,
+            "with dynamic_context_parallel a packed row is a micro-batch; set micro_batch_size to "
+            "1",
+        ),
     )
 
 
@@ -257,8 +267,8 @@ def _check_sharding(parallel: ParallelQuery, workload: TrainingWorkload) -> None
     stages, framework = axis_values(parallel.zero_stage), workload.framework
     known, by_run = framework_facts(framework).zero_stages, workload.gradient_reduction == "run"
     replicated = (
-        "data_parallel_shard_size means nothing with zero_stage 0, which shards nothing; "
-        "choose zero_stage 1 to 3"
+        "data_parallel_shard_size has no effect with zero_stage 0, which shards nothing; choose "
+        "zero_stage 1 to 3"
     )
     reject_first_case(
         "parallel.data_parallel_shard_size",
@@ -267,7 +277,10 @@ def _check_sharding(parallel: ParallelQuery, workload: TrainingWorkload) -> None
     unrun = by_run and 2 not in (stages or known)
     reject_first_case(
         "training.gradient_reduction",
-        (unrun, "run requires zero_stage 2; set that, or remove it"),
+        (
+            unrun,
+            "gradient_reduction run requires zero_stage 2; set that, or remove gradient_reduction",
+        ),
     )
     unknown, choices = (
         next((stage for stage in stages if stage not in known), None),
@@ -291,14 +304,14 @@ def _check_states(workload: TrainingWorkload) -> None:
         (
             workload.cuda_graph_modules is not None
             and not (workload.cuda_graphs and workload.cuda_graph_modules),
-            "cuda_graph_modules lists what cuda_graphs: true records; set that and list modules, "
-            "or remove it",
+            "cuda_graph_modules lists the modules that cuda_graphs: true records; set cuda_graphs "
+            "and list modules, or remove it",
         ),
     )
     trained_narrow = precision in ("fp8", "mxfp8") and workload.lora is None
     kept = (
-        "parameter_precision fp8 keeps weights as the matmuls of precision fp8 or mxfp8 want "
-        "them, and all are trained"
+        "parameter_precision fp8 requires precision fp8 or mxfp8, and a training of all weights "
+        "(not LoRA); change one of them"
     )
     reject_first_case(
         "training.parameter_precision",
@@ -315,12 +328,13 @@ def _check_states(workload: TrainingWorkload) -> None:
         "training.master_precision",
         (
             stored == "fp32",
-            "parameters of 32 bits have no master copy; remove it, or set parameter_precision",
+            "fp32 parameters have no master copy; remove master_precision, or set "
+            "parameter_precision",
         ),
         (
             workload.master_precision == "remainder" and stored != "bf16",
-            f"only bf16 parameters are half of an fp32 number; parameters are {stored}, so choose "
-            "fp32, fp16 or none",
+            f"master_precision remainder requires bf16 parameters, and parameters are {stored}; "
+            "choose fp32, fp16 or none",
         ),
     )
 
@@ -372,14 +386,12 @@ def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
 
 
 def _check_frozen(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
-    """Check parts that are frozen by name: only in plain pipelines of decoders, and not with LoRA,
-    which freezes everything already.
-    """
+    """Check `training.frozen`, which is supported for decoders in plain pipelines without LoRA."""
     if not workload.frozen:
         return
     if model.tie_word_embeddings and set(workload.frozen) != {"embedding", "output_layer"}:
         raise InputError(
-            f"{model.name} ties its output layer to the embedding; freeze both "
+            f"the output layer of {model.name} is tied to the embedding; freeze both "
             "([embedding, output_layer]) or neither",
             field="training.frozen",
         )
@@ -403,8 +415,9 @@ def _check_frozen(model: ModelSpec, workload: TrainingWorkload, parallel: Parall
 def _check_merged_passes(
     model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery
 ) -> None:
-    """Check model and workload for Megatron Core's overlap_moe_expert_parallel_comm; the space
-    checks sizes.
+    """Check whether model and workload support Megatron Core's overlap_moe_expert_parallel_comm.
+
+    The rules of layouts check the parallel sizes.
     """
     field = "training.overlap.expert_parallel"
     if training_engine(workload.framework) != "megatron-core":
@@ -433,14 +446,13 @@ def _check_merged_passes(
         for spec in axis_values(parallel.recompute)
     )
     both = (
-        "merged passes (training.overlap.expert_parallel) do not go with recompute full; leave "
-        "one of them out"
+        "training.overlap.expert_parallel is not supported with recompute full; change one of them"
     )
     reject_first_case("parallel.recompute", (whole, both))
 
 
 def _check_release(model: ModelSpec, workload: TrainingWorkload) -> None:
-    """Reject combinations that the release of Megatron Core refuses to start."""
+    """Reject combinations with which this release of Megatron Core does not start."""
     if workload.cuda_graphs and (refused := recording_error(workload, model)):
         raise InputError(refused, field="training.cuda_graphs")
     release = workload.framework_version or ""
@@ -489,13 +501,11 @@ _SUPPORTED_VALUES: dict[str, dict[str, Collection[Any]]] = {
         "recompute": ("none", "full"),
     },
 }
-"""Values in the measured runs of plain frameworks."""
+"""Values that occur in the measured runs of plain frameworks (`FrameworkFacts.is_plain`)."""
 
 
 def _check_framework(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
-    """Reject settings that the framework does not support, or that none of its measured runs
-    used.
-    """
+    """Reject settings that the framework does not support or that no measured run of it used."""
     framework = workload.framework
     if (
         model.architecture != "decoder"
@@ -504,8 +514,8 @@ def _check_framework(model: ModelSpec, workload: TrainingWorkload, parallel: Par
         or model.num_nextn_predict_layers
     ):
         raise UnsupportedError(
-            f"{model.name}: framework {framework} supports dense decoders only, without "
-            "experts, latent attention or multi-token prediction",
+            f"framework {framework} supports dense decoders without latent attention and "
+            f"multi-token prediction only, unlike {model.name}; choose another model or framework",
             field="model",
         )
     gradients = {"gradient_precision": (framework_facts(framework).gradient_precision,)}
@@ -541,13 +551,13 @@ def check_degrees(parallel: ParallelQuery, *, framework: str) -> None:
 _SCHEDULES = {"1f1b", "interleaved", "gpipe", "zb-h1"}
 """Schedules that place one stage on each rank."""
 _MEGATRON_MIXERS: tuple[Mixer, ...] = ("attention", "gated_delta", "mamba2", "none")
-"""Mixers of Megatron Core (0.16: ssm/, transformer/)."""
+"""Mixers that Megatron Core supports (0.16: ssm/, transformer/)."""
 
 
 def check_unlike(
     *, model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery, cluster: ClusterSpec
 ) -> None:
-    """Check trainings with layers other than attention and MLP.
+    """Check the training of a model whose layers differ or are not attention and MLP.
 
     Raises:
         UnsupportedError: A feature is not modelled, or the framework lacks a mixer.
@@ -578,7 +588,7 @@ def check_unlike(
 def _unsupported_cases(
     model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery, cluster: ClusterSpec
 ) -> tuple[tuple[object, tuple[str, str]], ...]:
-    """Yield (whether the query uses it, (field, name)) for each unsupported case."""
+    """Return (whether the query uses it, (field, name)) for each unsupported feature."""
     return (
         (
             framework_facts(workload.framework).is_plain,
@@ -591,7 +601,7 @@ def _unsupported_cases(
             workload.sequence_lengths is not None,
             ("training.sequence_lengths", "a distribution of lengths"),
         ),
-        (workload.merges_passes, ("training.overlap.expert_parallel", "merging passes")),
+        (workload.merges_passes, ("training.overlap.expert_parallel", "overlap.expert_parallel")),
         (
             set(axis_values(parallel.pipeline_schedule)) - _SCHEDULES,
             ("parallel.pipeline_schedule", "a schedule with two stages on a rank"),

@@ -1,9 +1,11 @@
-"""Usual settings of such runs that a query leaves open, which its answers assume.
+"""Usual settings: settings that a query omits and that its answers assume, because most runs of
+such trainings use them.
 
-Mixtures of experts use today's recipe, because their steps differ up to threefold between settings
-that nobody leaves at the framework's defaults. Other models use CUDA graphs if launches limit the
-step on a GPU whose recipes use them. Both depend on the layout: an estimate assumes what its layout
-supports (`with_usual_settings`), a ranking what each of its rows supports (`usual_problems`).
+For MoE models these are the settings of the current recipe; a step with the framework's defaults,
+which hardly anyone uses, can take three times as long. For other models they are CUDA graphs, if
+kernel launches limit the step and recipes for the GPU use graphs. A layout may not support them: an
+estimate assumes what its layout supports (`with_usual_settings`), a ranking what each row supports
+(`usual_problems`).
 """
 
 from __future__ import annotations
@@ -32,21 +34,21 @@ from hp_tool.questions.training.with_recipe import (
 
 GRAPHS = {"training.cuda_graphs": True}
 DISPATCHER = "moe_token_dispatcher_type"
-"""Axis that recipes set for rows without expert parallelism, which leave it open."""
+"""Axis that a recipe sets also for rows without expert parallelism, which have no value of it."""
 ROW_VALUES: Mapping[str, Any] = {
     "recompute": Recompute(granularity="none"),
     "zero_stage": 1,
     "expert_tensor_parallel_size": 1,
 }
-"""Values of axes that recipes set and each row of a ranking has: a recipe sets none of them for it,
-whichever value a row has.
+"""Axes that recipes set but that each row of a ranking determines; the query has these values while
+a recipe is inserted, so that the recipe does not set them.
 """
 
 
 def usual_settings(
     estimate: Estimate, *, query: Query, problem: TrainingProblem | None = None
 ) -> dict[str, Any]:
-    """Return the settings by path that such runs usually have and the query leaves open."""
+    """Return the usual settings that the query omits, by path."""
     problem = problem or resolve_configuration(query).problem
     if problem.model.num_experts:
         supported = supported_recipe(query, problem) if estimate.time is not None else None
@@ -56,11 +58,11 @@ def usual_settings(
 
 
 def records_graphs(cluster: ClusterSpec) -> bool:
-    """Return whether current recipes use CUDA graphs on this class of GPU if launches limit a step.
+    """Return whether current recipes use CUDA graphs on this GPU if kernel launches limit a step.
 
-    Such GPUs have 8-bit matmuls and NVLink. Source: Megatron Bridge 26.08 (Llama 3 8B on B200 to
-    GB300, mixtures from H100 on) and NVIDIA's LoRA in MLPerf Training 5.0 (from 64 H100 or B200
-    on).
+    This is so for GPUs with 8-bit matmuls and NVLink. Source: Megatron Bridge 26.08 (Llama 3 8B on
+    B200 to GB300, MoE models from H100 on) and NVIDIA's LoRA in MLPerf Training 5.0 (from 64 H100
+    or B200 on).
     """
     gpu = cluster.gpu
     return gpu.nvlink_bandwidth_bytes_per_second is not None and (
@@ -69,11 +71,11 @@ def records_graphs(cluster: ClusterSpec) -> bool:
 
 
 def usual_problems(problem: TrainingProblem) -> tuple[TrainingProblem, ...]:
-    """Return the problems that cost a ranking's rows, each the rows that belong to it.
+    """Return the problems with which a ranking costs its rows; each row belongs to one of them.
 
-    With experts they are those with today's recipe, in the order in which an estimate tries them,
-    then the problem itself for rows that support none. Otherwise it is the problem alone, as if its
-    query assumes nothing.
+    For MoE models, these are the problems with the current recipe, in the order in which an
+    estimate tries them, then the problem itself for rows that support no recipe. For other models,
+    and if the answers assume no usual settings, it is the problem itself.
     """
     if problem.asked is None or not problem.model.num_experts:
         return (problem,)
@@ -81,7 +83,7 @@ def usual_problems(problem: TrainingProblem) -> tuple[TrainingProblem, ...]:
 
 
 def assumes_graphs(problem: TrainingProblem) -> bool:
-    """Return whether rows of a ranking have CUDA graphs if launches limit their steps."""
+    """Return whether rows of a ranking have CUDA graphs if kernel launches limit their steps."""
     return (
         problem.asked is not None
         and problem.recorded is not None
@@ -91,8 +93,8 @@ def assumes_graphs(problem: TrainingProblem) -> bool:
 
 
 def recorded_problem(problem: TrainingProblem) -> TrainingProblem | None:
-    """Return the problem with CUDA graphs, which rows have if launches limit their steps; None if
-    the problem assumes none.
+    """Return the problem with CUDA graphs, for rows whose steps kernel launches limit; None if the
+    answers assume no graphs.
     """
     query = problem.asked
     if not assumes_graphs(problem) or query is None or query.training is None:
@@ -103,9 +105,7 @@ def recorded_problem(problem: TrainingProblem) -> TrainingProblem | None:
 
 
 def least_step_s(problem: TrainingProblem) -> float:
-    """Return the shortest `TrainingProblem.least_step_s` with and without usual settings, in
-    seconds.
-    """
+    """Return a lower bound of the step time with and without usual settings, in seconds."""
     if math.isinf(problem.longest_step_s):
         return problem.least_step_s
     return min(each.least_step_s for each in usual_problems(problem))
@@ -160,7 +160,7 @@ def _resolve(problem: TrainingProblem, query: Query) -> TrainingProblem | None:
 
 
 def _chosen_settings(problem: TrainingProblem) -> dict[str, Any]:
-    """Return what the problem's answers assume because a ranking chose it."""
+    """Return the assumed settings that a ranking chose, by path."""
     return {path: value for path, value in problem.assumed.items() if path in problem.chosen}
 
 
@@ -186,7 +186,7 @@ def with_usual_settings(
     problem: TrainingProblem | None = None,
     with_fixes: bool = False,
 ) -> Estimate:
-    """Return the estimate with the usual settings; unchanged if there are none."""
+    """Return the estimate with the usual settings that the query omits; unchanged without any."""
     settings = usual_settings(estimate, query=query, problem=problem) if estimate.time else {}
     resolved = resolve_with_settings(query, settings) if settings else None
     if resolved is None:
@@ -200,10 +200,10 @@ def with_usual_settings(
 def assuming(
     usual: Estimate, settings: Mapping[str, Any], *, plain_s: float, plain_fits: bool
 ) -> Estimate:
-    """Return an estimate with usual settings as the answer to a query that leaves them open.
+    """Return an estimate with usual settings as the answer to a query that omits them.
 
-    The interval extends to the step without them, `plain_s` in seconds, if that fits in memory.
-    `provenance.usual` names both.
+    The interval is extended to include `plain_s`, the step time in seconds without them, if the
+    configuration fits in memory without them. `provenance.usual` contains both.
     """
     assert usual.intervals is not None  # the configuration is legal
     low, high = usual.intervals.step_s
@@ -239,7 +239,7 @@ def assume_usual(
 def answer_with_usual_settings(
     query: Query, *, resolved: ResolvedConfiguration | None = None
 ) -> tuple[Query, Estimate]:
-    """Return the query with the usual settings, and its estimate."""
+    """Return the query with the usual settings that it omits, and its estimate."""
     resolved = resolved or resolve_configuration(query)
     plain = resolved.estimate(with_fixes=False)
     estimate = with_usual_settings(plain, query=query, problem=resolved.problem)

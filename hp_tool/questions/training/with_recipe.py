@@ -1,4 +1,6 @@
-"""The step time with the current recipe, for a query without a recipe."""
+"""Predict the step time of a query with the current recipe, and find the settings of it that the
+layout supports.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 from hp_tool.questions.training.recipes import get_recipe
 
 NEWEST_FAMILY = "megatron-bridge"
+"""Name of the recipe of the newest release; with a suffix, of another release."""
 AUDITED = "mlperf-training-5.0"
+"""Name of the recipe of NVIDIA's audited runs."""
 NUMERICS_PATHS = frozenset(f"training.{name}" for name, knob in KNOBS.items() if knob.trains)
 """Paths of settings that change the numerics."""
 CAPACITY_KEY = "training.expert_capacity_factor"
@@ -35,8 +39,8 @@ LAYOUT_SETTINGS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
         {"zero_stage": 1, "recompute": "none"},
     ),
 )
-"""Replacements for values that a recipe chose for its own layout; the first supported one is
-used.
+"""Values of `training` and `parallel` that replace a recipe's, which depend on the recipe's own
+layout. A layout has the first pair that it supports.
 """
 
 
@@ -47,11 +51,11 @@ def with_recipe_figure(
     problem: TrainingProblem | None = None,
     calibrations: Calibrations | None = None,
 ) -> Estimate:
-    """Return the estimate with the step time under the current recipe.
+    """Return the estimate with the step time under the current recipe in `with_recipe`.
 
-    Queries with a recipe, and frameworks and devices without one, are unchanged. `problem` is the
-    query's, if already resolved. `calibrations` correct the recipe's step time like a calibrated
-    `estimate`.
+    The estimate is unchanged if the query names a recipe, or none exists for its framework and
+    device. `problem` is the query's, if already resolved. `calibrations` correct the step time with
+    the recipe as they correct the estimate.
     """
     workload = query.training
     if workload is None or workload.recipe is not None or estimate.time is None:
@@ -87,9 +91,10 @@ def with_recipe_figure(
 def supported_recipe(
     query: Query, problem: TrainingProblem
 ) -> tuple[Query, ResolvedConfiguration] | None:
-    """Return the query with today's recipe as its layout supports it, and the configuration.
+    """Return the query with the current recipe and the first of LAYOUT_SETTINGS that its layout
+    supports, and the configuration.
 
-    None without a recipe, without a supported replacement, and if the recipe changes nothing.
+    None if no recipe exists, the layout supports none of them, or the recipe changes no setting.
     """
     for named in recipe_queries(query, problem):
         resolved = _try_resolve(named)
@@ -100,9 +105,7 @@ def supported_recipe(
 
 
 def recipe_queries(query: Query, problem: TrainingProblem) -> Iterator[Query]:
-    """Yield the query with today's recipe and LAYOUT_SETTINGS; a layout has the first that it
-    supports.
-    """
+    """Yield the query with the current recipe and each of LAYOUT_SETTINGS."""
     assert query.training is not None
     name = current_recipe(problem) if query.training.recipe is None else None
     for training, parallel in LAYOUT_SETTINGS if name is not None else ():
@@ -110,10 +113,10 @@ def recipe_queries(query: Query, problem: TrainingProblem) -> Iterator[Query]:
 
 
 def current_recipe(problem: TrainingProblem) -> str | None:
-    """Return the recipe for a training.
+    """Return the name of the recipe that trainings like this one use; None if there is none.
 
-    It is the recipe of the query's release; if only the audited runs have its model and task,
-    theirs; else the newest.
+    It is the recipe of the query's release if there is one. Otherwise it is that of NVIDIA's
+    audited runs for a LoRA training whose model occurs only there, else the newest.
     """
     workload, gpu = problem.workload, problem.cluster.gpu
     if (
@@ -143,7 +146,7 @@ def _try_resolve(query: Query) -> ResolvedConfiguration | None:
 
 
 def _fill_open(query: Query, *, training: Mapping[str, Any], parallel: Mapping[str, Any]) -> Query:
-    """Return the query with these values for keys that it leaves open."""
+    """Return the query with these values for the keys that it omits."""
     assert query.training is not None
     workload, layout = query.training, query.parallel
     filled = replace(workload, **_open_values(workload, training))
@@ -155,12 +158,11 @@ def _fill_open(query: Query, *, training: Mapping[str, Any], parallel: Mapping[s
 def _open_values(
     section: TrainingWorkload | ParallelQuery, values: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the values whose keys the section leaves open."""
     return {name: value for name, value in values.items() if getattr(section, name) is None}
 
 
 def inserted_settings(query: Query, named: Query) -> dict[str, Any]:
-    """Return what was inserted into the query, by path: first the recipe."""
+    """Return the values by path that `named` has and `query` lacks, the recipe first."""
     assert named.training is not None
     before, after = (schema.to_dict(each) for each in (query, named))
     return {"training.recipe": named.training.recipe} | {
@@ -172,7 +174,7 @@ def inserted_settings(query: Query, named: Query) -> dict[str, Any]:
 
 
 def changed_settings(*, before: TrainingProblem, after: TrainingProblem) -> dict[str, Any]:
-    """Return settings by path that the recipe sets to other values than the query's."""
+    """Return the settings by path that differ between two problems, with the values of `after`."""
     old, new = (_problem_knobs(each) for each in (before, after))
     return {
         path: value
@@ -194,7 +196,9 @@ def _problem_knobs(problem: TrainingProblem) -> dict[str, Any]:
 def _numerics_ratios(
     named: Query, *, changes: Mapping[str, Any], before: TrainingProblem, step_s: float
 ) -> dict[str, float]:
-    """Return the step-time ratio without each setting that changes the numerics."""
+    """Return, for each setting of the recipe that changes the numerics, the step time without it
+    divided by `step_s`.
+    """
     gains: dict[str, float] = {}
     for path in (path for path in changes if path in NUMERICS_PATHS and path in before.assumed):
         if path == CAPACITY_KEY and before.workload.expert_capacity_factor is None:
@@ -210,5 +214,5 @@ def _numerics_ratios(
 
 
 def _without_expert_capacity(problem: TrainingProblem) -> TrainingProblem:
-    """Return the problem without an expert capacity, which a query of the recipe cannot unset."""
+    """Return the problem without an expert capacity, which a query with the recipe cannot unset."""
     return replace(problem, workload=replace(problem.workload, expert_capacity_factor=None))

@@ -1,5 +1,5 @@
-"""Pipelines with unlike layers whose stages take equally long, for rankings in which they may
-gain.
+"""Pipelines of models with different kinds of layers, divided so that all stages take
+equally long.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from hp_tool.questions.training.problem import TrainingProblem
 from hp_tool.questions.training.ranking.exact import BestSearch, OpenRows
 
 MAX_STEP_RATIO = 0.99
-"""Maximum time relative to a pipeline with the default stages."""
+"""Maximum time of a balanced pipeline relative to one with the default stages."""
 
 
 def balanced_problems(search: BestSearch) -> Iterator[tuple[TrainingProblem, OpenRows]]:
-    """Return the search's problem with balanced stages, and the layouts to try them with.
+    """Yield the search's problem with balanced stages, and the layouts to try with these stages.
 
-    Balanced stages are computed for each number of stages and chunks, from its fastest layout. This
-    also lowers the bounds of other layouts.
+    Balanced stages are computed for each number of stages and chunks, from its fastest layout. The
+    lower bounds of the step times of all its layouts are reduced by the same ratio.
     """
     problem, model = search.problem, search.problem.model
     if not search.pipelined or problem.parallel.pipeline_layout is not None:

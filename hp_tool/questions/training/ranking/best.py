@@ -1,4 +1,6 @@
-"""The best of all that a query leaves free, with every open strategy."""
+"""Search the best candidates of a problem, with all settings and context exchanges that it leaves
+open.
+"""
 
 from __future__ import annotations
 
@@ -28,35 +30,38 @@ from hp_tool.questions.training.usual_settings import usual_problems
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """Candidates for a query's best, best first; arrays of shape (n,)."""
+    """The best candidates of a query, best first; arrays have shape (n,)."""
 
     problems: tuple[TrainingProblem, ...]
-    """The query's problem, and those with open strategies, for each value of `training` that it
-    lists.
+    """Problems that the rows are costed with: the query's problem with each group of usual
+    settings, context exchange and balanced pipeline, for each listed value of `training`.
     """
     predictors: tuple[CalibratedPredictor | None, ...]
-    """Calibrated predictor of each problem."""
+    """Calibrated predictor of each problem; None without a calibration."""
     rows: CostedRows
     variant: IntArray
     """Index in `problems` of each row."""
     layout: IntArray
-    """Equal for rows that differ only in recomputation and sharding."""
+    """Number of each row's layout; rows of one layout differ only in recomputation and sharding."""
     value_s: FloatArray
     """Ranking criterion in seconds."""
     computed: int
+    """Number of costed candidates."""
     pruned: int
+    """Number of legal combinations that bounds excluded."""
     feasible: int
+    """Number of acceptable candidates."""
     rejections: dict[str, int]
     bases: tuple[int, ...]
-    """Indices of the problems with the query's own strategy, one for each group of usual settings
-    (`training.usual_settings`).
+    """Indices of the problems with the query's context exchange and pipeline layout, one for each
+    group of usual settings (`training.usual_settings`).
     """
     rank_by: RankBy
     limit_s: float
-    """Maximum of the criterion of rows that matter."""
+    """Maximum ranking criterion of rows that can be shown, in seconds."""
 
     def with_usual_graphs(self) -> Best:
-        """Return the rows with CUDA graphs if launches limit their steps, best first."""
+        """Return the rows, best first, with the usual CUDA graphs if launches limit their steps."""
         if not (self.rows.waits_s > 0.0).any():
             return self
         near = (self.rows.waits_s == 0.0) | (self.rows.least_value(self.rank_by) <= self.limit_s)
@@ -79,8 +84,9 @@ class Best:
 
     @staticmethod
     def joined(parts: Sequence[Best]) -> Best:
-        """Join the rows of several trainings, in seconds for as many tokens as a step of the first
-        has.
+        """Join the rows of several trainings, best first.
+
+        Step times are scaled to the number of tokens per step of the first training.
         """
         if len(parts) == 1:
             return parts[0]
@@ -117,9 +123,10 @@ def search_best(
     rank_by: RankBy = "expected",
     predictor: CalibratedPredictor | None = None,
 ) -> Best:
-    """Return every candidate beaten by fewer than `keep` layouts or nearly the fastest, best first.
+    """Return all candidates that fewer than `keep` layouts beat or that are nearly the fastest,
+    best first.
 
-    Other evaluated candidates may be included.
+    The result may contain further candidates.
     """
     best = search_without_graphs(problem, keep=keep, rank_by=rank_by, predictor=predictor)
     return best.with_usual_graphs()
@@ -132,7 +139,7 @@ def search_without_graphs(
     rank_by: RankBy,
     predictor: CalibratedPredictor | None,
 ) -> Best:
-    """Return what `search_best` returns, before `Best.with_usual_graphs`."""
+    """Return the result of `search_best` without applying `Best.with_usual_graphs`."""
     problems: list[TrainingProblem] = []
     searches: list[BestSearch] = []
     bases: list[int] = []
@@ -177,7 +184,7 @@ def search_without_graphs(
 
 
 def _rerank(search: BestSearch, predictor: CalibratedPredictor) -> CostedRows:
-    """Return the search's rows with residuals, which are too slow for more than RERANKED rows."""
+    """Return the RERANKED best rows of the search, costed with the residuals of a calibration."""
     kept = np.argsort(search.value(search.rows), kind="stable")[:RERANKED]
     search.rows, search.layout = search.rows.take(kept), search.layout[kept]
     if not len(kept):

@@ -1,4 +1,4 @@
-"""Choose the rows to show: groups of tied rows, and the one to try first."""
+"""Choose the rows of a ranking to show, put the row to try first, and group tied rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ from hp_tool.questions.training.ranking.exact import NEAR_RATIO, NEAR_RATIO_MEAS
 from hp_tool.questions.training.ranking.rank import recommendations_of_rows
 
 COARSE_TIE = 0.05
-"""Fraction of the device's memory within which two candidates leave equally much free."""
+"""Candidates whose free memory differs by less than this fraction of the device's memory count as
+equal.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,17 +40,17 @@ class Choice:
     sizes: tuple[int, ...]
     """Number of layouts in each group, up to the last row's."""
     faster: Best | None = None
-    """The fastest row, if only its unmeasured features exclude it from rank 1."""
+    """The fastest row, if it is not rank 1 because no measured run has some of its features."""
 
 
 def choose_rows(best: Best, *, count: int) -> Choice:
     """Return the `count` best layouts, each with its best recomputation and sharding, in groups.
 
-    Rank 1 is the simplest and safest candidate of group 1 that takes at most NEAR times as long as
-    the fastest. If a candidate that ran on this cluster takes at most NEAR_MEASURED times as long
-    as the fastest, only such candidates are considered; if none did, the same holds for candidates
-    with measured features. Layouts of group 1 that ran take the last rows if they are slower than
-    all others that are shown.
+    Rank 1 is the simplest and safest candidate of group 1 whose step takes at most NEAR_RATIO times
+    as long as the fastest. If candidates that ran on this cluster take at most NEAR_RATIO_MEASURED
+    times as long as the fastest, rank 1 is chosen among these. Otherwise the same applies to
+    candidates all of whose features occur in measured runs. Layouts of group 1 that ran replace the
+    last rows if they are slower than all rows shown.
     """
     if not len(best.layout):
         return Choice(best=best, group=np.zeros(0, dtype=np.int64), sizes=())
@@ -88,7 +90,9 @@ def choose_rows(best: Best, *, count: int) -> Choice:
 
 
 def _select_shown(others: NDArray[np.intp], kept: BoolArray, count: int) -> NDArray[np.intp]:
-    """Return the first `count` of the sorted `others`, of which those `kept` replace the last."""
+    """Return the first `count` of the sorted `others`; later ones with `kept` replace the last
+    without.
+    """
     first, later = others[:count], others[count:]
     replaceable = first[~kept[first]]
     later = later[kept[later]][: len(replaceable)]
@@ -99,8 +103,7 @@ def _select_shown(others: NDArray[np.intp], kept: BoolArray, count: int) -> NDAr
 def _group_rows(best: Best) -> IntArray:
     """Return (n,) the group of each row.
 
-    A new group begins with the first row that is distinguishable from the first of the previous
-    group.
+    A row that is not tied with the first row of the present group begins a new group.
     """
     group, start = np.ones(len(best.layout), dtype=np.int64), 0
     while len(apart := np.flatnonzero(~_is_tied(best, start)[start:])):
@@ -110,8 +113,8 @@ def _group_rows(best: Best) -> IntArray:
 
 
 def _is_tied(best: Best, first: int) -> BoolArray:
-    """Return (n,) whether the 90% interval of the ratio of each step time to that of row `first`
-    contains 1.
+    """Return (n,) whether each row is tied with row `first`: the 90% interval of the ratio of their
+    step times contains 1.
     """
     unmeasured = _unmeasured_features(best)
     differing = (unmeasured ^ unmeasured[first]).sum(axis=1)
@@ -128,7 +131,7 @@ def _is_tied(best: Best, first: int) -> BoolArray:
 
 
 def _is_measured(best: Best) -> BoolArray:
-    """Return (n,) whether measured runs have all features of each row's layout."""
+    """Return (n,) whether all features of each row's layout occur in measured runs."""
     measured = np.ones(len(best.layout), dtype=np.bool_)
     for number, problem in enumerate(best.problems):
         rows = np.flatnonzero(best.variant == number)
@@ -138,7 +141,7 @@ def _is_measured(best: Best) -> BoolArray:
 
 
 def _has_run(best: Best) -> BoolArray:
-    """Return (n,) whether each row ran on this cluster, as its calibration records."""
+    """Return (n,) whether each row ran on this cluster, according to the calibration."""
     ran = np.zeros(len(best.layout), dtype=np.bool_)
     for number, (problem, predictor) in enumerate(zip(best.problems, best.predictors, strict=True)):
         if predictor is not None:
@@ -148,7 +151,7 @@ def _has_run(best: Best) -> BoolArray:
 
 
 def _unmeasured_features(best: Best) -> BoolArray:
-    """Return (n, features) whether each row uses each feature without measured runs."""
+    """Return (n, features) whether each row has each feature that no measured run has."""
     unmeasured = np.zeros((len(best.layout), 0), dtype=np.bool_)
     for number, problem in enumerate(best.problems):
         rows = np.flatnonzero(best.variant == number)
@@ -171,11 +174,11 @@ def choose_simplest(
     value_s: FloatArray,
     more_axes: IntArray | int = 0,
 ) -> int:
-    """Return the row to try.
+    """Return the index of the candidate to try first.
 
-    The criteria in order: safe, fewest axes, most devices remaining after the loss of a node, most
-    free memory, fastest. `fails` is the probability of running out of memory. `more_axes` are used
-    in addition to the candidate's.
+    The criteria are, in this order: a low risk of running out of memory (probability `fails`), the
+    fewest axes in use (including `more_axes`), the most replicas left after the loss of a node, the
+    most free memory, and the shortest time.
     """
     free = np.floor(total_bytes / problem.cluster.gpu.memory_bytes / COARSE_TIE)
     axes = _count_axes(candidates, layers=problem.model.total_layers) + more_axes
@@ -190,7 +193,9 @@ def choose_simplest(
 
 
 def _count_axes(c: Candidates, *, layers: int) -> IntArray:
-    """Return (n,) the number of ways to divide the work or to save memory beyond the basic ones."""
+    """Return (n,) the number of axes in use: parallel sizes above 1, and settings that save
+    memory.
+    """
     sizes = (
         c.tensor_parallel_size,
         c.pipeline_parallel_size,
@@ -215,9 +220,10 @@ def _count_axes(c: Candidates, *, layers: int) -> IntArray:
 
 
 def _surviving_fraction(c: Candidates, problem: TrainingProblem) -> FloatArray:
-    """Return (n,) the fraction of replicas that continue after the loss of a node.
+    """Return (n,) the fraction of data-parallel replicas that can continue without one of the
+    nodes.
 
-    These are the most that fit on the other nodes and divide the batch.
+    Their number is the largest that fits on the other nodes and divides the batch.
     """
     cluster, batch = problem.cluster, problem.workload.global_batch_size
     ranks = c.tensor_parallel_size * c.pipeline_parallel_size * c.context_parallel_size
@@ -231,7 +237,7 @@ def _surviving_fraction(c: Candidates, problem: TrainingProblem) -> FloatArray:
 
 
 def recommendations_of(best: Best) -> tuple[Recommendation, ...]:
-    """Return the rows in full, ranked in their order."""
+    """Return a recommendation for each row, ranked in the order of the rows."""
     described: dict[int, Recommendation] = {}
     for number, (problem, predictor) in enumerate(zip(best.problems, best.predictors, strict=True)):
         own = best.variant == number
@@ -249,7 +255,7 @@ def recommendations_of(best: Best) -> tuple[Recommendation, ...]:
 
 
 def chosen_recommendations(choice: Choice) -> tuple[Recommendation, ...]:
-    """Return the choice in full."""
+    """Return a recommendation for each chosen row."""
     rows = recommendations_of(choice.best)
     if choice.faster is not None:
         rows = (
@@ -267,7 +273,7 @@ def chosen_recommendations(choice: Choice) -> tuple[Recommendation, ...]:
 
 
 def _fastest_unmeasured(best: Best, *, than: Recommendation) -> Faster:
-    """Return the fastest layout, which has features without measured runs."""
+    """Return the fastest layout, and its features that no measured run and not `than` has."""
     (row,) = recommendations_of(best)
     near, first = row.estimate.familiarity, than.estimate.familiarity
     assert near is not None and first is not None
@@ -284,8 +290,8 @@ def _fastest_unmeasured(best: Best, *, than: Recommendation) -> Faster:
 def _sort_by_schedule(
     rows: tuple[Recommendation, ...], *, bound: float
 ) -> tuple[Recommendation, ...]:
-    """Return rows ranked without the savings of their schedules, in order of their time with
-    them.
+    """Return the rows in the order of their expected step time with dynamic context parallelism,
+    which the ranking ignores.
     """
     ordered = sorted(rows, key=lambda row: row.expected_step_s or math.inf)
     ranking: list[Recommendation] = []
@@ -299,7 +305,6 @@ def _sort_by_schedule(
 
 
 def _with_risk(row: Recommendation) -> Recommendation:
-    """Return the row with its probability of running out of memory, and its expected step time."""
     known = row.preferred_estimate
     fails = known.out_of_memory_probability
     assert known.time is not None and fails is not None  # legal rows

@@ -1,18 +1,18 @@
 """Exact search for the best candidates of one problem without costing all of them.
 
-A layout fixes every axis except recomputation, sharding (ZeRO stage, shard size), and the context
-exchange. Every layout is costed with the usual values of these (`space.axes`). Other values are
-costed only if bounds do not exclude them:
+A layout determines all axes except recomputation, sharding (ZeRO stage, shard size) and the context
+exchange. Each layout is costed with the usual values of these three (`space.axes`). Other values
+are costed only if a lower bound of their step time or memory does not exclude them:
 
-- Recomputation only adds time: no step is shorter than the same one without it.
-- Sharding changes only the parts SHARDED: a step without these bounds all ways to shard.
-- Another context exchange changes only the part EXCHANGED, and a proportional share of the bubble.
-- Every recomputation saves at least its layers' inputs, like full recomputation, whose memory
-  without buffers is a bound.
-- Block recomputation saves at least as much as full. Shard groups store at least as much as
-  sharding over all replicas.
-- CUDA graphs save at most the waits for hosts: steps without these bound those of rows with usual
-  graphs.
+- Recomputation only adds time, so the step without it is a lower bound.
+- Sharding affects only the parts SHARDED of a step, so the step without these parts is a lower
+  bound.
+- Another context exchange affects only EXCHANGE_PART and a proportional share of the bubble.
+- Each recomputation stores at least the inputs of its layers, as full recomputation does, so the
+  memory of full recomputation without buffers is a lower bound.
+- Block recomputation stores at least as much as full recomputation, and sharding within groups at
+  least as much as sharding over all replicas.
+- CUDA graphs save at most the waits for the host, so the step without these waits is a lower bound.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from hp_tool.questions.training.ranking.free_axes import (
     more_module_sets,
     more_shards,
     more_zero_stages,
-    tries_every_layer_count,
+    tries_layer_counts,
 )
 from hp_tool.questions.training.ranking.rank import (
     NO_ROWS,
@@ -56,27 +56,28 @@ EXCHANGE_PART = "context_parallel"
 NEAR_RATIO = 1.01
 """Maximum ratio of rank 1's expected step to the fastest."""
 NEAR_RATIO_MEASURED = 1.04
-"""The same if rank 1 ran on this cluster, or has only features of measured runs, and faster layouts
-did or do not.
+"""Maximum ratio of rank 1's expected step to the fastest if rank 1 ran on this cluster, or all its
+features occur in measured runs, and this is not so for faster layouts.
 """
 FIRST, BLOCK = 256, 1 << 17
-"""Number of rows whose other values are costed first, to lower the limit, and number of candidates
-costed together later.
+"""Number of rows whose other values are costed first, to reduce the limit of the later ones, and
+number of candidates that are then costed together.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRows:
-    """Rows of which other values of an axis may matter; every field has shape (n,)."""
+    """Rows for which other values of an axis may be among the best; all fields have shape (n,)."""
 
     candidates: Candidates
     layout: IntArray
-    """A number for each layout."""
+    """Number of each row's layout."""
     bound_s: FloatArray
     """Lower bound of the step for all values of the axis."""
     full_s: FloatArray
-    """The step with full recomputation, infinity if it is not run."""
+    """Step time with full recomputation; infinity if the axes do not contain it."""
     full_fits: BoolArray
+    """Whether full recomputation fits or may fit in memory."""
 
     def take(self, indices: NDArray[np.intp]) -> OpenRows:
         """Return the chosen rows, in the given order."""
@@ -99,11 +100,11 @@ class OpenRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridCosts:
-    """Bounds from a costed grid, in its shape."""
+    """Step times of a costed grid and bounds that follow from them, in the shape of the grid."""
 
     step_s: FloatArray
     unsharded_s: FloatArray
-    """Step without the parts SHARDED."""
+    """Step time without the parts SHARDED."""
     exchanged_s: FloatArray
     """Maximum saving of another context exchange."""
     may_fit: BoolArray
@@ -111,7 +112,7 @@ class GridCosts:
 
 
 def take_layouts(grid: Candidates, indices: NDArray[np.intp]) -> Candidates:
-    """Return the grid of these layouts, which are its first axis."""
+    """Return the part of the grid with these layouts; layouts are the grid's first dimension."""
     count = grid.shape[0]
     if len(indices) == count:
         return grid
@@ -125,9 +126,8 @@ def take_layouts(grid: Candidates, indices: NDArray[np.intp]) -> Candidates:
 
 
 class BestSearch:
-    """Finds every candidate of one problem up to `reach_s`.
-
-    These are beaten by fewer than `keep` layouts or nearly the fastest.
+    """Search for all candidates of one problem that fewer than `keep` layouts beat or that are
+    nearly the fastest: those up to `reach_s`.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class BestSearch:
         self.axes = default_axes(query=problem.parallel, case=problem)
         self.assumes_graphs = assumes_graphs(problem)
         self.modules = more_module_sets(problem, self.axes)
-        self.counts = tries_every_layer_count(problem)
+        self.tries_layer_counts = tries_layer_counts(problem)
         self.stages, self.shards = (
             more_zero_stages(problem, self.axes),
             more_shards(problem, self.axes),
@@ -165,16 +165,16 @@ class BestSearch:
         self.illegal: Counter[str] = Counter()
         """Number of combinations that each rule rejected."""
         self.exchanged: list[OpenRows] = []
-        """Layouts of which another context exchange may matter."""
+        """Layouts for which another context exchange may be faster."""
         self.pipelined: list[OpenRows] = []
-        """Layouts of unlike layers, which another division into stages may make faster than their
-        bounds.
+        """Pipelined layouts of models with different kinds of layers, for which another division
+        into stages may be faster than `bound_s`.
         """
         self._unsharded: list[OpenRows] = []
         self._unrecomputed: list[OpenRows] = []
 
     def run_on(self, layouts: OpenRows) -> BestSearch:
-        """Search only these layouts, which were costed with another exchange before."""
+        """Search these layouts only, which a search with another context exchange has costed."""
         c = layouts.candidates
         legal = (legality(case=self.problem, candidates=c) == 0) & np.isin(
             c.context_parallel_size, self.axes.context_parallel_size
@@ -187,47 +187,49 @@ class BestSearch:
             grid = spanned_values(
                 block.candidates, recompute=self.axes.recompute, stages=self.axes.zero_stage
             )
-            self._usual(grid, block.layout, counted=True)
-        self._shard()
-        self._recompute()
+            self._cost_usual_values(grid, block.layout, counted=True)
+        self._search_sharding()
+        self._search_recomputation()
         return self
 
     def run(self) -> BestSearch:
-        """Collect in `rows` every candidate up to `reach_s`, and evaluated ones tied with one of
-        these.
+        """Collect in `rows` all candidates up to `reach_s`, and those costed candidates that are
+        tied with one of them.
         """
         keep_heap()
         for chunk in legal_chunks(case=self.problem, axes=self.axes):
             self.illegal.update(chunk.rejections)
             count = chunk.candidates.shape[0]
-            self._usual(chunk.candidates, np.arange(self.layouts, self.layouts + count))
+            self._cost_usual_values(chunk.candidates, np.arange(self.layouts, self.layouts + count))
             self.layouts += count
-        self._shard()
-        self._recompute()
+        self._search_sharding()
+        self._search_recomputation()
         return self
 
     @property
     def pruned(self) -> int:
-        """Return the number of legal combinations that bounds excluded."""
+        """Return the number of legal combinations that lower bounds excluded."""
         return self.combinations - self.computed
 
     def value(self, rows: CostedRows) -> FloatArray:
         """Return the ranking criterion of the rows in seconds; infinity if not acceptable."""
         return rows.value(self.rank_by)
 
-    def _usual(self, grid: Candidates, layout: IntArray, *, counted: bool = False) -> None:
-        """Cost layouts with their usual recomputations and states, and record those for which
-        others may matter.
+    def _cost_usual_values(
+        self, grid: Candidates, layout: IntArray, *, counted: bool = False
+    ) -> None:
+        """Cost layouts with their usual recomputations and ZeRO stages, and record those for which
+        other values may be among the best.
 
-        `counted`: their combinations are already counted.
+        `counted`: `combinations` already includes these layouts.
         """
         own = self._own_layouts(grid)
         grid, layout = take_layouts(grid, own), layout[own]
         if not len(grid):
             return
-        costs = self._cost(grid, layout)
+        costs = self._cost_grid(grid, layout)
         base = grid.at((np.arange(len(layout)), *np.zeros((2, len(layout)), dtype=np.intp)))
-        number = self._number(base, usual=grid.shape[2])
+        number = self._count_combinations(base, usual=grid.shape[2])
         self.combinations += 0 if counted else self._new_combinations(base, usual=grid.shape[2])
         bound_s = costs.unsharded_s.min(axis=(1, 2))
         every = OpenRows(
@@ -237,7 +239,9 @@ class BestSearch:
             full_s=costs.step_s[:, 0, 0],
             full_fits=np.any(costs.may_fit, axis=(1, 2)),
         )
-        more = number > grid.shape[2] * (len(self.axes.recompute) + self._further(base))
+        more = number > grid.shape[2] * (
+            len(self.axes.recompute) + self._count_other_recomputations(base)
+        )
         self._unsharded.append(
             every.take(np.flatnonzero(more & (bound_s * ROUNDING_FACTOR <= self.reach_s)))
         )
@@ -248,7 +252,9 @@ class BestSearch:
             self.pipelined.append(every.take(np.flatnonzero(base.pipeline_parallel_size > 1)))
 
     def _own_layouts(self, grid: Candidates) -> NDArray[np.intp]:
-        """Return indices of the grid's layouts of which any row may have the usual settings."""
+        """Return indices of the grid's layouts that have a row with the problem's usual
+        settings.
+        """
         usual = self.problem.usual
         if usual is None or not len(grid):
             return np.arange(grid.shape[0])
@@ -256,28 +262,32 @@ class BestSearch:
         return np.flatnonzero(belong.any(axis=(1, 2)))
 
     def _new_combinations(self, rows: Candidates, *, usual: int) -> int:
-        """Return the number of combinations of the other axes with these layouts, except layouts of
-        earlier problems (`Usual`).
+        """Return the number of combinations of these layouts with recomputation and sharding.
+
+        Layouts that are legal in an earlier problem (`Usual.earlier`) do not count.
         """
-        number = self._number(rows, usual=usual)
+        number = self._count_combinations(rows, usual=usual)
         settings = self.problem.usual
         for other in () if settings is None else settings.earlier:
             number = number * (legality(case=other, candidates=rows) != 0)
         return int(number.sum())
 
-    def _number(self, rows: Candidates, *, usual: int) -> IntArray:
-        """Return (n,) combinations of the other axes with each of n layouts, which have `usual`
-        states by default.
+    def _count_combinations(self, rows: Candidates, *, usual: int) -> IntArray:
+        """Return (n,) the number of combinations of each layout with recomputation and sharding.
+
+        `usual` is the number of usual ZeRO stages.
         """
         replicated = np.asarray(
             rows.data_parallel_size * rows.context_parallel_size > 1, dtype=np.int64
         )
         groups = self._shard_groups(rows).sum(axis=1) * replicated
         states: IntArray = usual + replicated * len(self.stages) + groups * len(self.group_stages)
-        return states * (len(self.axes.recompute) + self._further(rows))
+        return states * (len(self.axes.recompute) + self._count_other_recomputations(rows))
 
     def _shard_groups(self, rows: Candidates) -> BoolArray:
-        """Return (n, sizes) whether the replicas can shard over groups of this size."""
+        """Return (n, sizes) whether the replicas of each row can shard within groups of
+        each size.
+        """
         columns = {f.name: getattr(rows, f.name)[:, None] for f in fields(Candidates)}
         sizes = np.array(self.shards, dtype=np.int64)[None, :]
         grid = Candidates(**columns | {"data_parallel_shard_size": sizes})
@@ -285,21 +295,24 @@ class BestSearch:
         legal: BoolArray = (sizes < columns["data_parallel_size"]) & ~np.asarray(broken)
         return legal
 
-    def _further(self, rows: Candidates) -> IntArray:
-        """Return the number of recomputations of each row besides the usual ones."""
-        return len(self.modules) + 2 * np.maximum(self._chunk_layers(rows) - 1, 0) * self.counts
+    def _count_other_recomputations(self, rows: Candidates) -> IntArray:
+        """Return (n,) the number of recomputations of each row in addition to the usual ones."""
+        return (
+            len(self.modules)
+            + 2 * np.maximum(self._chunk_layers(rows) - 1, 0) * self.tries_layer_counts
+        )
 
     def _chunk_layers(self, rows: Candidates) -> IntArray:
-        """Return the layers of the fullest model chunk."""
+        """Return (n,) the number of layers of the largest model chunk."""
         layers: IntArray = -(
             -self.problem.model.total_layers
             // (rows.pipeline_parallel_size * rows.virtual_pipeline_parallel_size)
         )
         return layers
 
-    def _shard(self) -> None:
-        """Cost the other ZeRO stages of layouts that may matter, then those of shard groups that
-        may fit.
+    def _search_sharding(self) -> None:
+        """Cost the other ZeRO stages of layouts that may be among the best, then sharding within
+        groups that may fit.
         """
         if not self._unsharded:
             return
@@ -310,7 +323,7 @@ class BestSearch:
                 grid = spanned_values(
                     block.candidates, recompute=self.axes.recompute, stages=self.stages
                 )
-                fits = fits | self._cost(grid, block.layout).may_fit.any(axis=(1, 2))
+                fits = fits | self._cost_grid(grid, block.layout).may_fit.any(axis=(1, 2))
             row, size = np.nonzero(self._shard_groups(block.candidates) & fits[:, None])
             if len(row) and self.group_stages:
                 groups = block.candidates.take(row)
@@ -319,26 +332,26 @@ class BestSearch:
                 grid = spanned_values(
                     Candidates(**columns), recompute=self.axes.recompute, stages=self.group_stages
                 )
-                self._cost(grid, block.layout[row])
+                self._cost_grid(grid, block.layout[row])
 
-    def _recompute(self) -> None:
-        """Cost the other recomputations of rows that may matter."""
+    def _search_recomputation(self) -> None:
+        """Cost the other recomputations of rows that may be among the best."""
         if not self._unrecomputed:
             return
         for block in self._blocks(
             OpenRows.joined(self._unrecomputed), each=max(len(self.modules), 1)
         ):
             if self.modules:
-                self._cost(
+                self._cost_grid(
                     spanned_values(block.candidates, recompute=self.modules),
                     block.layout,
                     reopen=False,
                 )
-            if self.counts:
-                self._layered(block)
+            if self.tries_layer_counts:
+                self._cost_layer_counts(block)
 
-    def _layered(self, block: OpenRows) -> None:
-        """Cost full recomputation with every number of layers that may fit and matter."""
+    def _cost_layer_counts(self, block: OpenRows) -> None:
+        """Cost full recomputation of each number of layers that may fit and be among the best."""
         most = self._chunk_layers(block.candidates) - 1
         again = block.full_s * ROUNDING_FACTOR <= self.reach_s
         by_block, by_checkpoint = np.where(block.full_fits, most, 0), np.where(again, most, 0)
@@ -357,13 +370,13 @@ class BestSearch:
             "recompute_num_layers": counts,
         }
         grid = Candidates(**{name: column.reshape(-1, 1, 1) for name, column in columns.items()})
-        self._cost(grid, block.layout[row], reopen=False)
+        self._cost_grid(grid, block.layout[row], reopen=False)
 
     def _blocks(self, rows: OpenRows, *, each: int) -> Iterator[OpenRows]:
-        """Yield the rows in blocks, by ascending bound, until none can matter; each block may lower
-        the limit.
+        """Yield blocks of rows in the order of `bound_s`, until it exceeds `reach_s`, which the
+        costs of each block may reduce.
 
-        Each row represents `each` candidates.
+        Each row stands for `each` candidates.
         """
         order, size = np.argsort(rows.bound_s, kind="stable"), max(BLOCK // each, FIRST)
         for part in np.split(order, [FIRST, *range(FIRST + size, len(order), size)]):
@@ -374,10 +387,10 @@ class BestSearch:
             bounds.check_work()
             yield block.take(near)
 
-    def _cost(self, grid: Candidates, layout: IntArray, *, reopen: bool = True) -> GridCosts:
-        """Cost a grid of layouts, recomputations and states, and keep the rows that may matter.
+    def _cost_grid(self, grid: Candidates, layout: IntArray, *, reopen: bool = True) -> GridCosts:
+        """Cost a grid of layouts, recomputations and ZeRO stages, and store the best rows.
 
-        `reopen`: also record the rows of which other recomputations may matter.
+        `reopen`: also record the rows for which other recomputations may be among the best.
         """
         shape = grid.shape
         costs = corrected_costs(grid, problem=self.problem, predictor=self.predictor)
@@ -385,7 +398,7 @@ class BestSearch:
         self.rejections.update(limited)
         self.computed += int(np.count_nonzero(rows.own))
         self.feasible += int(np.count_nonzero(rows.acceptable))
-        self._keep(rows, np.repeat(layout, len(grid) // len(layout)))
+        self._store_best(rows, np.repeat(layout, len(grid) // len(layout)))
 
         def shaped(column: Any) -> NDArray[Any]:
             return (
@@ -406,7 +419,7 @@ class BestSearch:
             may_fit &= (least * ROUNDING_FACTOR <= shaped(costs.capacity_bytes)[:, self.full])[
                 :, None
             ]
-        if reopen and self.plain is not None and (self.modules or self.counts):
+        if reopen and self.plain is not None and (self.modules or self.tries_layer_counts):
             plain_s = step_s[:, self.plain]
             row, stage = np.nonzero(may_fit[:, 0] & (plain_s * ROUNDING_FACTOR <= self.reach_s))
             full_s = (
@@ -441,11 +454,11 @@ class BestSearch:
             may_fit=may_fit,
         )
 
-    def _near_s(self, rows: CostedRows) -> float:
-        """Return the maximum time of rank 1 among sorted rows.
+    def _rank_one_limit_s(self, rows: CostedRows) -> float:
+        """Return the maximum ranking criterion of rank 1 among sorted rows, in seconds.
 
-        It is NEAR times the fastest, or NEAR_MEASURED times the fastest if measured features or
-        runs on this cluster require it.
+        It is NEAR_RATIO times that of the fastest row with measured features, or
+        NEAR_RATIO_MEASURED times that of the fastest row if a row that ran may be rank 1.
         """
         value = self.value(rows)
         if self.predictor is not None and self.predictor.measures(self.problem):
@@ -457,9 +470,10 @@ class BestSearch:
             return NEAR_RATIO_MEASURED * float(value[0])
         return NEAR_RATIO * float(value[measured[0]])
 
-    def _keep(self, rows: CostedRows, layout: IntArray) -> None:
-        """Keep the rows up to `limit_s`, `slack` times the `keep`-th best layout; lower it and
-        `reach_s`.
+    def _store_best(self, rows: CostedRows, layout: IntArray) -> None:
+        """Store the rows up to `limit_s`, and reduce `limit_s` and `reach_s`.
+
+        `limit_s` is `slack` times the ranking criterion of the `keep`-th best layout.
         """
         value = rows.least_value(self.rank_by)
         near = np.flatnonzero(np.isfinite(value) & (value <= self.limit_s))
@@ -471,7 +485,7 @@ class BestSearch:
         _, first = np.unique(layout[order], return_index=True)
         if len(first) >= self.keep:
             nth_s = float(self.value(rows)[order[np.sort(first)[self.keep - 1]]])
-            self.reach_s = min(self.reach_s, max(nth_s, self._near_s(rows.take(order))))
+            self.reach_s = min(self.reach_s, max(nth_s, self._rank_one_limit_s(rows.take(order))))
             self.limit_s = self.slack * nth_s
             order = order[rows.least_value(self.rank_by)[order] <= self.limit_s]
         self.rows, self.layout = rows.take(order), layout[order]

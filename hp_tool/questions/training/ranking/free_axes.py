@@ -1,7 +1,7 @@
-"""Values of free axes beyond the usual ones of `space.axes`: an expert's whole choice.
+"""Values of free axes that a ranking tries in addition to the usual values of `space.axes`.
 
-Settings that change the numerics (precision, batch, dropped tokens) are no free axes, and offload
-is tried only if nothing else fits.
+Settings that change the numerics (precision, batch, dropped tokens) are not free. Offload is tried
+only if no configuration fits without it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from hp_tool.space import Axes, default_axes
 
 
 def more_module_sets(problem: TrainingProblem, axes: Axes) -> list[tuple[int, int, int]]:
-    """Return codes of module sets, or of recomputation per operation, that the framework supports
-    in addition.
+    """Return codes of selective recomputations that the framework supports and `axes` omits: sets
+    of modules, and recomputation per operation.
 
-    Megatron Core does not recompute norms and activations under delayed scaling.
+    Megatron Core does not recompute norms and activations under delayed fp8 scaling.
     """
     if not _has_free_recomputation(problem):
         return []
@@ -47,9 +47,9 @@ def more_module_sets(problem: TrainingProblem, axes: Axes) -> list[tuple[int, in
     return [codes for codes in map(recompute_codes, known) if codes not in axes.recompute]
 
 
-def tries_every_layer_count(problem: TrainingProblem) -> bool:
-    """Return whether any number of layers may be recomputed, per model chunk (block) or checkpoint
-    (uniform).
+def tries_layer_counts(problem: TrainingProblem) -> bool:
+    """Return whether a ranking tries each number of recomputed layers, per model chunk (method
+    block) and per checkpoint (method uniform).
     """
     workload = problem.workload
     return (
@@ -60,7 +60,7 @@ def tries_every_layer_count(problem: TrainingProblem) -> bool:
 
 
 def more_zero_stages(problem: TrainingProblem, axes: Axes) -> tuple[int, ...]:
-    """Return the framework's ZeRO stages that the axes omit."""
+    """Return the framework's ZeRO stages that `axes` omits; none if the query sets the stage."""
     if (
         problem.parallel.zero_stage is not None
         or problem.cluster.kinds
@@ -71,7 +71,9 @@ def more_zero_stages(problem: TrainingProblem, axes: Axes) -> tuple[int, ...]:
 
 
 def more_shards(problem: TrainingProblem, axes: Axes) -> tuple[int, ...]:
-    """Return sizes of groups over which ZeRO may shard instead of all replicas."""
+    """Return sizes of groups of replicas within which ZeRO may shard, instead of over all
+    replicas.
+    """
     framework = framework_facts(problem.workload.framework)
     plain = framework.is_plain and not framework.broadcasts_weights
     if problem.parallel.data_parallel_shard_size is not None or problem.cluster.kinds or plain:
@@ -84,17 +86,18 @@ def more_shards(problem: TrainingProblem, axes: Axes) -> tuple[int, ...]:
 
 
 def group_stages(problem: TrainingProblem, stages: Iterable[int]) -> tuple[int, ...]:
-    """Return the ZeRO stages that can shard over groups: under Megatron Core only the distributed
-    optimizer.
+    """Return the ZeRO stages that can shard within groups of replicas: under Megatron Core only 1,
+    the distributed optimizer.
     """
     most = 1 if training_engine(problem.workload.framework) == "megatron-core" else 3
     return tuple(stage for stage in stages if 0 < stage <= most)
 
 
 def strategy_variants(problem: TrainingProblem) -> Iterator[TrainingProblem]:
-    """Yield the problem with each open strategy, restricted to the sizes for which it matters.
+    """Yield the problem with each other context exchange that the query leaves open, for the
+    context-parallel sizes that can use it.
 
-    Strategies are context exchanges, and for a2a+p2p every pair of levels.
+    For a2a+p2p, each pair of level sizes is a separate problem.
     """
     sizes = [
         size
@@ -122,7 +125,9 @@ def strategy_variants(problem: TrainingProblem) -> Iterator[TrainingProblem]:
 
 
 def _has_free_recomputation(problem: TrainingProblem) -> bool:
-    """Return whether recomputation is free, in a model with equal layers on equal devices."""
+    """Return whether the ranking chooses the recomputation: the query leaves it open, and the model
+    is a decoder on devices of one kind.
+    """
     decoder = (
         problem.model.architecture == "decoder"
         and not framework_facts(problem.workload.framework).is_plain

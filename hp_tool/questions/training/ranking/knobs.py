@@ -1,4 +1,6 @@
-"""Settings that do not change the numerics: a ranking chooses them if they help and are open."""
+"""Settings that do not change the numerics. A ranking chooses them if the query leaves them open
+and they shorten the step.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +20,26 @@ from hp_tool.questions.training.ranking.best import Best
 from hp_tool.questions.training.usual_settings import usual_problems
 
 HIDDEN_OVERLAPS = {"expert_parallel": True}
-"""Overlap of experts' all-to-alls with another micro-batch, as in `training.overlap`."""
+"""Value of `training.overlap` that overlaps experts' all-to-alls with another micro-batch."""
 MAX_STEP_RATIO = 0.99
-"""Maximum step time with a setting, relative to the fastest step without it."""
+"""Maximum ratio of the shortest step with a setting to that without it, for the setting to be
+chosen.
+"""
 NUM_LAYOUTS = 10
-"""Number of layouts that determine the choice, independent of the number of rows shown."""
+"""Number of best layouts that determine the choice, regardless of the number of rows shown."""
 
 
 def choose_free_knobs(query: Query, best: Best) -> tuple[TrainingProblem, ...]:
-    """Return the query's problem with the free settings that shorten its best steps most; none if
-    none does.
+    """Return the query's problem with the free settings that shorten its shortest step most; empty
+    if none does.
 
-    If nothing is acceptable without them, return what to try, in this order: all settings, and for
-    experts fewer of them, because graphs and overlapped all-to-alls exclude some recomputation and
-    layouts. A fused loss saves memory, and a deadline may be met with the others.
-
-    The settings are CUDA graphs, a fused loss and, for experts, overlapped all-to-alls, if
+    The settings are CUDA graphs, a fused loss and, for MoE models, overlapped all-to-alls, if
     framework and GPU support them.
+
+    If no configuration is acceptable without them, return the problems to try, in order: with all
+    settings, then for MoE models with fewer, because graphs and overlapped all-to-alls exclude some
+    recomputations and layouts. A fused loss saves memory, and the other settings may meet a
+    deadline.
     """
     before = best.problems[0].plain
     if not has_free_knobs(query, before):
@@ -65,8 +70,8 @@ def choose_free_knobs(query: Query, best: Best) -> tuple[TrainingProblem, ...]:
 
 
 def has_free_knobs(query: Query, problem: TrainingProblem) -> bool:
-    """Return whether no recipe sets the settings, named or usual, and framework and device support
-    them.
+    """Return whether framework and device support the free settings, and no recipe sets them:
+    neither the query's nor the usual one.
     """
     assert query.training is not None
     workload = problem.workload
@@ -79,9 +84,7 @@ def has_free_knobs(query: Query, problem: TrainingProblem) -> bool:
 
 
 def _knob_values(query: Query, problem: TrainingProblem) -> Iterator[dict[str, Any]]:
-    """Return values of `training` that the query leaves open, by name: the fewest settings
-    first.
-    """
+    """Yield combinations of the free settings as values of `training` by name, smallest first."""
     assert query.training is not None
     workload = problem.workload
     values: dict[str, Any] = {}
@@ -121,8 +124,8 @@ def _problem_with(
 
 
 def _fastest_s(problem: TrainingProblem, best: Best) -> float:
-    """Return the fastest of the best rows under the problem; infinity if none of them is legal and
-    fits.
+    """Return the shortest step of the NUM_LAYOUTS best layouts under the problem, in seconds;
+    infinity if none of them is legal and fits.
     """
     firsts = np.sort(np.unique(best.layout, return_index=True)[1])
     beaten = best.variant[: firsts[NUM_LAYOUTS]] if len(firsts) > NUM_LAYOUTS else best.variant

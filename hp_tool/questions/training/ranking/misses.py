@@ -1,4 +1,4 @@
-"""Nearest misses if no configuration is acceptable."""
+"""Find the nearest misses: the configurations that exceed the limits least."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -25,10 +25,10 @@ NUM_NEAREST = 3
 def nearest_misses(
     problem: TrainingProblem, predictor: CalibratedPredictor | None
 ) -> tuple[Recommendation, ...]:
-    """Return the NEAREST of the usual axis values and of the fastest configurations that fit.
+    """Return the NUM_NEAREST unacceptable configurations that are nearest to the limits.
 
-    Limits max_days and max_cost are ignored for the latter, which may have other values and context
-    exchanges.
+    They are chosen among all layouts with the usual axis values, and the fastest configurations
+    that fit in memory with any values and context exchange.
     """
     unlimited = replace(
         problem, constraints=replace(problem.constraints, max_days=None, max_cost=None)
@@ -53,7 +53,9 @@ def nearest_misses(
 
 
 def miss_distance(problem: TrainingProblem) -> Callable[[Recommendation], tuple[int, float, float]]:
-    """Return the order of `nearest_rows` as a key of rows."""
+    """Return a function that gives the sort key of a recommendation, in the order of
+    `nearest_rows`.
+    """
     capacity, longest_s = _memory_capacity(problem), problem.longest_step_s
 
     def of(row: Recommendation) -> tuple[int, float, float]:
@@ -74,11 +76,11 @@ def _memory_capacity(problem: TrainingProblem) -> float:
 def nearest_rows(
     rows: CostedRows, *, problem: TrainingProblem, variant: IntArray | None = None
 ) -> NDArray[np.intp]:
-    """Return indices of the NEAREST of unacceptable candidates.
+    """Return indices of the NUM_NEAREST rows that are nearest to the limits.
 
-    Candidates that miss one limit, memory or time, come first. Ties are ordered by the larger of
-    bytes over the capacity, and seconds over the longest step that max_days and max_cost allow.
-    Equal candidates count once; `variant` also distinguishes them.
+    Candidates that miss only one limit, memory or time, come first. Among these, the order is that
+    of the larger of two ratios: bytes to the capacity, and step time to the longest step that
+    max_days and max_cost permit. Equal candidates of the same `variant` count once.
     """
     size, time = (
         rows.memory_total_bytes / _memory_capacity(problem),
@@ -98,8 +100,6 @@ def nearest_rows(
 def nearest_recommendations(
     chosen: CostedRows, *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
 ) -> tuple[Recommendation, ...]:
-    """Return unacceptable candidates in full, with every missed limit among their estimate's
-    reasons.
-    """
+    """Return a recommendation for each unacceptable row, with all missed limits in its reasons."""
     rows = recommendations_of_rows(chosen, problem=problem, predictor=predictor)
     return tuple(replace(row, estimate=problem.with_missed_targets(row.estimate)) for row in rows)

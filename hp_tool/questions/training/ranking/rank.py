@@ -57,11 +57,15 @@ class CostedRows:
     acceptable.
     """
     own: BoolArray
-    """Has the usual settings of the problem that it is costed with."""
+    """Whether the row has the usual settings of the problem that it is costed with; True if the
+    problem has none.
+    """
     waits_s: FloatArray
-    """Maximum saving of the usual CUDA graphs; 0 if the row has none, or has them already."""
+    """Maximum number of seconds that the usual CUDA graphs can save; 0 if they do not apply or the
+    row has them already.
+    """
     recorded: BoolArray
-    """Has the usual CUDA graphs (`recorded_problem`)."""
+    """Whether the row has the usual CUDA graphs (`usual_settings.recorded_problem`)."""
 
     def take(self, rows: NDArray[np.intp]) -> CostedRows:
         """Return the chosen rows, in the given order."""
@@ -80,14 +84,14 @@ class CostedRows:
         )
 
     def least_value(self, rank_by: RankBy) -> FloatArray:
-        """Return (n,) the minimum of the ranking criterion with the usual CUDA graphs."""
+        """Return (n,) a lower bound of the ranking criterion with the usual CUDA graphs."""
         value = self.value(rank_by)
         return value * (1.0 - self.waits_s / self.step_s) if self.waits_s.any() else value
 
     def best(self, count: int) -> NDArray[np.intp]:
-        """Return indices of the `count` fastest acceptable candidates.
+        """Return indices of the `count` fastest acceptable candidates, fastest first.
 
-        Ties prefer less memory, then the earlier row.
+        Of equally fast candidates, the one with less memory comes first, then the earlier row.
         """
         rows = np.flatnonzero(self.acceptable)
         if len(rows) > count:
@@ -121,8 +125,8 @@ NO_ROWS = CostedRows(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostedSpace(CostedRows):
-    """Every legal candidate, or only the best acceptable ones, and the counts of all
-    combinations.
+    """All legal candidates of a space, or only the best acceptable ones, with counts of the whole
+    space.
     """
 
     legal: int
@@ -130,8 +134,8 @@ class CostedSpace(CostedRows):
     feasible: int
     """Number of acceptable candidates."""
     rejections: dict[str, int]
-    """Number of combinations that each rule rejected, and of legal ones that each limit
-    rejected.
+    """Number of combinations that each rule rejects, and of legal candidates that each limit
+    rejects.
     """
 
 
@@ -144,9 +148,9 @@ def cost_space(
     """Enumerate the legal candidates and cost them in chunks.
 
     Args:
-        keep: Number of best candidates to keep, which bounds memory for spaces of any size.
-        predictor: Corrects the costs. Its factors select the best RERANKED, its residuals order
-            them.
+        keep: Number of best candidates to return; None returns all.
+        predictor: Calibration of the costs. Its factors select the RERANKED best candidates, which
+            its residuals then rank.
     """
     rejections: Counter[str] = Counter()
     kept: list[CostedRows] = []
@@ -173,9 +177,10 @@ def cost_space(
 def costed_chunks(
     *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
 ) -> Iterator[tuple[CostedRows, Counter[str]]]:
-    """Yield the space in chunks: legal candidates with their costs, and rejection counts.
+    """Yield chunks of the space: legal candidates with their costs, and the number of combinations
+    that each rule or limit rejects.
 
-    Only the factors of a `predictor` are applied.
+    Of `predictor`, only the factors are applied, not the residuals.
     """
     keep_heap()
     axes = default_axes(query=problem.parallel, case=problem)
@@ -191,7 +196,9 @@ def costed_chunks(
 def corrected_costs(
     candidates: Candidates, *, problem: TrainingProblem, predictor: CalibratedPredictor | None
 ) -> TrainingCosts:
-    """Return costs of rows or a grid by the cost model, or by the factors of a `predictor`."""
+    """Return the costs of rows or a grid, corrected by the factors of `predictor` if there
+    is one.
+    """
     costs = problem.costs(candidates)
     if predictor is None:
         return costs
@@ -202,10 +209,10 @@ def corrected_costs(
 def with_residuals(
     candidates: Candidates, *, problem: TrainingProblem, predictor: CalibratedPredictor
 ) -> tuple[CostedRows, dict[str, int]]:
-    """Return candidates costed by a calibration with its residuals, and the number that each limit
-    rejects.
+    """Return candidates costed by a calibration including its residuals, and the number of
+    candidates that each limit rejects.
     """
-    costs, fails = predictor.judged(
+    costs, fails = predictor.costs_and_risks(
         problem.costs(candidates), candidates=candidates, problem=problem
     )
     return with_criteria(candidates, costs, problem=problem, predictor=predictor, fails=fails)
@@ -219,11 +226,12 @@ def with_criteria(
     predictor: CalibratedPredictor | None = None,
     fails: FloatArray | None = None,
 ) -> tuple[CostedRows, dict[str, int]]:
-    """Return legal candidates with their ranking criteria, and the number that each limit rejects.
+    """Return legal candidates with their ranking criteria, and the number of candidates that each
+    limit rejects.
 
-    Known crashes of `predictor` count. `fails` is (n,) the probability of running out of memory;
-    None for the cost model's. Rows that do not have the problem's usual settings are not acceptable
-    here and count for nothing.
+    Candidates that crashed, according to `predictor`, are not acceptable. `fails` is (n,) the
+    probability of running out of memory; None computes it by the cost model. Rows without the
+    problem's usual settings are not acceptable and not counted.
     """
     shape = candidates.shape
     own = np.ones(len(candidates), dtype=np.bool_)
@@ -293,9 +301,9 @@ def _usual_waits_s(
 def with_recorded(
     rows: CostedRows, *, problem: TrainingProblem, own: BoolArray | bool = True
 ) -> CostedRows:
-    """Return rows with the usual CUDA graphs if launches limit their steps.
+    """Return the rows with the usual CUDA graphs if kernel launches limit their steps.
 
-    `own` are those of the problem; others are unchanged.
+    Only rows for which `own` is True belong to the problem; other rows are unchanged.
     """
     places = np.flatnonzero((rows.waits_s > 0.0) & own)
     if not len(places):
@@ -318,13 +326,14 @@ def with_recorded(
 
 
 def _flatten_column(column: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return a column of a grid of this shape as one value per row; rows are unchanged."""
+    """Return a column of a grid of this shape as a vector with one value per row."""
     return column if column.ndim == 1 else np.broadcast_to(column, shape).ravel()
 
 
 def _merge_best(parts: list[CostedRows], count: int) -> CostedRows:
-    """Return the best of the rows so far and of a new chunk; most chunks have no fast enough
-    row.
+    """Return the `count` best rows of the parts: the best rows so far, and a new chunk.
+
+    A chunk without a fast enough row, as most are, is not sorted.
     """
     *before, new = parts
     if before and len(ranked := before[0].step_s) == count:
@@ -339,9 +348,9 @@ def _merge_best(parts: list[CostedRows], count: int) -> CostedRows:
 def recommendations_of_rows(
     ranked: CostedRows, *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
 ) -> tuple[Recommendation, ...]:
-    """Return the chosen rows of a problem in full, ranked in their order.
+    """Return a recommendation for each row of a problem, ranked in the order of the rows.
 
-    All of them have the usual CUDA graphs, or none (`CostedRows.recorded`).
+    Either all rows have the usual CUDA graphs (`CostedRows.recorded`), or none has.
     """
     if len(chosen := ranked.candidates) == 0:
         return ()
@@ -373,7 +382,7 @@ def recommendations_of_rows(
 
 
 def group_numbers(rows: Sequence[Row], *, alike: Callable[[Row, Row], bool]) -> list[int]:
-    """Return the group of each ranked row, from 1: rows `alike` the group's first row."""
+    """Return the group of each ranked row, from 1; rows of a group are `alike` its first row."""
     groups: list[int] = []
     first: Row | None = None
     for row in rows:
@@ -386,9 +395,9 @@ def group_numbers(rows: Sequence[Row], *, alike: Callable[[Row, Row], bool]) -> 
 
 @functools.cache
 def keep_heap() -> None:
-    """Make the C library reuse the memory of one chunk for the next.
+    """Make the C library keep freed memory, so that one chunk reuses the memory of the last.
 
-    Until a block of this size has been freed, glibc returns large blocks to the system
-    (mallopt(3)), and allocating them again takes longer than the arithmetic.
+    glibc returns large blocks to the system until a block of this size has been freed (mallopt(3)).
+    Allocating them again takes longer than the arithmetic.
     """
     np.empty(_HEAP_BYTES, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""The best training configurations of a query's space, nearest misses, and Pareto fronts."""
+"""Rank the training configurations of a query, and compute nearest misses and Pareto fronts."""
 
 import itertools
 import math
@@ -39,7 +39,7 @@ from hp_tool.space.pareto import pareto_optimal
 
 MAX_TOP = 1_000
 DYNAMIC_CONTEXT_KEY = "dynamic_context_parallel"
-"""Key of an estimate's provenance."""
+"""Key of an estimate's provenance with the comparison to static context parallelism."""
 MAX_TRAININGS = 16
 """Maximum number of combinations of listed `training` values; each is a separate ranking."""
 
@@ -47,16 +47,15 @@ MAX_TRAININGS = 16
 def recommend(
     *, query: Query, top: int = 10, calibrations: Calibrations | None = None
 ) -> Ranking[Recommendation]:
-    """Rank the space by expected or predicted step time and return the best `top` layouts.
+    """Rank the layouts of a query by expected or mean step time and return the best `top`.
 
-    The first is the one to try (`training.ranking.choice`). If nothing is acceptable, offload is
-    tried if the query leaves it open; if that does not help, the answer contains the nearest
-    misses. `calibrations` determine the ranking and what fits; estimates are given with and without
-    them.
+    Rank 1 is the layout to try first (`training.ranking.choice`). If no configuration is
+    acceptable, offload is tried unless the query sets it. If still none is, the answer contains the
+    nearest misses. With `calibrations`, the ranking and the fit in memory are those of the
+    calibrated estimates; rows contain both estimates.
 
-    Objective min_gpus uses cluster.num_gpus as the maximum and returns the fewest devices with an
-    acceptable configuration. Numbers of devices are whole nodes, or equal parts of one, over which
-    model and batch can be divided.
+    With objective min_gpus, cluster.num_gpus is the maximum, and the ranking is that of the fewest
+    devices with an acceptable configuration (`device_counts`).
     """
     if not 1 <= top <= MAX_TOP:
         raise InputError(f"top must be from 1 to {MAX_TOP}, got {top}", field="top")
@@ -104,10 +103,10 @@ def recommend(
 def _compare_with_static(
     row: Recommendation, *, query: Query, calibrations: Calibrations | None
 ) -> Recommendation:
-    """Return the row with a sentence on the best layout without dynamic context parallelism.
+    """Return the row with a sentence that compares it with the best static layout.
 
-    Dynamic groups exchange only by p2p. Static groups may exchange in any way, so the gain over
-    them can be smaller than the gain over the same layout.
+    Dynamic groups exchange only by p2p, but static groups may exchange in any way. Therefore the
+    gain over the best static layout can be smaller than that over the same layout.
     """
     static = replace(query, parallel=replace(query.parallel, dynamic_context_parallel=None))
     with bounds.repeat_search():
@@ -143,9 +142,10 @@ def _compare_with_static(
 
 
 def _best_of_listed_values(query: Query, *, keep: int, calibrations: Calibrations | None) -> Best:
-    """Return the best with any of the values that `training` lists, offloaded if nothing else fits.
+    """Return the best candidates over all combinations of the values that `training` lists.
 
-    The answers name the values in `provenance.assumed`.
+    Offload is tried if no configuration is acceptable without it. Estimates name the values in
+    `provenance.assumed`.
     """
     choices = query.training.choices if query.training is not None else {}
     count = math.prod(map(len, choices.values()))
@@ -181,7 +181,9 @@ def _best_of_listed_values(query: Query, *, keep: int, calibrations: Calibration
 def _best_of_training(
     query: Query, chosen: Mapping[str, Any], keep: int, calibrations: Calibrations | None
 ) -> Best:
-    """Return the best of one training. `chosen` are values of `training` that its answers name."""
+    """Return the best candidates of one training; `chosen` are its values of listed `training`
+    keys.
+    """
     problem, predictor = _resolve(query, chosen, calibrations)
     keep = max(keep, NUM_LAYOUTS) if has_free_knobs(query, problem) else keep
 
@@ -200,9 +202,9 @@ def _best_of_training(
 def _resolve(
     query: Query, chosen: Mapping[str, Any], calibrations: Calibrations | None
 ) -> tuple[TrainingProblem, CalibratedPredictor | None]:
-    """Return the query's problem, whose answers name the values of `training` chosen for it.
+    """Return the query's problem with the chosen values of `training`, and its predictor.
 
-    Also its predictor; without one, rows have the usual settings.
+    Without a calibration the predictor is None, and rows have the usual settings.
     """
     problem = resolve_training(query)
     values = {f"training.{name}": value for name, value in chosen.items()}
@@ -212,7 +214,7 @@ def _resolve(
 
 
 def _chosen_values(query: Query, best: Best) -> dict[str, Any]:
-    """Return the best's values of those that `training` lists, and its offload."""
+    """Return the values of listed `training` keys and the offload of the best candidate, by key."""
     assert query.training is not None
     chosen = best.problems[0].chosen
     names = (*query.training.choices, "offload")
@@ -227,7 +229,7 @@ def _with_training(query: Query, values: Mapping[str, Any]) -> Query:
 def _nearest_misses(
     query: Query, best: Best, *, calibrations: Calibrations | None
 ) -> tuple[Recommendation, ...]:
-    """Return the nearest misses without or with the free settings, whichever are nearer."""
+    """Return the nearest misses, with or without the free settings (`ranking.knobs`)."""
     problem, predictor = best.problems[0].plain, best.predictors[0]
     found, least = nearest_misses(problem, predictor), miss_distance(problem)
     for other in choose_free_knobs(_with_training(query, _chosen_values(query, best)), best):
@@ -245,7 +247,7 @@ def _with_free_knobs(
     ranked: Callable[[TrainingProblem, CalibratedPredictor | None], Best],
     calibrations: Calibrations | None,
 ) -> Best:
-    """Return the best with the free settings that shorten its steps, else `best`."""
+    """Return the best candidates with the free settings that shorten their steps, else `best`."""
     rankings = [best]
     for faster in choose_free_knobs(query, best):
         faster = faster.with_num_gpus(problem.cluster.num_gpus)
@@ -257,16 +259,17 @@ def _with_free_knobs(
 
 
 def _sort_key(best: Best) -> tuple[int, float]:
-    """Return the sort key of acceptable rankings: fewest devices, then the shortest step."""
+    """Return the sort key of rankings: number of devices, then the step of the best candidate."""
     return best.problems[0].cluster.num_gpus, float(best.value_s[0])
 
 
 def best_offloaded(
     query: Query, best: Best, *, keep: int, calibrations: Calibrations | None
 ) -> Best:
-    """Return the best with optimizer states or activations offloaded, the faster of the two.
+    """Return the best candidates with optimizer states or activations offloaded, whichever is
+    faster.
 
-    `best` is returned if the query sets offload or nothing becomes acceptable.
+    `best` is returned if the query sets offload or no candidate is acceptable with it.
     """
     if query.training is None or query.training.offload is not None or not best.computed:
         return best
@@ -299,11 +302,11 @@ def best_offloaded(
 def pareto_front(
     *, query: Query, against: Against, calibrations: Calibrations | None = None
 ) -> tuple[Recommendation, ...]:
-    """Return Pareto-optimal configurations in two objectives.
+    """Return the Pareto-optimal configurations in step time and a second objective.
 
     memory: step time and bytes on the fullest device, fastest first. gpus: expected step time,
-    which counts the risk of running out of memory, and number of devices up to cluster.num_gpus,
-    fewest first; the `provenance` of each estimate names its number.
+    which includes the risk of running out of memory, and number of devices up to cluster.num_gpus,
+    fewest devices first; `provenance.num_gpus` of each estimate is the number.
     """
     best = _best_of_listed_values(
         replace(query, objective="throughput"), keep=1, calibrations=calibrations
@@ -335,10 +338,10 @@ def pareto_front(
 
 
 def device_counts(problem: TrainingProblem) -> tuple[int, ...]:
-    """Return ascending numbers of devices up to the cluster's that t p c d can fill.
+    """Return the numbers of devices up to the cluster's that are t p c d of a layout, ascending.
 
-    They are whole nodes, or equal parts of one. d divides the global batch; t, p and c are the
-    values that a search on the whole cluster would try.
+    d divides the global batch; t, p and c are the values that a ranking on the whole cluster tries.
+    Numbers are whole nodes, or equal parts of one.
     """
     cluster, batch = problem.cluster, problem.workload.global_batch_size
     axes = default_axes(query=problem.parallel, case=problem)
@@ -364,9 +367,8 @@ def fewest_devices(
     rank_by: RankBy = "expected",
     predictor: CalibratedPredictor | None = None,
 ) -> tuple[TrainingProblem, Best]:
-    """Return the fewest of `device_counts` with an acceptable configuration, and the best there.
-
-    The whole cluster if none has one.
+    """Return the problem with the smallest of `device_counts` that has an acceptable configuration,
+    and its best candidates; the problem on the whole cluster if no number has one.
     """
     problem = problem.choosing({"cluster.num_gpus": problem.cluster.num_gpus})
     for smaller in _possible_problems(problem):
@@ -377,10 +379,10 @@ def fewest_devices(
 
 
 def _memory_front(best: Best) -> Best:
-    """Return acceptable candidates that are Pareto-optimal in step time and memory, fastest first.
+    """Return the acceptable candidates that are Pareto-optimal in step time and memory, fastest
+    first.
 
-    The usual axis values and all nearly fastest candidates are considered, with every open
-    strategy.
+    They are chosen among all layouts with the usual axis values, and the rows of `best`.
     """
     predictor = best.predictors[0]
     others = best.take(np.flatnonzero(~np.isin(best.variant, best.bases)))
@@ -409,8 +411,8 @@ def _acceptable_front(rows: CostedRows) -> CostedRows:
 
 
 def _possible_problems(problem: TrainingProblem) -> Iterator[TrainingProblem]:
-    """Return the problem on each of `device_counts` that could meet the deadline at twice the
-    devices' peak.
+    """Yield the problem with each of `device_counts` on which a step at twice the devices' peak
+    could meet deadline and budget.
     """
     for count in device_counts(problem):
         smaller = problem if count == problem.cluster.num_gpus else problem.with_num_gpus(count)
