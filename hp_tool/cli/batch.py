@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from hp_tool.cli.batches.sources import Item
 
 FLUSH_LINES = 64
-"""Number of lines after which answers are flushed. A killed batch loses at most these, and a reader
-of the output waits for at most these.
+"""Number of answers after which the output is flushed. A killed batch loses at most this many
+answers.
 """
 MAX_CODES = 5
-"""Maximum number of reasons and errors shown per kind, the most frequent first."""
+"""Maximum number of rejection codes and of error codes in the summary, most frequent first."""
 
 
 def batch(
@@ -44,33 +44,39 @@ def batch(
         str, typer.Option(help="File for the answers; - writes standard output.")
     ] = "-",
     task: Annotated[
-        Literal["estimate", "recommend"], typer.Option(help="What to do with each query.")
+        Literal["estimate", "recommend"],
+        typer.Option(help="Estimate one configuration per query, or rank its configurations."),
     ] = "estimate",
     top: Annotated[
         int, typer.Option(min=1, max=1000, help="recommend: maximum number of rows.")
     ] = 10,
     format: Annotated[
         Literal["jsonl", "yaml", "csv"] | None,
-        typer.Option(help="Format of QUERIES; by default by its suffix, else jsonl."),
+        typer.Option(help="Format of QUERIES. Default: by the file's suffix, else jsonl."),
     ] = None,
     base: Annotated[
-        str | None, typer.Option(metavar="QUERY", help="csv: the query that every row changes.")
+        str | None,
+        typer.Option(metavar="QUERY", help="csv: the query to which every row adds its values."),
     ] = None,
     jobs: Annotated[int, typer.Option(min=1, max=256, help="Number of processes.")] = 1,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Keep the answers in --output and continue behind them."),
+        typer.Option(
+            "--resume", help="Keep the answers in --output and continue after the last one."
+        ),
     ] = False,
     summary: Annotated[
-        bool, typer.Option("--summary", help="Print a summary on standard error.")
+        bool,
+        typer.Option("--summary", help="Print the numbers of answers by result to standard error."),
     ] = False,
     server: Annotated[
-        str | None, typer.Option(envvar="HP_SERVER", help="Have this server answer.")
+        str | None,
+        typer.Option(envvar="HP_SERVER", help="URL of a service that answers the queries."),
     ] = None,
     calibration: query_files.CalibrationOption = True,
 ) -> None:
-    """Answer many queries. The exit code is 0 if the batch could run; queries without an answer
-    have status error.
+    """Answer many queries. The exit code is 0 if the batch ran. A query that cannot be answered
+    gets a line with status error.
     """
     from hp_tool.cli.batches import answering, sources
 
@@ -82,12 +88,12 @@ def batch(
         )
     if server and jobs > 1:
         raise InputError(
-            "--jobs starts processes on this machine; remove it, or --server", field="--jobs"
+            "--jobs starts processes on this machine; remove --jobs or --server", field="--jobs"
         )
     if server:
         require("client", by="--server")
-    work = answering.Task(name=task, top=top, calibration=calibration)
-    counts = Summary(reading=summary)
+    batch_task = answering.Task(name=task, top=top, calibration=calibration)
+    counts = Summary(parse_answers=summary)
     with _open_queries(queries) as source, _open_output(output, resume=resume) as stream:
         items = sources.read_items(
             source, format=kind, base={} if base is None else query_files.read_mapping(base)
@@ -95,13 +101,13 @@ def batch(
         if resume:
             kept, last = truncate_incomplete_line(stream)
             _skip_answered(items, kept=kept, last=last, task=task)
-            sys.stderr.write(f"{kept} answers kept\n")
+            sys.stderr.write(f"kept {kept} answers from --output\n")
         if server:
-            answers = answering.answer_by_server(items, work, server=server)
+            answers = answering.answer_by_server(items, batch_task, server=server)
         elif jobs > 1:
-            answers = answering.answer_by_processes(items, work, jobs=jobs)
+            answers = answering.answer_by_processes(items, batch_task, jobs=jobs)
         else:
-            answers = answering.answer_here(items, work)
+            answers = answering.answer_here(items, batch_task)
         for number, answer in enumerate(_with_progress(answers, source), start=1):
             stream.write(answer.encode() + b"\n")
             counts.add(answer)
@@ -113,9 +119,7 @@ def batch(
 
 
 def _with_progress(answers: Iterator[str], source: BinaryIO) -> Iterator[str]:
-    """Yield the answers; if standard error is a terminal, show how far the queries have been
-    read.
-    """
+    """Yield the answers; if standard error is a terminal, show a progress bar."""
     if not sys.stderr.isatty():
         yield from answers
         return
@@ -161,7 +165,7 @@ def _open_queries(path: str) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _open_output(path: str, *, resume: bool) -> Iterator[BinaryIO]:
-    """Open the stream for answers; `-` is standard output, and `resume` keeps an existing file."""
+    """Open the output; `-` is standard output. With `resume`, an existing file is not emptied."""
     if path == "-":
         if resume:
             raise InputError("--resume requires --output, the file to continue", field="--resume")
@@ -182,11 +186,11 @@ def _open_output(path: str, *, resume: bool) -> Iterator[BinaryIO]:
 
 
 def truncate_incomplete_line(stream: BinaryIO) -> tuple[int, bytes]:
-    """Remove an incomplete last line and seek to the end; return the number of complete lines and
-    the last of them.
+    """Remove an incomplete last line and seek to the end. Return the number of complete lines and
+    the last complete line.
 
     Raises:
-        InputError: A line is not an answer, because a disk or an editor damaged it.
+        InputError: A line is not an answer.
     """
     kept = end = 0
     last = b""
@@ -196,7 +200,7 @@ def truncate_incomplete_line(stream: BinaryIO) -> tuple[int, bytes]:
             break
         kept, end, last = kept + 1, end + len(line), line[:-1]
         if _mapping(last).get("status") not in ("ok", "error"):
-            fix = f"keep what is before it (head -n {kept - 1}), or write another file"
+            fix = f"keep the lines before it (head -n {kept - 1}), or write another file"
             raise InputError(
                 f"--resume: line {kept:,} of the output is not an answer; {fix}", field="--output"
             )
@@ -227,7 +231,7 @@ def _skip_answered(items: Iterator[Item], *, kept: int, last: bytes, task: str) 
         if answer.get("id") != (query_id if isinstance(query_id, str) else None):
             problem = f"its line {kept:,} answers {answer.get('id')!r}, not {query_id!r}"
         elif other in answer:
-            problem = f"its answers are not those of --task {task}"
+            problem = f"its answers are not from --task {task}"
     if problem is not None:
         raise InputError(
             f"--resume: the output does not belong to these queries: {problem}", field="--output"
@@ -244,14 +248,10 @@ def _mapping(line: bytes) -> dict[str, object]:
 
 @dataclass(slots=True, kw_only=True)
 class Summary:
-    """Numbers of answered and failed queries, and the best answer, counted while answers are
-    printed.
-    """
+    """Numbers of answered and failed queries, and the best answer."""
 
-    reading: bool
-    """Whether to parse the answers, which the printed summary needs, instead of only counting
-    them.
-    """
+    parse_answers: bool
+    """Parse the answers, which `print` needs; False: only count lines and errors."""
     lines: int = 0
     errors: int = 0
     _feasible: int = 0
@@ -265,10 +265,10 @@ class Summary:
             '"status":"error"' in line or '"status": "error"' in line
         )  # Inside a JSON string, quotes are escaped.
         self.errors += error
-        if self.reading:
-            self._read(json.loads(line))
+        if self.parse_answers:
+            self._count(json.loads(line))
 
-    def _read(self, answer: dict[str, Any]) -> None:
+    def _count(self, answer: dict[str, Any]) -> None:
         if answer["status"] == "error":
             self._codes["error", answer["error"]["code"]] += 1
             return
@@ -297,16 +297,16 @@ class Summary:
             self._best = (rate, self.lines, answer["id"])
 
     def print(self) -> None:
-        """Print the summary on standard error, because standard output may have the answers."""
+        """Print the summary to standard error, because answers may go to standard output."""
         from hp_tool.cli.layout import make_console, print_table
 
         infeasible = self.lines - self.errors - self._feasible
         rows = [("answered", self.lines), ("feasible", self._feasible)]
         rows += [
             ("infeasible", infeasible),
-            *self._codes_of("infeasible"),
+            *self._most_frequent_codes("infeasible"),
             ("errors", self.errors),
-            *self._codes_of("error"),
+            *self._most_frequent_codes("error"),
         ]
         console = make_console(stderr=True)
         print_table(
@@ -319,6 +319,8 @@ class Summary:
                 markup=False,
             )
 
-    def _codes_of(self, kind: str) -> list[tuple[str, int]]:
-        codes = Counter({code: count for (of, code), count in self._codes.items() if of == kind})
+    def _most_frequent_codes(self, kind: str) -> list[tuple[str, int]]:
+        codes = Counter(
+            {code: count for (code_kind, code), count in self._codes.items() if code_kind == kind}
+        )
         return [(f"  {code}", count) for code, count in codes.most_common(MAX_CODES)]

@@ -1,5 +1,5 @@
-"""`hp-tool calibrate` and `measurements`: correct predictions by stored measurements, choose which
-measurements count, and run micro-benchmarks.
+"""`hp-tool calibrate` and `measurements`: fit stored measurements, select the measurements that
+calibrations use, and run micro-benchmarks.
 """
 
 from __future__ import annotations
@@ -33,30 +33,32 @@ def calibrate(
             help="JSON lines of {query, parallel, measurement} to store first; - reads stdin.",
         ),
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="Only clusters of this GPU.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="Fit only measurements on this GPU.")] = None,
     framework: Annotated[
-        str | None, typer.Option(help="Only measurements of this framework.")
+        str | None, typer.Option(help="Fit only measurements of this framework.")
     ] = None,
     cluster: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="First time single operations on this cluster, and store its efficiency.",
+            help="First run micro-benchmarks on this cluster and store its fitted constants.",
         ),
     ] = None,
     launcher: Annotated[
-        str | None, typer.Option(help="With --cluster: the launcher, if not the one of its entry.")
+        str | None,
+        typer.Option(help="With --cluster: launcher. Default: that of the cluster's entry."),
     ] = None,
     precision: Annotated[
-        list[str] | None, typer.Option(help="With --cluster: matmul inputs to time.")
+        list[str] | None,
+        typer.Option(help="With --cluster: precision of the matmuls to benchmark; repeatable."),
     ] = None,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Fit the measurements: a new version for every cluster, framework and model family with new
-    measurements.
+    """Fit the stored measurements. Each cluster, framework and model family with new measurements
+    gets a new calibration version.
 
-    Estimates, recommendations and searches use the newest version. Lines of a file are stored or
-    refused one by one.
+    Estimates, recommendations and searches use the newest version. Each line of a file is stored or
+    rejected separately.
     """
     require("search", by="`hp-tool calibrate`")
     from hp_tool.domain.measurement_records import Imported
@@ -101,24 +103,32 @@ def calibrate(
 def measurements(
     accept: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID", help="Let it teach: one that was held, excluded or deleted."),
+        typer.Option(
+            metavar="ID", help="Use this measurement, even if it was held, excluded or deleted."
+        ),
     ] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="It teaches nothing from now on.")
+        list[str] | None,
+        typer.Option(metavar="ID", help="Do not use this measurement; lists still show it."),
     ] = None,
     delete: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="The same, and lists leave it out.")
+        list[str] | None,
+        typer.Option(metavar="ID", help="Do not use this measurement; lists omit it."),
     ] = None,
-    gpu: Annotated[str | None, typer.Option(help="Only of this GPU.")] = None,
-    model: Annotated[str | None, typer.Option(help="Only of this model.")] = None,
-    framework: Annotated[str | None, typer.Option(help="Only of this framework.")] = None,
-    state: Annotated[State | None, typer.Option(help="Only of this state.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="List only measurements on this GPU.")] = None,
+    model: Annotated[str | None, typer.Option(help="List only measurements of this model.")] = None,
+    framework: Annotated[
+        str | None, typer.Option(help="List only measurements of this framework.")
+    ] = None,
+    state: Annotated[
+        State | None, typer.Option(help="List only measurements in this state.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Maximum number of rows.")] = 20,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """List stored measurements, newest first; accept, exclude or delete some.
+    """List stored measurements, newest first. Accept, exclude or delete measurements.
 
-    A change makes a new version of the calibration at once; earlier versions stay readable.
+    A change creates a new version of the calibration at once. Earlier versions remain available.
     """
     require("search", by="`hp-tool measurements`")
     from hp_tool.loop import learning
@@ -202,10 +212,10 @@ def _print_measurements(records: Sequence[MeasurementRecord]) -> None:
 
 
 def import_measurements(store: Store, lines: Iterable[Line], *, hold: bool = False) -> Imported:
-    """Store the measurement of every valid line, a repeated line once; print on standard error why
-    others were rejected.
+    """Store the measurement of every valid line, a repeated line once. Print to standard error why
+    other lines were rejected.
 
-    With `hold`, they do not calibrate until someone accepts them.
+    With `hold`, calibrations do not use the measurements until a user accepts them.
     """
     from hp_tool.domain.digests import json_digest
     from hp_tool.loop.learning import add_reports
@@ -224,7 +234,7 @@ def import_measurements(store: Store, lines: Iterable[Line], *, hold: bool = Fal
         where = (
             f" ({refused.field})" if refused.field and refused.field not in refused.message else ""
         )
-        typer.echo(f"line {refused.line} refused: {refused.message}{where}", err=True)
+        typer.echo(f"line {refused.line} rejected: {refused.message}{where}", err=True)
     for record in imported.stored:
         for warning in record.warnings:
             typer.echo(f"measurement {record.id}: {warning}", err=True)
@@ -244,7 +254,7 @@ def _print_calibrations(
             f", {number} of them held: see `hp-tool measurements --state held`" if number else ""
         )
         refused = (
-            f", {format_count(len(imported.refused), 'line')} refused" if imported.refused else ""
+            f", {format_count(len(imported.refused), 'line')} rejected" if imported.refused else ""
         )
         console.print(
             f"{format_count(len(imported.stored), 'measurement')} stored{held_back}{refused}",
@@ -253,8 +263,7 @@ def _print_calibrations(
     if not made:
         if not quiet:
             console.print(
-                "no measurements to calibrate with: run `hp-tool tune`, or import some with "
-                "--measurements FILE"
+                "no measurements to calibrate with: run `hp-tool tune`, or pass --measurements FILE"
             )
         return
     rows = [
@@ -270,9 +279,7 @@ def _print_calibrations(
         for each in made
     ]
     heads = ("cluster", "software", "models", "version", "measurements", "before", "after")
-    title = (
-        "median error of step time: the cost model alone, and calibrated on the other measurements"
-    )
+    title = "median error of step times: cost model alone, and calibrated on the other measurements"
     print_table(console, heads, rows, title=title, left=3)
 
 
@@ -283,9 +290,7 @@ def _format_percent(fraction: float | None) -> str:
 def _benchmark(
     name: str, *, launcher: str | None, precisions: Sequence[str] | None
 ) -> MachineReport:
-    """Time the cluster's operations, check one training step, and store the profile for later
-    estimates of this cluster.
-    """
+    """Run micro-benchmarks and one training step on the cluster, and store the fitted constants."""
     from hp_tool import catalog
     from hp_tool.catalog.efficiency import save_machine_profile
     from hp_tool.loop.learning import machine
@@ -298,9 +303,9 @@ def _benchmark(
         precisions or (("fp32",) if cpu else ("bf16",)), gpu=cluster.gpu
     )
     engine = cluster_launcher(name, name=launcher)
-    typer.echo(f"timing operations on {cluster.num_gpus} x {cluster.gpu.name} ...", err=True)
+    typer.echo(f"benchmarking operations on {cluster.num_gpus} x {cluster.gpu.name} ...", err=True)
     report, _ = machine.benchmark_machine(cluster=cluster, launcher=engine, precisions=chosen)
-    typer.echo("one real training step ...", err=True)
+    typer.echo("running one training step ...", err=True)
     check = machine.check_step(
         cluster=cluster, launcher=engine, profile=report.profile, precision=chosen[0]
     )
@@ -318,7 +323,7 @@ def _print_report(report: MachineReport) -> None:
     print_table(console, ("fit", "operations", "median error"), rows, title=title, left=1)
     for outlier in report.outliers:
         console.print(
-            f"slow {outlier.kind}: {outlier.name} is {outlier.slowdown:.2f} times as slow as "
+            f"slow {outlier.kind}: {outlier.name} takes {outlier.slowdown:.2f} times as long as "
             f"its peers "
             f"({outlier.operations} operations)",
             highlight=False,

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     Spec = ModelSpec | GpuSpec | NodeType | Recipe | RegisteredTrainer
 
-NameArgument = Annotated[str | None, typer.Argument(help="A name or alias; lists all by default.")]
+NameArgument = Annotated[str | None, typer.Argument(help="Name or alias. Default: list all.")]
 JsonOption = Annotated[
     bool,
     typer.Option(
         "--json",
-        help="Print one JSON object on standard output; that of a single name is valid input.",
+        help="Print one JSON object. For a single name, the object is a valid catalogue entry.",
     ),
 ]
 
@@ -33,7 +33,7 @@ _ALWAYS_SHOWN = {"architecture", "tie_word_embeddings", "gated_mlp", "normalizat
 
 
 def models(name: NameArgument = None, as_json: JsonOption = False) -> None:
-    """List the catalogue's models, or show one by name, alias or file."""
+    """List the models of the catalogue, or show one model by name, alias or file."""
     from hp_tool import catalog
     from hp_tool.domain.query import OwnFile
 
@@ -61,7 +61,7 @@ def models(name: NameArgument = None, as_json: JsonOption = False) -> None:
 
 
 def gpus(name: NameArgument = None, as_json: JsonOption = False) -> None:
-    """List the GPUs of the catalogue, or show one with its source."""
+    """List the GPUs of the catalogue, or show one GPU with its source."""
     from hp_tool import catalog
 
     specs = [catalog.gpu(each) for each in ([name] if name else catalog.names("gpus"))]
@@ -112,8 +112,8 @@ def clusters(name: NameArgument = None, as_json: JsonOption = False) -> None:
 
 
 def recipes(name: NameArgument = None, as_json: JsonOption = False) -> None:
-    """List the recipes for training.recipe, or show the settings of one and the trainings it
-    applies to.
+    """List the recipes for training.recipe, or show the settings of one recipe and the trainings
+    to which they apply.
     """
     from hp_tool.questions.training.recipes import get_recipe, list_recipes
 
@@ -129,8 +129,9 @@ def recipes(name: NameArgument = None, as_json: JsonOption = False) -> None:
         )
         return
     typer.echo(
-        f"{shown[0].description}\nsource: {shown[0].source}\nLater rows win, and what a query "
-        "writes wins over all."
+        f"{shown[0].description}\nsource: {shown[0].source}\nLater rows override earlier "
+        f"rows, and the query "
+        "overrides the recipe."
     )
     _print_table(
         ("for", "sets"),
@@ -140,7 +141,7 @@ def recipes(name: NameArgument = None, as_json: JsonOption = False) -> None:
 
 
 def trainers(name: NameArgument = None, as_json: JsonOption = False) -> None:
-    """List the registered training commands for a search's `trainer`, or show one."""
+    """List the registered training commands (`trainer` of a search), or show one command."""
     from hp_tool.cluster.trainers.command import registered_trainer, registered_trainers
 
     if name is None:
@@ -219,11 +220,13 @@ def _with_unit(value: float | None, unit: float) -> str:
 def fields(
     words: Annotated[
         str | None,
-        typer.Argument(help="Words of a field's path, label or help; lists all by default."),
+        typer.Argument(
+            help="Words to find in paths, labels and descriptions. Default: list all fields."
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the query fields of the forms: path, label, values and default."""
+    """List fields of a query with path, label, values and default."""
     from hp_tool.questions.form_fields import form_sections
 
     known = {
@@ -254,9 +257,7 @@ def _print_entries(
     heads: Sequence[str],
     rows: Iterable[Sequence[str]],
 ) -> None:
-    """Print the JSON of one entry or of all, the fields of a single entry, or a table of all
-    entries.
-    """
+    """Print the entries as JSON, the fields of a single entry, or a table of all entries."""
     if as_json:
         items = [dataclasses.asdict(spec) | _parameter_counts(spec) for spec in specs]
         typer.echo(json.dumps(items[0] if single else {"items": items}))
@@ -271,11 +272,9 @@ def _print_entries(
 
 
 def _entry_fields(spec: Spec, kind: Kind) -> dict[str, object]:
-    """Return the fields of a specification that are set, and what its catalogue entry adds, if it
-    has one.
+    """Return the set fields of a specification, with aliases and source of its catalogue entry.
 
-    A model has many fields; returned are those that differ from their defaults, and its parameter
-    counts.
+    For a model, only the fields that differ from their defaults, and the parameter counts.
     """
     from hp_tool import catalog
     from hp_tool.domain.model import ModelSpec
@@ -322,7 +321,7 @@ def _parameter_counts(spec: Spec) -> dict[str, int]:
 def _print_table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], *, text: bool = False
 ) -> None:
-    """Print a table of names and their figures; with `text`, of two columns of words that wrap."""
+    """Print a table; with `text`, all columns are text that wraps."""
     from hp_tool.cli.layout import make_console, print_table
 
     print_table(make_console(), heads, rows, left=len(heads) if text else 1, wrap=text)

@@ -41,15 +41,13 @@ db = typer.Typer(no_args_is_help=True, help="Create, upgrade, back up and copy t
 def upgrade(
     yes: Annotated[
         bool,
-        typer.Option(
-            "--yes", "-y", help="Upgrade a SQLite file although a worker is at work on it."
-        ),
+        typer.Option("--yes", "-y", help="Upgrade a SQLite file even if a worker uses it."),
     ] = False,
     database_url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Upgrade the schema to the newest version; harmless if it is. A SQLite file is copied beside
-    itself first.
+    """Upgrade the schema to the newest version, if it is older. A SQLite file is first copied in
+    its folder.
     """
     require("search", by="`hp-tool db`")
     from hp_tool import store
@@ -63,7 +61,7 @@ def upgrade(
     except ConflictError as error:
         if not sys.stdin.isatty():
             raise ConflictError(f"{error.message}, or pass --yes", code=error.code) from None
-        typer.confirm(f"{error.message}. Upgrade all the same?", abort=True, err=True)
+        typer.confirm(f"{error.message}. Upgrade anyway?", abort=True, err=True)
         upgrades.upgrade(url, while_in_use=True)
     if as_json:
         typer.echo(json.dumps({"database": store.masked(url), "current": schema.HEAD}))
@@ -76,7 +74,7 @@ def upgrade(
 
 @db.command()
 def current(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """Show which schema version the database has, and which one this hp-tool needs."""
+    """Show the schema version of the database, and the version that this hp-tool needs."""
     require("search", by="`hp-tool db`")
     from hp_tool import store
     from hp_tool.store import schema
@@ -111,7 +109,7 @@ def copy(
     target: Annotated[str, typer.Argument(help="Database URL to fill; its tables must be empty.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Copy everything from one database into another, such as from SQLite to PostgreSQL."""
+    """Copy all data from one database to another, such as from SQLite to PostgreSQL."""
     require("search", by="`hp-tool db`")
     from hp_tool.store import maintenance
 
@@ -128,43 +126,53 @@ def prune(
         float | None,
         typer.Option(
             metavar="DAYS",
-            help="Events, audit rows, idempotency keys, ends of logs older than this.",
+            help="Delete events, audit rows, idempotency keys and log excerpts older than this.",
         ),
     ] = None,
     searches_older_than: Annotated[
         float | None,
         typer.Option(
-            metavar="DAYS", help="Searches that ended longer ago, with their runs and folders."
+            metavar="DAYS",
+            help="Delete searches that ended longer ago, with their runs and folders.",
         ),
     ] = None,
     keep_searches: Annotated[
         int | None,
-        typer.Option(metavar="NUMBER", help="All but so many ended searches, the newest ones."),
+        typer.Option(metavar="NUMBER", help="Delete ended searches except the newest NUMBER."),
     ] = None,
     folders_older_than: Annotated[
         float | None,
-        typer.Option(metavar="DAYS", help="Folders on this host of runs that ended longer ago."),
+        typer.Option(
+            metavar="DAYS", help="Delete folders on this host of runs that ended longer ago."
+        ),
     ] = None,
     keep_folders: Annotated[
         int | None,
-        typer.Option(metavar="NUMBER", help="All but so many of these folders, the newest ones."),
+        typer.Option(
+            metavar="NUMBER", help="Delete run folders on this host except the newest NUMBER."
+        ),
     ] = None,
     measurements_older_than: Annotated[
         float | None,
-        typer.Option(metavar="DAYS", help="Measurements, which otherwise stay whatever else goes."),
+        typer.Option(
+            metavar="DAYS",
+            help="Delete measurements older than this. No other flag deletes measurements.",
+        ),
     ] = None,
     watches_older_than: Annotated[
         float | None,
-        typer.Option(metavar="DAYS", help="Watched jobs whose last report is older than this."),
+        typer.Option(
+            metavar="DAYS", help="Delete watched jobs whose last report is older than this."
+        ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Count what would go, and delete nothing.")
+        bool, typer.Option("--dry-run", help="Count what would be deleted, and delete nothing.")
     ] = False,
     database_url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete what is old: what the flags name, else what a worker's HP_RETENTION_... settings do.
-    Nothing that ended within a day goes, no folder of an unfinished run, and no calibration.
+    """Delete old data as the flags specify, or without flags as the HP_RETENTION_... variables
+    specify. Data of the last day, folders of unfinished runs and calibrations are never deleted.
     """
     require("search", by="`hp-tool db`")
     from hp_tool import store as stores
@@ -200,8 +208,8 @@ def prune(
 
 
 def doctor(database_url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """Check database, folders, profiler, GPUs, Slurm and clusters without changing anything. Exit 1
-    if a check fails.
+    """Check database, folders, profiler, GPUs, Slurm and clusters without changing anything. The
+    exit code is 1 if a check fails.
     """
     from hp_tool.cluster.diagnostics import examine
 

@@ -1,5 +1,5 @@
-"""`hp-tool export RESULT` writes another tool's configuration; `hp-tool import COMMAND` reads and
-assesses one.
+"""`hp-tool export RESULT` writes the configuration of another tool. `hp-tool import COMMAND` reads
+such a configuration and compares it with its prediction.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SEARCH_ID = re.compile(r"[0-9a-f]{16}")
 
 
 class FormatsCommand(TyperCommand):
-    """A command whose help lists the formats, which are loaded only when it is called."""
+    """A command whose help lists the formats, which are loaded only when the command is called."""
 
     def get_params(self, ctx: Any) -> Any:
         """Return the parameters, with the formats' names in the help of --format."""
@@ -55,23 +55,26 @@ def export(
     ],
     format: Annotated[
         str | None,
-        typer.Option("--format", help="{writable}. Default: that of the query's framework."),
+        typer.Option("--format", help="{writable}. Default: the format of the query's framework."),
     ] = None,
-    rank: Annotated[int, typer.Option(min=1, max=1000, help="Which recommendation.")] = 1,
+    rank: Annotated[
+        int, typer.Option(min=1, max=1000, help="Rank of the recommendation to export.")
+    ] = 1,
     tool: Annotated[
         str | None,
         typer.Option(
             "--for",
             metavar="FORMAT",
-            help="Rank again among the layouts that this format's tool supports, and report the "
-            "slowdown.",
+            help="Rank only the layouts that the tool of this format supports, export the "
+            "best, and "
+            "report the slowdown.",
         ),
     ] = None,
     settings: queries.Setting = None,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Print the configuration as another tool's flags or file; an option that the tool lacks is an
-    error that names it.
+    """Print the configuration as the flags or the file of another tool. A setting that the tool
+    lacks is an error that names the setting.
     """
     from hp_tool.formats.exchange import export_configuration, export_for_tool
     from hp_tool.questions import schema
@@ -84,7 +87,7 @@ def export(
         )
     content = _search_result(result) or queries.read_mapping(result)
     if changes := queries.query_overrides({}, settings):
-        if tool is None and "kind" not in content:  # The row's layout, as a query.
+        if tool is None and "kind" not in content:  # Convert the row to a query.
             chosen_row = Configuration.read(content, rank=rank, parse=schema.parse_own_query)
             content, rank = chosen_row.mapping(), 1
         query = content if "kind" in content else content.get("query")
@@ -107,9 +110,7 @@ def export(
 
 
 def _search_result(name: str) -> dict[str, Any] | None:
-    """Return the result of the local search with this id; None for other texts, or if a file has
-    this name.
-    """
+    """Return the result of the local search with this id; None if `name` is no id or is a file."""
     if not _SEARCH_ID.fullmatch(name) or Path(name).exists():
         return None
     require("search", by="`hp-tool export` of a search")
@@ -131,24 +132,24 @@ def import_(
         typer.Argument(
             metavar="CONFIGURATION",
             help="A launch script, a configuration file, or a log that begins with Megatron's "
-            "arguments; - is standard input. Without one, --log alone is summarized.",
+            "arguments; - is standard input. Without it, only the log in --log is summarized.",
         ),
     ] = None,
     log: Annotated[
         str | None,
         typer.Option(
-            help="The run's log, for step times, memory, and values that the script does not set."
+            help="Log of the run, for step times, memory, and values that the script does not set."
         ),
     ] = None,
     format: Annotated[
-        str | None, typer.Option("--format", help="{readable}; guessed by default.")
+        str | None, typer.Option("--format", help="{readable}. Default: detected.")
     ] = None,
     variable: Annotated[
         list[str] | None,
         typer.Option(
             "--var",
             metavar="NAME=VALUE",
-            help="A variable of the script's environment; 1=... is its first argument.",
+            help="Variable of the script's environment; 1=... is its first argument.",
         ),
     ] = None,
     file: Annotated[
@@ -156,8 +157,8 @@ def import_(
         typer.Option(
             "--file",
             metavar="FILE",
-            help="A file that the script sources or names: FILE, or NAME=FILE. Files in its "
-            "folder are found.",
+            help="File that the script sources or names: FILE, or NAME=FILE. Files in the script's "
+            "folder are found automatically.",
         ),
     ] = None,
     ignore: Annotated[
@@ -165,7 +166,7 @@ def import_(
         typer.Option(
             "--ignore",
             metavar="FLAG",
-            help="A flag or key to pass over, as it costs neither time nor memory.",
+            help="A flag or key to ignore because it affects neither time nor memory.",
         ),
     ] = None,
     query_only: Annotated[
@@ -175,8 +176,8 @@ def import_(
         bool,
         typer.Option(
             "--search",
-            help="Print the query of a search for a better one, compared with this one "
-            "(search.baseline), and stop.",
+            help="Print the query of a search with this configuration as search.baseline, "
+            "and stop.",
         ),
     ] = False,
     model: queries.Model = None,
@@ -187,8 +188,8 @@ def import_(
     settings: queries.Setting = None,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Assess what you run: its prediction, the gap to its log, and the best configuration for the
-    same work, as a diff of flags.
+    """Predict the step time of a launch script, compare it with the log, and print the best
+    configuration for the same work as a diff of flags.
     """
     import yaml
 
@@ -203,7 +204,10 @@ def import_(
         raise InputError(f"log file {log} does not exist", field="--log")
     lines = Path(log).read_text(errors="replace").splitlines() if log is not None else []
     if command is None and log is None:
-        raise InputError("Name a configuration, or a log with --log.", field="CONFIGURATION")
+        raise InputError(
+            "no configuration given; pass a script, a configuration file, or a log with --log",
+            field="CONFIGURATION",
+        )
     if command is None and not PRINTED_ARGUMENTS.search("\n".join(lines)):
         summary = summarize_log(lines)
         typer.echo(schema.to_json(summary)) if as_json else _print_log_summary(summary, str(log))
@@ -239,7 +243,7 @@ def import_(
     own_log = text.splitlines() if log is None and "elapsed time per iteration" in text else None
     assessment = assess(parsed, reading=reading, log=lines if log is not None else own_log)
     if beside:
-        typer.echo(f"read from its folder: {', '.join(beside)}", err=True)
+        typer.echo(f"read from the script's folder: {', '.join(beside)}", err=True)
     typer.echo(schema.to_json(assessment)) if as_json else _print_assessment(assessment)
     if not assessment.estimate.feasible:
         raise typer.Exit(3)
@@ -257,7 +261,7 @@ def _unique_base_names(beside: dict[str, str]) -> dict[str, str]:
 
 
 def _read_files(names: list[str] | None) -> dict[str, str]:
-    """Return the texts of files by their name in the script: the given name, or the file's own."""
+    """Return the texts of files by NAME of NAME=FILE, or else by their base name."""
     from hp_tool.catalog.documents import read_text
 
     texts: dict[str, str] = {}
@@ -268,7 +272,7 @@ def _read_files(names: list[str] | None) -> dict[str, str]:
 
 
 def _print_assessment(assessment: Assessment) -> None:
-    """Print how the run compares with its prediction, what to change, and then the details."""
+    """Print the measured and predicted step time, the flags to change, and the details."""
     from hp_tool.cli.layout import make_console, print_flags
     from hp_tool.cli.serving_tables import print_inference_estimate
     from hp_tool.cli.tables import print_estimate
@@ -289,7 +293,7 @@ def _print_assessment(assessment: Assessment) -> None:
 
 
 def _print_log_summary(summary: LogSummary, log: str) -> None:
-    """Print the figures of a log alone, and what a comparison needs."""
+    """Print the figures of a log, and the input that a comparison needs."""
     from hp_tool.cluster.logs import ServerStart
     from hp_tool.domain.units import format_duration
 
@@ -301,7 +305,7 @@ def _print_log_summary(summary: LogSummary, log: str) -> None:
     else:
         steps = f"(median of {logged.steps}; log of {summary.reader})"
         if logged.out_of_memory:
-            typer.echo("The run was out of memory.")
+            typer.echo("The run ran out of memory.")
         if logged.step_s is not None:
             typer.echo(f"Measured {format_duration(logged.step_s)} per step {steps}.")
         elif logged.tokens_per_second_per_gpu is not None:
@@ -314,7 +318,8 @@ def _print_log_summary(summary: LogSummary, log: str) -> None:
             typer.echo(line)
         needed = "the launch script or the configuration of the run"
     typer.echo(
-        f"To compare it with a prediction, name {needed}: hp-tool import CONFIGURATION --log {log}"
+        f"To compare the log with a prediction, pass {needed}: "
+        f"hp-tool import CONFIGURATION --log {log}"
     )
 
 
@@ -343,13 +348,14 @@ def _server_lines(
         beside = _compared_tokens(start.kv_cache_tokens, cache)
         yield f"Logged KV cache: {start.kv_cache_tokens:,} tokens{beside}."
     if start == ServerStart():
-        yield "The log has no line of vLLM's or SGLang's start: nothing to compare."
+        yield "The log has no start-up lines of vLLM or SGLang, so there is nothing to compare."
 
 
 def _compared_tokens(logged: int, cache: KvCache | None) -> str:
-    """Return the predicted tokens of a replica's cache, and whether the logged ones are inside.
+    """Return the predicted number of tokens in a replica's cache, and whether the logged number is
+    inside the interval.
 
-    Empty for models with windows or states, whose printed count is no capacity.
+    Empty for models with windows or recurrent states, whose logged number is not a capacity.
     """
     if cache is None or not cache.alike:
         return ""
@@ -372,7 +378,7 @@ def _logged_lines(assessment: Assessment) -> Iterator[str]:
     if logged is None:
         return
     if logged.out_of_memory:
-        yield "The run was out of memory."
+        yield "The run ran out of memory."
     if logged.step_s is not None:
         gap, estimate = "", assessment.estimate
         if isinstance(estimate, Estimate) and estimate.time and assessment.step_gap_fraction:
@@ -388,8 +394,8 @@ def _logged_lines(assessment: Assessment) -> Iterator[str]:
         yield f"Measured {format_duration(logged.step_s)} per step (median of {logged.steps}){gap}."
     elif not logged.out_of_memory:
         yield (
-            "The log has no line with a step time or a throughput: nothing to compare. A running "
-            "job of Hugging Face's Trainer prints none; give it HuggingFaceCallback of "
+            "The log has no step time and no throughput, so there is nothing to compare. Hugging "
+            "Face's Trainer prints neither while it runs: add HuggingFaceCallback from "
             "hp_tool.reporter."
         )
     yield from _peak_lines(logged)
@@ -437,7 +443,7 @@ def _better_lines(assessment: Assessment) -> Iterator[str]:
     yield f"Better: {what}.{gain}"
     if assessment.switched_on:
         names = ", ".join(assessment.switched_on)
-        yield f"It overlaps communication that the command leaves exposed: {names}."
+        yield f"This layout overlaps communication that the command does not overlap: {names}."
 
 
 def _print_saved_parts(console: Console, assessment: Assessment) -> None:

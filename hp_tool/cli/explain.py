@@ -1,4 +1,4 @@
-"""`hp-tool explain TRACE...`: measured and predicted seconds of a recorded step."""
+"""`hp-tool explain TRACE...`: compare measured and predicted seconds of a recorded step."""
 
 from __future__ import annotations
 
@@ -27,23 +27,20 @@ def explain(
         list[Path],
         typer.Argument(
             metavar="TRACE...",
-            help="Traces of torch.profiler, one for each rank, gzip or not, reports of Nsight "
-            "Systems exported to SQLite, "
-            "or one log with Megatron's timers.",
+            help="Traces of torch.profiler (one per rank, gzip or not), reports of Nsight Systems "
+            "exported to SQLite, or one log with Megatron's timers.",
         ),
     ],
     query: Annotated[
         str | None,
-        typer.Option(
-            "--query", metavar="FILE", help="The query of the configuration that was recorded."
-        ),
+        typer.Option("--query", metavar="FILE", help="Query of the recorded configuration."),
     ] = None,
     script: Annotated[
         str | None,
         typer.Option(
             "--import",
             metavar="SCRIPT",
-            help="Its launch script or configuration file, as `hp-tool import` reads it.",
+            help="Launch script or configuration file of the recorded run, instead of --query.",
         ),
     ] = None,
     model: queries.Model = None,
@@ -57,16 +54,16 @@ def explain(
         bool,
         typer.Option(
             "--learn",
-            help="Store the step and its parts as a measurement, and fit the calibration anew. A "
-            "trace of another device, "
-            "number of ranks or model, or without a backward pass or an optimizer step, is "
-            "refused.",
+            help="Store the step and its parts as a measurement, and fit a new calibration. "
+            "A trace "
+            "is rejected if its device, number of ranks or model differs from the query, or if "
+            "it has no backward pass or optimizer step.",
         ),
     ] = False,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Split recorded steps into the parts of a prediction, and report which parts differ, why, and
-    which changes save how much. Without a query, ranks and groups are compared with each other.
+    """Split recorded steps into the parts of a prediction. Report which parts differ, why, and how
+    much time suggested changes save. Without a query, compare ranks and groups with each other.
     """
     from hp_tool.formats.timers import is_log
     from hp_tool.questions import schema
@@ -74,7 +71,7 @@ def explain(
     from hp_tool.traces.explain.recorded import explain_files
 
     if query is not None and script is not None:
-        raise InputError("give --query or --import, not both", field="--import")
+        raise InputError("pass --query or --import, not both", field="--import")
     flags = queries.query_flags(context)
     parsed: Query | None = None
     tool = None
@@ -104,8 +101,8 @@ def explain(
 
 
 def _store_measurement(answer: Explanation) -> None:
-    """Store the measured step, as `hp-tool calibrate --measurements` does, and fit; report the
-    outcome on standard error.
+    """Store the measured step like `hp-tool calibrate --measurements`, fit a calibration, and
+    report the outcome on standard error.
 
     Raises:
         InputError: The trace does not belong to the query's training.
@@ -116,7 +113,7 @@ def _store_measurement(answer: Explanation) -> None:
 
     if answer.teaches == "refused":
         raise InputError(
-            f"not learned, the trace is not from the training in the query: "
+            f"not stored, because the trace is not from the training in the query: "
             f"{refusal_reasons(answer.checks)}",
             field="--learn",
         )
@@ -174,7 +171,9 @@ def _print_explanation(answer: Explanation) -> None:
     console = make_console()
     step = answer.critical
     work = "" if answer.workload in ("training", "unknown") else f"{answer.workload}: "
-    steps = format_count(answer.steps, "step") if answer.marked else "no marked step: all that ran"
+    steps = (
+        format_count(answer.steps, "step") if answer.marked else "no step marks: complete recording"
+    )
     pace = f" Rank {answer.critical_rank} sets the pace." if len(answer.ranks) > 1 else ""
     console.print(
         f"[bold]{work}{format_duration(answer.step_s)} per step[/bold] ({steps}, "
@@ -182,7 +181,7 @@ def _print_explanation(answer: Explanation) -> None:
         highlight=False,
     )
     if not answer.findings:
-        console.print("No rank, group or part is out of line.")
+        console.print("No rank, group or part deviates.")
     for number, finding in enumerate(answer.findings, start=1):
         console.print(f"{number}. {finding.text}", highlight=False, markup=False, soft_wrap=True)
     for suggestion in answer.suggestions:
@@ -243,7 +242,7 @@ def _print_explanation(answer: Explanation) -> None:
 
 
 def _print_predicted(console: Console, estimate: Estimate | None) -> None:
-    """Print the predicted configuration, which the query may leave open."""
+    """Print the layout that was predicted, because the query may not specify it."""
     from hp_tool.wording.words import layout_arithmetic
 
     if estimate is not None and estimate.parallel is not None:
@@ -321,9 +320,9 @@ def _print_ranks(answer: Explanation) -> None:
         )
         for rank in sorted(answer.ranks, key=lambda each: -each.own_s)[:16]
     ]
-    heads = ("rank", "step, ms", "computes, ms", "waits, ms", "nothing runs, ms", "host late, ms")
+    heads = ("rank", "step, ms", "compute, ms", "waits, ms", "idle, ms", "host late, ms")
     print_table(
-        make_console(), heads, rows, title="ranks, those that others wait for first", left=1
+        make_console(), heads, rows, title="Ranks, longest step without waits first", left=1
     )
 
 
@@ -341,11 +340,11 @@ def _print_links(answer: Explanation) -> None:
         )
         for link in answer.links[:12]
     ]
-    heads = ("collective", "ranks", "a step", "MB each", "ms a step", "GB/s")
+    heads = ("collective", "ranks", "per step", "MB each", "ms per step", "GB/s")
     print_table(
         make_console(),
         heads,
         rows,
-        title="collectives of that rank, waits left out; bus bandwidth",
+        title="Collectives of this rank without waits; GB/s is the bus bandwidth",
         left=1,
     )

@@ -1,4 +1,4 @@
-"""Tables that fit the screen: one line per row, columns hidden on narrow screens, and a legend."""
+"""Tables that fit the terminal: one line per row, columns hidden at small widths, and a legend."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from hp_tool.cli.printable import escape_control_characters
 from hp_tool.wording.columns import Column
 
 PIPE_WIDTH = 10_000
-"""Characters per line of a file or a pipe, because programs and editors wrap lines themselves."""
+"""Maximum characters per line in a file or a pipe, where lines are not wrapped."""
 
 
 class _Console(Console):
@@ -32,8 +32,8 @@ class _Console(Console):
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Return a console for standard output or error. Files and pipes get every column and unbroken
-    lines, unless COLUMNS sets a width.
+    """Return a console for standard output or error. In files and pipes, tables have all columns
+    and lines are not wrapped, unless COLUMNS sets a width.
 
     rich reads FORCE_COLOR and TERM:
     https://rich.readthedocs.io/en/stable/console.html#environment-variables; NO_COLOR also disables
@@ -77,8 +77,8 @@ def print_columns(
 ) -> None:
     """Print a table of the columns that fit.
 
-    If not all fit, columns with equal values become one line, then columns are hidden. `legend`
-    explains abbreviations of the heads; set it to False if the same table was just printed.
+    If not all columns fit, columns with the same value in every row become one line below the
+    table, then further columns are hidden. `legend` prints a line that explains the heads.
     """
     shown, agreed, dropped = list(columns), [], []
     gap = 2 if _fits_console(console, shown, gap=2) else 1
@@ -126,8 +126,8 @@ def print_table(
     left: int = 0,
     wrap: bool = False,
 ) -> None:
-    """Print a table whose first `left` columns are text. A narrow screen hides the last columns
-    first; with `wrap`, all columns remain.
+    """Print a table whose first `left` columns are text. A narrow terminal hides the last columns
+    first; with `wrap`, no column is hidden.
     """
     cells = list(zip(*rows, strict=True)) or [()] * len(heads)
     columns = [
@@ -157,9 +157,7 @@ def _fits_console(console: Console, columns: Sequence[Column], *, gap: int) -> b
 
 
 def table_width(columns: Sequence[Column], *, gap: int) -> int:
-    """Return the width of an unfolded line: the widest text of each column, and the gaps between
-    them.
-    """
+    """Return the width of a table: the widest text of each column, and gaps of `gap`."""
     texts = ((*column.cells, column.head, column.unit) for column in columns)
     widths = [
         max(cell_len(line) for text in each for line in (text.splitlines() or [""]))

@@ -1,4 +1,4 @@
-"""A ranking over several machines as tables for people."""
+"""Terminal tables of a ranking of machines."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hp_tool.questions.answers import RecommendAnswer
 
 MAX_NOTES = 12
-"""Maximum number of machines without a row whose reasons a table lists."""
+"""Maximum number of reasons listed for machines that were not ranked."""
 Rows = Sequence[Recommendation] | Sequence[ServingRecommendation]
 
 
@@ -32,8 +32,9 @@ def print_machines(answer: RecommendAnswer, query: Query) -> None:
         if days := sorted({row.price_date for row in rows if row.price_date}):
             between = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
             console.print(
-                f"prices of {between}, each with its page in the price list: ask again before you "
-                "sign",
+                f"Prices are from {between}; the price list has their sources. Check them "
+                f"before you "
+                "sign a contract.",
                 highlight=False,
             )
     print_assumptions(
@@ -48,7 +49,7 @@ def print_machines(answer: RecommendAnswer, query: Query) -> None:
         print_columns(
             console,
             _machine_columns(answer.pareto, query.kind),
-            title="no other costs less and takes fewer days",
+            title="Pareto front: no other machine costs less and takes fewer days",
             legend=False,
         )
     print_space(console, answer)
@@ -57,14 +58,16 @@ def print_machines(answer: RecommendAnswer, query: Query) -> None:
     messages = dict.fromkeys(each.message for each in answer.not_ranked)
     for message in list(messages)[:MAX_NOTES]:
         names = ", ".join(each.cluster for each in answer.not_ranked if each.message == message)
-        console.print(f"no row: {names}: {message}", highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"not ranked: {names}: {message}", highlight=False, markup=False, soft_wrap=True
+        )
     if len(messages) > MAX_NOTES:
-        console.print(f"and {len(messages) - MAX_NOTES} more, which --json names")
+        console.print(f"and {len(messages) - MAX_NOTES} more reasons (see --json)")
 
 
 def _machine_columns(rows: Rows, kind: Kind) -> list[Column]:
-    """Return columns for machines, money and days, then the layouts; also their figures unless days
-    decide.
+    """Return the columns of machines, cost and days, then those of the layouts, and without days
+    the figures of the layouts.
     """
     columns = terminal_columns(rankings.MACHINES[kind], rows)
     servings = [row for row in rows if isinstance(row, ServingRecommendation)]

@@ -1,5 +1,5 @@
 """`hp-tool`: the command line. Exit codes: 0 ok, 1 internal error, 2 bad input, 3 nothing feasible,
-4 slower.
+4 watched job is slower.
 """
 
 import atexit
@@ -60,13 +60,13 @@ COMMANDS: dict[str, Callable[..., None]] = {
 
 
 def build(only: str | None = None) -> typer.Typer:
-    """Return the application with all commands, including those of installed packages, or with
-    `only` one of COMMANDS, which is faster.
+    """Return the application with all commands, including those of other installed packages.
+
+    With `only`, return an application with only that command of COMMANDS, which starts faster.
     """
     app = typer.Typer(
         name="hp-tool",
-        help="Choose the parallelism of large transformers: predict, run little, measure, "
-        "calibrate.",
+        help="Choose the parallel layout of a transformer: predict, measure a few runs, calibrate.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )
@@ -101,9 +101,9 @@ def _global_options(
 
 
 def main() -> NoReturn:
-    """Entry point of the console script."""
-    gc.set_threshold(200_000)  # Imports and validators create many objects that all stay alive.
-    atexit.register(gc.freeze)  # At exit, the interpreter would look through all of them.
+    """Run the command line and exit."""
+    gc.set_threshold(200_000)  # Imports and validators create many objects that stay alive.
+    atexit.register(gc.freeze)  # Otherwise the interpreter scans all objects at exit.
     try:
         first = sys.argv[1] if len(sys.argv) > 1 else None
         code = build(first if first in COMMANDS else None)(standalone_mode=False)
@@ -127,13 +127,13 @@ def main() -> NoReturn:
     except typer.Abort:
         sys.exit(1)
     except SystemExit as stop:
-        # click ends so, and replaces standard output, when whoever reads it is gone: `| head`
+        # click raises this and replaces standard output when the reader of a pipe exits (`| head`).
         sys.exit(stop.code if isinstance(sys.stdout, io.TextIOBase) else 0)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
     except OSError as error:
-        # A full disk or a lost device; commands report files that they cannot open themselves.
+        # A full disk or a lost device. Commands themselves report files that they cannot open.
         where = f"{error.filename}: " if error.filename else ""
         sys.stderr.write(f"hp-tool: {where}{error.strerror or error}\n")
         sys.stdout = None  # flushing it at exit would fail again  # type: ignore[assignment]

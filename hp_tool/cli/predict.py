@@ -1,4 +1,4 @@
-"""`hp-tool estimate`, `recommend`, `size`: predict one layout, rank all layouts, plan a budget."""
+"""`hp-tool estimate`, `recommend`, `size`: predict a layout, rank layouts, plan a training."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def estimate(
     calibration: queries.CalibrationOption = True,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Predict memory, step time, MFU and cost of the configuration a query describes, or latency
-    and throughput of serving.
+    """Predict memory, step time, MFU and cost of one training configuration, or latency and
+    throughput of one serving configuration.
     """
     parsed = queries.read_query(query, queries.query_flags(context), settings)
 
@@ -67,23 +67,26 @@ def recommend(
     pareto: Annotated[
         Literal["memory", "gpus", "throughput"] | None,
         typer.Option(
-            help="Also the Pareto-optimal ones in step time and memory or devices; for serving, in "
-            "throughput per user and GPU."
+            help="Also print the Pareto front of step time against memory or GPUs; for serving, of "
+            "throughput per user against throughput per GPU."
         ),
     ] = None,
     sensitivity: Annotated[
         bool,
         typer.Option(
             "--sensitivity",
-            help="Also step time over GPU counts, without each axis, and on better hardware.",
+            help="Also print the step time on other numbers of GPUs, without each axis, and "
+            "on better "
+            "hardware.",
         ),
     ] = False,
     plot: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A picture of time and memory by part, or of --sensitivity: .html, .png, .svg or "
-            ".pdf.",
+            help="Draw time and memory by part, the machines, or --sensitivity, into a "
+            ".html, .png, "
+            ".svg or .pdf file.",
         ),
     ] = None,
     tool: Annotated[
@@ -91,14 +94,16 @@ def recommend(
         typer.Option(
             "--for",
             metavar="FORMAT",
-            help="Rank only layouts that this format's tool can be told, such as megatron-lm, "
+            help="Rank only layouts that the tool of this format supports, such as megatron-lm, "
             "torchtitan or vllm.",
         ),
     ] = None,
     calibration: queries.CalibrationOption = True,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Rank all legal configurations that fit: first the one to try, then by expected step time."""
+    """Rank all legal configurations that fit. Rank 1 is the configuration to try; the others are
+    sorted by expected step time.
+    """
     limit = top if top is not None else 10 if as_json else DEFAULT_ROWS
     parsed = queries.read_query(query, queries.query_flags(context), settings)
 
@@ -124,7 +129,10 @@ def recommend(
 
             answer, left_out = recommend_for_tool(parsed, tool, rank_layouts, top=limit)
             if left_out:
-                typer.echo(f"{tool} has no setting for {', '.join(left_out)}: left open", err=True)
+                typer.echo(
+                    f"ignored {', '.join(left_out)} of the query: {tool} has no such setting",
+                    err=True,
+                )
     if plot is not None and answer.pareto and machine_list_field(parsed.cluster) is not None:
         rows = [row for row in answer.recommendations if isinstance(row, Recommendation)]
         plots.write_figure(
@@ -182,7 +190,9 @@ def size(
     num_gpus: queries.NumGpus = None,
     days: Annotated[
         float | None,
-        typer.Option(help="Calendar days: the budget, or the deadline of a given training."),
+        typer.Option(
+            help="Calendar days: the budget, or the deadline if model and tokens are fixed."
+        ),
     ] = None,
     model: queries.Model = None,
     parameters: Annotated[
@@ -191,23 +201,24 @@ def size(
     tokens: Annotated[
         float | None, typer.Option(help="Length of the training in tokens, such as 1.4e12.")
     ] = None,
-    flops: Annotated[float | None, typer.Option(help="Compute, 6 x parameters x tokens.")] = None,
+    flops: Annotated[float | None, typer.Option(help="Compute: 6 x parameters x tokens.")] = None,
     tokens_per_parameter: Annotated[
-        float | None, typer.Option(help="Default: the law's optimum.")
+        float | None, typer.Option(help="Tokens per parameter. Default: the optimum of the law.")
     ] = None,
     law: Annotated[
-        str | None, typer.Option(help="chinchilla-1, -2, -3, -corrected (default), or kaplan.")
+        str | None,
+        typer.Option(help="Scaling law: chinchilla-1, -2, -3, -corrected (default), or kaplan."),
     ] = None,
-    style: Annotated[str | None, typer.Option(help="llama (default) or gpt.")] = None,
+    style: Annotated[str | None, typer.Option(help="Model style: llama (default) or gpt.")] = None,
     sequence_length: queries.SequenceLength = None,
     global_batch_size: queries.GlobalBatchSize = None,
     settings: queries.Setting = None,
     calibration: queries.CalibrationOption = True,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Choose a model's shape, its tokens and starting hyperparameters from devices and days,
-    parameters, tokens or FLOPs, with the days and cost of the training, failures included. For a
-    given training and days, find the fewest devices.
+    """Plan a training for a budget of devices and days, parameters, tokens or FLOPs: model shape,
+    tokens, starting hyperparameters, days and cost, including failures. For a fixed model and a
+    deadline, find the fewest devices.
     """
     from hp_tool.cli import sizing_tables
     from hp_tool.questions import budgets, schema

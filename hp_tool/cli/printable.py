@@ -1,9 +1,9 @@
-"""Escape texts for a terminal."""
+"""Escape control characters before texts are printed to a terminal."""
 
 import re
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-"""Control characters except tabs and line ends, and marks that change the direction of writing."""
+"""Control characters except tab and line feed, and characters that change the text direction."""
 
 
 def escape_control_characters(text: str) -> str:

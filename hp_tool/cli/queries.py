@@ -1,6 +1,4 @@
-"""Read a query from the command line, and options that commands share: a file, or flags for common
-keys.
-"""
+"""Options that several commands share, and the query that they describe: a file, flags, --set."""
 
 from __future__ import annotations
 
@@ -31,7 +29,9 @@ Gpu = Annotated[str | None, typer.Option(help="Catalogue name, such as h100-sxm-
 NumGpus = Annotated[int | None, typer.Option(help="Total number of devices.")]
 SequenceLength = Annotated[int | None, typer.Option(help="Tokens per sequence.")]
 GlobalBatchSize = Annotated[int | None, typer.Option(help="Sequences per optimizer step.")]
-Precision = Annotated[str | None, typer.Option(help="Matmul inputs: bf16, fp16, ...")]
+Precision = Annotated[
+    str | None, typer.Option(help="Precision of matmul inputs: bf16, fp16, fp8, ...")
+]
 TotalTokens = Annotated[
     float | None, typer.Option(help="Length of the training in tokens; adds days and cost.")
 ]
@@ -47,14 +47,14 @@ CalibrationOption = Annotated[
     bool,
     typer.Option(
         "--calibration/--no-calibration",
-        help="Correct predictions by the database's calibration of the cluster, if any.",
+        help="Correct predictions with the stored calibration of the cluster, if any.",
     ),
 ]
 
 
 def read_query(path: str | None, flags: dict[str, Any], settings: list[str] | None) -> Query:
-    """Return the file's query with flags and --set applied; without a file, a training query from
-    these alone.
+    """Return the query of the file with flags and --set applied, or without a file a training query
+    from flags and --set.
 
     Raises:
         InputError: The query is invalid.
@@ -76,12 +76,12 @@ def read_query(path: str | None, flags: dict[str, Any], settings: list[str] | No
 
 
 def query_flags(context: typer.Context) -> dict[str, Any]:
-    """Return a command's flags for common keys of a query, such as --model."""
+    """Return the flags of a command that set a key of the query, such as --model."""
     return {name: value for name, value in context.params.items() if name in COMMON}
 
 
 def query_overrides(flags: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
-    """Return the values of flags and --set by the dotted path of their key.
+    """Return the values of flags and --set, by the dotted path of the key that each sets.
 
     Raises:
         InputError: A value is invalid.
@@ -100,7 +100,7 @@ def query_overrides(flags: dict[str, Any], settings: list[str] | None) -> dict[s
 
 
 def read_text(path: str) -> str | bytes:
-    """Return the content of a file, or of standard input for `-`; limited in size."""
+    """Return the content of a file, or for `-` of standard input up to MAX_FILE_BYTES."""
     from hp_tool.catalog.documents import MAX_FILE_BYTES
     from hp_tool.catalog.documents import read_text as read_file
 
@@ -108,7 +108,7 @@ def read_text(path: str) -> str | bytes:
 
 
 def read_mapping(path: str) -> dict[str, Any]:
-    """Return the mapping in a file or standard input, not yet validated."""
+    """Return the YAML or JSON mapping in a file or standard input, without validating its keys."""
     from hp_tool.questions import schema
 
     return schema.parse_mapping(read_text(path))
@@ -149,12 +149,11 @@ def read_lines(path: str) -> Iterator[bytes]:
 
 @contextmanager
 def stored_calibrations(*, wanted: bool) -> Iterator[Calibrations | None]:
-    """Return the newest calibrations of HP_DATABASE_URL, or of the user's own file if it exists;
-    None if there are none.
+    """Return the newest calibrations in HP_DATABASE_URL or in the user's database file; None if
+    there are none.
 
-    If the database does not answer or the extra `search` is missing, print a warning and leave
-    answers uncalibrated. A database without calibrations is checked without SQLAlchemy, which takes
-    longer to load than the answer.
+    If the database does not answer or the extra `search` is missing, print a warning and return
+    None. A SQLite file without calibrations is detected without SQLAlchemy, which is slow to load.
     """
     from hp_tool import store
 

@@ -13,7 +13,7 @@ MAX_FILES = 50
 
 
 def find_script_files(script: Path, text: str) -> dict[str, str]:
-    """Return the texts of the files that `text` names, and of those that they name, by path
+    """Return the texts of the files that `text` names, directly or through other files, by path
     relative to the script's folder.
 
     Only files below that folder are read. A variable in a name matches any text.
@@ -27,7 +27,7 @@ def find_script_files(script: Path, text: str) -> dict[str, str]:
         }
         for name in sorted(names):
             if name.rpartition("/")[2].startswith("*.") and name.endswith("sh"):
-                continue  # Any script.
+                continue  # `*.sh` matches every script.
             for path in itertools.islice(
                 _matching_files(folder, name), MAX_FILES - len(texts_by_name)
             ):

@@ -1,4 +1,4 @@
-"""A search on the terminal: its progress on standard error, and its result as a table."""
+"""Progress of a search on standard error, and its result as terminal tables."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ from hp_tool.wording.short import layout_words
 from hp_tool.wording.words import brief_layout, layout_arithmetic
 
 MAX_ROWS = 10
-"""Maximum number of rows; further rows are shown only if they were measured."""
+"""Maximum rank of rows that were not measured; measured rows are always shown."""
 
 
 MIN_SHOWN_S = 1.0
-"""Minimum wait of a job that is shown, in seconds."""
+"""Minimum total wait of jobs for devices that is reported, in seconds."""
 BAR_WIDTH = 20
 
 
 class RunClock(ProgressColumn):
-    """Progress column: seconds since the present run began; empty between runs."""
+    """Progress column: seconds since the current run started; empty between runs."""
 
     def render(self, task: Task) -> Text:
         """Return the cell of a task."""
@@ -67,12 +67,11 @@ class RunClock(ProgressColumn):
 
 
 class SearchProgress:
-    """Progress of a search from its events: the budget spent, the current step and its duration,
-    and a line for every finished run.
+    """Progress bar of a search: used budget, current run and its duration, and a line for every
+    finished run.
 
-    The events come from a search in this process or on a server. On a narrow terminal the last
-    words are cut off, never the counts. A file or a pipe gets a line for every start too, and no
-    bar.
+    Events come from a search in this process or on a server. In a file or a pipe, there is no bar,
+    but a line for every started run.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -141,7 +140,7 @@ class SearchProgress:
             case "run" if payload["state"] == "finished":  # A server's event.
                 self._finish(f"run {payload['number'] + 1}: {_outcome_words(payload)}")
             case "run_abandoned":
-                self._print(f"run {payload['number'] + 1}: given up: {payload['cause']}")
+                self._print(f"run {payload['number'] + 1} abandoned: {payload['cause']}")
             case "pending":
                 self._progress.update(
                     self._task, description=f"waiting for devices: {pending_words(payload)}"
@@ -153,7 +152,7 @@ class SearchProgress:
                 ]
                 self._print(
                     "preflight: "
-                    f"{'; '.join(slow) or payload['cause'] or 'no node, device or link lags'}"
+                    f"{'; '.join(slow) or payload['cause'] or 'no slow node, device or link'}"
                 )
             case "waiting":
                 self._print(f"waiting: {payload['waiting_for']}")
@@ -175,7 +174,7 @@ CHOOSING_TEXT = "choosing the next run"
 
 
 def pending_words(pending: dict[str, Any]) -> str:
-    """Return why a job waits for devices, and its expected start."""
+    """Return the scheduler's reason why a job waits, and the expected start of the job."""
     starts_at = pending.get("starts_at")
     return (pending.get("reason") or "no reason given") + (
         f", expected to start at {starts_at}" if starts_at else ""
@@ -195,7 +194,7 @@ def _run_label(payload: dict[str, Any]) -> str:
 
 def _prediction_words(payload: dict[str, Any]) -> str:
     step_s = payload.get("predicted", payload).get("calibrated_step_s")
-    return f"predicted {format_duration(step_s)} a step" if step_s else "starting"
+    return f"predicted {format_duration(step_s)} per step" if step_s else "starting"
 
 
 def _outcome_words(payload: dict[str, Any]) -> str:
@@ -211,7 +210,7 @@ def print_result(result: TuneResult, *, pareto: bool = False, query: Query | Non
     """Print the ranking (or the Pareto-optimal configurations), the best configuration, and the
     cost of the search.
 
-    `query` is that of the search; None if it is resumed.
+    `query` is the query of the search; None for a resumed search.
     """
     console = make_console()
     trained = [row for row in result.recommendations if isinstance(row, Recommendation)]
@@ -247,7 +246,7 @@ def print_result(result: TuneResult, *, pareto: bool = False, query: Query | Non
 
 
 def plan_lines(plan: SearchPlan) -> list[str]:
-    """Return the estimated cost of a search, in lines."""
+    """Return the lines that describe the estimated cost of a search."""
     lines = [f"{'first run':12}  {_planned_run_words(plan.first)}"]
     if plan.confirmation is not None:
         lines.append(f"{'confirmation':12}  {_planned_run_words(plan.confirmation)}")
@@ -269,18 +268,17 @@ def _planned_run_words(run: PlannedRun) -> str:
     more = f" with {run.configurations - 1} more in its job" if run.configurations > 1 else ""
     wall = range_words(run.wall_s, run.wall_s_interval, format_duration)
     return (
-        f"{layout_arithmetic(run.parallel)}, {f'reduced to {what}' if what else 'whole'}{more}: "
+        f"{layout_arithmetic(run.parallel)}, "
+        f"{f'reduced to {what}' if what else 'full size'}{more}: "
         f"{format_count(run.num_nodes, 'node')}, "
         f"{format_count(run.num_gpus, 'GPU')}, {wall} (limit {format_duration(run.time_limit_s)}), "
-        f"step {format_duration(run.step_s)}, {format_device_time(run.gpu_seconds)}, holds up with "
-        f"{run.hold_probability:.0%}"
+        f"step {format_duration(run.step_s)}, {format_device_time(run.gpu_seconds)}, "
+        f"{run.hold_probability:.0%} chance of success"
     )
 
 
 def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto: bool) -> None:
-    """Print step times side by side: predicted by the cost model, calibrated after the runs, and
-    measured.
-    """
+    """Print a table of step times: predicted by the cost model, calibrated, and measured."""
     shown = [row for row in ranked if pareto or row.measurement is not None or row.rank <= MAX_ROWS]
     if not shown:
         return
@@ -297,7 +295,7 @@ def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto
     implied = ("" if w or step is None else "~" for w, step in zip(whole, measured, strict=True))
     took = list(map("".join, zip(implied, scale_values(measured, size), strict=True)))
     for place, row in enumerate(shown):
-        if row.measured_range_s is not None:  # If runs differ, none is the figure.
+        if row.measured_range_s is not None:  # Runs differ, so show their range.
             took[place] = "-".join(scale_values(row.measured_range_s, size))
     columns = [
         *terminal_columns([rankings.RANK], shown),
@@ -321,7 +319,7 @@ def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto
 
 
 def _search_cost_lines(result: TuneResult) -> list[str]:
-    """Return the cost of the search and the reason for its end, in lines."""
+    """Return lines with the cost of the search, the reason why it ended, and the next command."""
     search = result.search
     state = None if result.answer is None else get_verdict(result.answer).state
     spent, budget = format_device_time(search.gpu_seconds), search.budget_gpu_seconds

@@ -1,6 +1,4 @@
-"""Client of the server in --server. The only module of the command line that imports the
-service.
-"""
+"""Client for --server. No other module of the command line imports the package `service`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serving results as tables for people."""
+"""Terminal tables of serving results."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -47,12 +47,12 @@ from hp_tool.wording.columns import (
 from hp_tool.wording.short import serving_figures_words, serving_layout_words, use_serving_words
 from hp_tool.wording.words import assumption_sentences, cache_words, serving_arithmetic
 
-POOL = "replicas x tensor (TP), attention data (ADP) and expert parallel (EP) ranks"
+POOL_MEANING = "replicas x tensor (TP), attention data (ADP) and expert parallel (EP) ranks"
 
 
 def print_inference_estimate(estimate: InferenceEstimate, *, query: Query) -> None:
-    """Print one configuration: memory by part, why it is infeasible with fixes, and latencies with
-    intervals and quantiles.
+    """Print one configuration: memory by part, latencies with intervals and quantiles, and for an
+    infeasible configuration the reasons and fixes.
     """
     console, targets = make_console(), query.targets or Targets()
     if estimate.parallel is not None:
@@ -110,7 +110,7 @@ def print_inference_estimate(estimate: InferenceEstimate, *, query: Query) -> No
         apart = (
             ""
             if prices is None
-            else f" if output pays for all; or ${prices.input:,.2f} per million input and "
+            else f" if input is free; or ${prices.input:,.2f} per million input and "
             f"${prices.output:,.2f} per million output tokens"
         )
         at = f"At ${hourly:,.2f} per GPU-hour: " if isinstance(hourly, int | float) else ""
@@ -122,8 +122,8 @@ def print_inference_estimate(estimate: InferenceEstimate, *, query: Query) -> No
 
 
 def _load_name(query: Query) -> str:
-    """Return the load of an estimate in words: the query's, or the highest if the query leaves it
-    open.
+    """Return a label for the load of an estimate: `Load` if the query specifies it, else how the
+    load was chosen, such as `Highest load that fits`.
     """
     workload = query.inference
     if workload is None or workload.trace is not None or unknown_loads(workload) is None:
@@ -156,7 +156,7 @@ def _target_columns(
 
 
 def print_assumptions(console: Console, provenances: Iterable[Mapping[str, object]]) -> None:
-    """Print assumed settings and stand-ins, once for all rows."""
+    """Print the assumptions of all rows, each once."""
     for sentence in dict.fromkeys(
         each for provenance in provenances for each in assumption_sentences(provenance)
     ):
@@ -178,7 +178,7 @@ def _print_fixes(console: Console, estimate: InferenceEstimate) -> None:
 
 
 DROP_PRIORITIES = {"p50": 2, "p90": 1}
-"""Columns in the order in which a narrow terminal hides them."""
+"""`Column.drop` of the quantiles that a narrow terminal hides."""
 
 
 def _print_latencies(console: Console, estimate: InferenceEstimate, tails: Tails) -> None:
@@ -265,7 +265,7 @@ def _print_pools(console: Console, ranked: Sequence[PoolRecommendation], targets
     )
     columns = [
         *terminal_columns([rankings.RANK], ranked),
-        Column(head="prefill", cells=prefill, left=True, meaning=POOL),
+        Column(head="prefill", cells=prefill, left=True, meaning=POOL_MEANING),
         Column(head="decode", cells=decode, left=True),
         *_target_columns(estimates, targets),
         figure_column(figures.TTFT, estimates),
@@ -278,7 +278,7 @@ def _print_pools(console: Console, ranked: Sequence[PoolRecommendation], targets
             head="busy",
             unit="%",
             cells=percents(e.prefill_busy for e in estimates),
-            meaning="of the time that prefill replicas work",
+            meaning="fraction of time in which prefill replicas work",
             drop=3,
         ),
     ]
@@ -286,7 +286,7 @@ def _print_pools(console: Console, ranked: Sequence[PoolRecommendation], targets
 
 
 def _pool_words(pool: PoolConfig, mixed: bool) -> str:
-    """Return `2 x TP 4 ADP 4 EP 16` and, if there are several kinds of GPU, the GPU."""
+    """Return `2 x TP 4 ADP 4 EP 16`; with `mixed`, also the name of the GPU."""
     sizes = {
         "ADP": pool.attention_data_parallel_size,
         "EP": pool.expert_parallel_size,
@@ -317,7 +317,7 @@ def _print_pareto(console: Console, optimal: Sequence[ServingRecommendation]) ->
         figure_column(figures.OUTPUT, estimates),
     ]
     print_columns(
-        console, columns, title="Pareto-optimal configurations: throughput per user and per GPU"
+        console, columns, title="Pareto front: throughput per user against throughput per GPU"
     )
 
 
@@ -336,11 +336,13 @@ def _print_gpus_by_rate(
         *_target_columns([row.preferred_estimate for row in rows], targets),
         *terminal_columns(rankings.SERVING_FIGURES, rows),
     ]
-    print_columns(console, columns, title="fewest GPUs for each rate, by the cost model")
+    print_columns(console, columns, title="fewest GPUs for each request rate, by the cost model")
 
 
 def print_tuned_serving(console: Console, ranked: Sequence[ServingRecommendation]) -> None:
-    """Print the latencies predicted before the runs, and those predicted or measured after them."""
+    """Print the latencies predicted before the runs, and the predicted or measured latencies after
+    the runs.
+    """
     before = [row.estimate for row in ranked]
     after = [row.preferred_estimate for row in ranked]
     columns = [
@@ -363,7 +365,7 @@ def print_tuned_serving(console: Console, ranked: Sequence[ServingRecommendation
             drop=3,
         ),
     ]
-    title = "latency under the whole load, before and after the runs"
+    title = "latency under the full load, before and after the runs"
     print_columns(console, columns, title=title, bold_first=ranked[0].rank == 1)
     best = ranked[0]
     source = "measured" if best.measurement else "predicted, not measured"

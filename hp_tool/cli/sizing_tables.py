@@ -1,4 +1,4 @@
-"""Sizing results for people: model, tokens, days, and the rules behind each choice."""
+"""Terminal output of a sizing: model, tokens, days, and the rule behind each choice."""
 
 from rich.console import Console
 from rich.text import Text
@@ -45,7 +45,7 @@ def print_sizing(sizing: Sizing) -> None:
     console.print(f"predicted loss {sizing.loss.value:.3f} {sizing.loss.unit}{over}")
     print_reasons(console, sizing.reasons)
     _print_time(console, sizing)
-    _print_choices(console, "shape, and the reasons for it", sizing.shape)
+    _print_choices(console, "shape, with reasons", sizing.shape)
     _print_choices(console, "starting hyperparameters", (sizing.law, *sizing.hyperparameters))
 
 

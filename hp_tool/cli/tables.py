@@ -1,6 +1,4 @@
-"""Training results as tables for people, in human units, and functions shared with serving and
-sizing.
-"""
+"""Terminal tables of training results, and functions shared with serving and sizing."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -58,7 +56,7 @@ from hp_tool.wording.words import layout_arithmetic, serving_arithmetic, unmeasu
 
 
 def print_reasons(console: Console, reasons: Iterable[Reason], *, prefix: str = "") -> None:
-    """Print why a configuration is infeasible, one reason per line."""
+    """Print the reasons why a configuration is infeasible, one per line."""
     for reason in reasons:
         console.print(f"{prefix}[red]{reason.code}[/red]: {reason.message}")
 
@@ -84,7 +82,7 @@ def print_fixes(
     remaining reasons.
     """
     if not remaining:
-        console.print("no small change fixes it; `hp-tool recommend` ranks the whole space")
+        console.print("no small change fixes this; `hp-tool recommend` ranks all configurations")
         return
     changes = Column(head="change", cells=tuple(remaining), left=True)
     print_columns(console, [changes, *columns], title=title)
@@ -93,7 +91,7 @@ def print_fixes(
 
 
 def print_space(console: Console, answer: RecommendAnswer) -> None:
-    """Print the number of configurations, and how many of them are acceptable."""
+    """Print the numbers of legal and of feasible configurations."""
     s = answer.space
     console.print(
         f"{s.feasible:,} of {s.legal + s.pruned:,} legal configurations fit and meet the "
@@ -110,8 +108,8 @@ def print_groups(console: Console, rows: Sequence[ServingRecommendation]) -> Non
 
 
 def print_rejections(console: Console, answer: RecommendAnswer) -> None:
-    """Print how many candidates each rule rejected, and the requirement of the most frequent rule
-    if none is left.
+    """Print how many candidates each rule rejected. If no candidate remains, also print what the
+    most frequent rule requires.
     """
     if answer.rejections:
         console.print(
@@ -126,9 +124,11 @@ def print_rejections(console: Console, answer: RecommendAnswer) -> None:
 
 
 def print_estimate(estimate: Estimate, *, calibrated: Estimate | None = None) -> None:
-    """Print one configuration: memory and time by part, and why it is infeasible with fixes.
+    """Print one configuration: memory and time by part, and for an infeasible configuration the
+    reasons and fixes.
 
-    All figures are those of `calibrated` if there is one; a line gives the uncalibrated step time.
+    If `calibrated` is set, all figures are those of `calibrated`, and one line contains the
+    uncalibrated step time.
     """
     console = make_console()
     known = calibrated or estimate
@@ -218,15 +218,13 @@ def _print_fit(console: Console, estimate: Estimate) -> None:
 
 
 def _print_open_settings(console: Console, estimate: Estimate) -> None:
-    """Print open settings and the effect of setting them."""
+    """Print the effects of settings that the query does not specify."""
     for text in open_settings_sentences(estimate):
         console.print(text, highlight=False)
 
 
 def _shares_of_peak(estimate: Estimate) -> str:
-    """Return `MFU 50.4% (attention in full; 46.0% ...)`: each fraction with its convention, and how
-    much counting full attention overstates.
-    """
+    """Return MFU and HFU with full attention, and if different with its causal half."""
     if estimate.mfu_causal is None or estimate.mfu_causal == estimate.mfu:
         return f"MFU {estimate.mfu:.1%}, HFU {estimate.hfu:.1%}"
     return (
@@ -244,8 +242,8 @@ def print_familiarity(console: Console, estimate: Estimate | InferenceEstimate) 
 
 
 def print_unmeasured(console: Console, estimates: Iterable[Estimate]) -> None:
-    """Print what is offloaded by default, what no published run covers, and recomputation that
-    frees no memory.
+    """Print offload that a ranking chose, features that no published run has, and notes on
+    recomputation and dynamic context parallelism.
     """
     estimates = list(estimates)
     assumed = [estimate.provenance.get("assumed") for estimate in estimates]
@@ -255,7 +253,10 @@ def print_unmeasured(console: Console, estimates: Iterable[Estimate]) -> None:
         if isinstance(each, dict) and "training.offload" in each
     )
     for offload in offloads:
-        console.print(f"these use training.offload: {offload}", highlight=False)
+        console.print(
+            f"Assumes training.offload: {offload}, because nothing fits without offload.",
+            highlight=False,
+        )
     names = dict.fromkeys(name for estimate in estimates for name in unmeasured_features(estimate))
     if names:
         checked = next(
@@ -291,9 +292,7 @@ def print_measured(console: Console, estimate: Estimate, *, name: str) -> None:
 
 
 def _calibration_words(calibrated: Estimate, *, version: bool = False) -> str:
-    """Return `12 measurements on this cluster`, from which the calibration was made, optionally
-    with its version.
-    """
+    """Return `12 measurements on this cluster`, optionally with the version of the calibration."""
     calibration = calibrated.provenance["calibration"]
     assert isinstance(calibration, dict)
     suffix = f" (version {calibration['version']})" if version else ""
@@ -301,8 +300,8 @@ def _calibration_words(calibrated: Estimate, *, version: bool = False) -> str:
 
 
 def print_recommendations(answer: RecommendAnswer, *, top: int) -> None:
-    """Print what to run and what to expect, the best rows, and the settings that would narrow the
-    range or speed up the training.
+    """Print the recommended layout, the best rows, and the settings that would narrow the interval
+    or speed up the training.
     """
     console = make_console()
     ranked = [row for row in answer.recommendations if isinstance(row, Recommendation)][:top]
@@ -375,8 +374,8 @@ def _ranking_columns(ranked: Sequence[Recommendation]) -> list[Column]:
 def print_nearest(
     console: Console, nearest: Iterable[object], *, query: Query | None = None
 ) -> None:
-    """Print the nearest misses, their reasons, and the highest load of a server if `query` is
-    given.
+    """Print the nearest misses with their reasons, and for serving the highest load if `query` is
+    passed.
     """
     for row in nearest:
         if isinstance(row, Recommendation):
@@ -424,7 +423,7 @@ def print_pareto(answer: RecommendAnswer) -> None:
 
 
 def goodput_line(goodput: Goodput) -> str:
-    """Return the fraction of calendar time spent training, and its sources, on one line."""
+    """Return one line with goodput, failure interval, checkpoint time and restart time."""
     return (
         f"goodput {goodput.fraction:.1%}: a failure every {format_duration(goodput.mtbf_s)}, "
         f"a checkpoint of {format_duration(goodput.checkpoint_s)} every "
@@ -434,8 +433,8 @@ def goodput_line(goodput: Goodput) -> str:
 
 
 def print_sensitivity(sensitivity: Sensitivity) -> None:
-    """Print step time, days and cost by number of devices, the effect of leaving out each axis, and
-    the gain from better hardware.
+    """Print step time, days and cost by number of GPUs, and the step time without each axis and on
+    better hardware.
     """
     console = make_console()
     points = sensitivity.scaling
@@ -457,7 +456,7 @@ def print_sensitivity(sensitivity: Sensitivity) -> None:
         figure_column(step, changes),
         figure_column(replace(change, path="change_fraction"), changes),
     ]
-    print_columns(console, columns, title="what it depends on (- : nothing fits)")
+    print_columns(console, columns, title="effect of each change (- : nothing fits)")
     if (start := sensitivity.start) is not None:
         console.print(
             f"Compared with rank 1: {layout_words(start.parallel)}, "

@@ -23,20 +23,22 @@ def tune(
     query: queries.QueryArgument = None,
     launcher: Annotated[
         Literal["local", "slurm", "ray", "kubernetes", "endpoint"] | None,
-        typer.Option(help="Where to run."),
+        typer.Option(help="Launcher that starts the runs."),
     ] = None,
     budget_runs: Annotated[
         int | None, typer.Option(min=1, help="Maximum number of profile runs.")
     ] = None,
     settings: queries.Setting = None,
     resume: Annotated[
-        str | None, typer.Option(metavar="ID", help="Continue this search instead of starting one.")
+        str | None,
+        typer.Option(metavar="ID", help="Continue this search instead of starting a new search."),
     ] = None,
     reuse: Annotated[
         bool, typer.Option("--reuse", help="Use earlier measurements instead of repeating runs.")
     ] = False,
     server: Annotated[
-        str | None, typer.Option(envvar="HP_SERVER", help="Search with the workers of this server.")
+        str | None,
+        typer.Option(envvar="HP_SERVER", help="URL of a service whose workers run the search."),
     ] = None,
     webhook: Annotated[
         str | None,
@@ -45,18 +47,18 @@ def tune(
         ),
     ] = None,
     pareto: Annotated[
-        bool, typer.Option("--pareto", help="Show the Pareto-optimal ones in step time and memory.")
+        bool, typer.Option("--pareto", help="Print the Pareto front of step time against memory.")
     ] = False,
     plan: Annotated[
         bool,
         typer.Option(
-            "--plan", help="Print what the search would cost and its first job, and stop."
+            "--plan", help="Print the expected cost of the search and its first job, and stop."
         ),
     ] = False,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Find the best configuration with a few real runs. An interrupted search pauses, unless it
-    runs on a server; --resume continues it.
+    """Find the best configuration with a few real runs. Ctrl-C pauses a search in this process, and
+    --resume continues it. A search on a server keeps running.
     """
     require("search", by="`hp-tool tune`")
     from hp_tool.cli.search_output import SearchProgress, print_result
@@ -70,7 +72,8 @@ def tune(
     changes = {name: value for name, value in flags.items() if value is not None}
     if resume is not None and (query is not None or settings or changes):
         raise InputError(
-            "a resumed search keeps its query; remove the query and the other options, or --resume",
+            "a resumed search has its own query; remove QUERY and the other options, or "
+            "remove --resume",
             field="--resume",
         )
     if webhook is not None and (not server or resume is not None):
@@ -150,11 +153,9 @@ def _run_in_process(
 
 
 def _calibrate_host(query: Query) -> None:
-    """Time single operations on this host's CPU before the first search on it, and keep its
-    constants for later predictions.
+    """Benchmark this host's CPU before the first search on it, and store the fitted constants.
 
-    The constants of another CPU, with other vector units and another load, are off by a factor of
-    several.
+    With the constants of another CPU, predictions are wrong by a factor of several.
     """
     from hp_tool import catalog
     from hp_tool.catalog.efficiency import machine_profile, save_machine_profile
@@ -174,7 +175,7 @@ def _calibrate_host(query: Query) -> None:
     launcher = create_launcher(query)
     if not isinstance(launcher, LocalLauncher) or launcher.hardware().num_gpus < cluster.num_gpus:
         return
-    typer.echo("measuring this host's processor first (seconds, once) ...", err=True)
+    typer.echo("benchmarking this host's processor (only once, takes seconds) ...", err=True)
     precision = query.training.precision if query.training is not None else "fp32"
     try:
         timed = machine.checked_precisions([precision], gpu=cluster.gpu)
@@ -183,15 +184,16 @@ def _calibrate_host(query: Query) -> None:
     except (
         HpToolError,
         OSError,
-    ) as error:  # The search corrects its predictions by its runs in any case.
+    ) as error:  # The runs of the search correct its predictions anyway.
         typer.echo(
-            f"not measured: {error}; the first predictions are another processor's, often 3 to 10 "
-            "times off",
+            f"benchmark failed: {error}; the first predictions use constants of another processor "
+            "and are often wrong by a factor of 3 to 10",
             err=True,
         )
         return
     typer.echo(
-        f"measured in {report.wall_s:.0f} s, kept in {path}; delete it to measure again", err=True
+        f"measured in {report.wall_s:.0f} s, stored in {path}; delete this file to measure again",
+        err=True,
     )
 
 

@@ -1,5 +1,5 @@
-"""`hp-tool watch`: compare a running job's steps with earlier ones and the prediction. Exits 4 if
-it is slower.
+"""`hp-tool watch`: compare the steps of a running job with its earlier steps and with the
+prediction. The exit code is 4 if the job is slower.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def watch(
     logs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="LOG...", help="Logs, or folders of them, one per rank; - is standard input."
+            metavar="LOG...",
+            help="Logs, or folders with one log per rank; - is standard input.",
         ),
     ] = None,
     query: Annotated[
@@ -35,29 +36,30 @@ def watch(
         typer.Option(
             "--query",
             metavar="FILE",
-            help="The job's query, for what is expected of it and what it costs.",
+            help="Query of the job; adds the predicted step time and the cost of a slowdown.",
         ),
     ] = None,
     reader: Annotated[
-        str | None, typer.Option("--format", help="How the log is read; guessed by default.")
+        str | None, typer.Option("--format", help="Log format. Default: detected.")
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Go on reading as the logs grow, until interrupted.")
+        bool, typer.Option("--follow", help="Keep reading as the logs grow, until interrupted.")
     ] = False,
     lost_nodes: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Instead: what to run without this many of the query's nodes, and whether to "
-            "wait.",
+            help="Instead of watching, print the best layout without this many of the "
+            "query's nodes, "
+            "and whether to wait for them.",
         ),
     ] = None,
     settings: queries.Setting = None,
     calibration: queries.CalibrationOption = True,
     as_json: queries.JsonOption = False,
 ) -> None:
-    """Say whether a running job became slower than it was, or is slower than it should be; print
-    nothing while all is well.
+    """Report when a running job becomes slower or is slower than predicted; print nothing
+    otherwise.
     """
     from hp_tool.cluster.logs import READERS
     from hp_tool.domain.units import format_count
@@ -84,7 +86,7 @@ def watch(
             watched.expected = expected_pace(parsed, calibrations=calibrations)
         problem = resolve_training(parsed)
         workload, num_gpus = problem.workload, problem.cluster.num_gpus
-    as_they_come = follow or logs == ["-"]
+    print_each_change = follow or logs == ["-"]
     steps: dict[int, LogSteps] = {}
     lines = (
         _read_standard_input()
@@ -98,21 +100,21 @@ def watch(
             )
             step = each.feed(line)
             watched.in_seconds &= each.in_seconds
-            if step is not None and watched.add(log, *step) and as_they_come:
+            if step is not None and watched.add(log, *step) and print_each_change:
                 _print_verdict(watched.verdict(), as_json=as_json, number=watched.job.changes.steps)
     except KeyboardInterrupt:
         pass
     if not watched.sources:
-        fix = "is --format right?"
+        fix = "check --format"
         if any(each.hugging_face for each in steps.values()):
             fix = (
-                "Hugging Face's Trainer prints none; give it HuggingFaceCallback of "
-                "hp_tool.reporter as a callback"
+                "Hugging Face's Trainer prints no step times; add HuggingFaceCallback from "
+                "hp_tool.reporter"
             )
         raise InputError(f"no step time in the log: {fix}", field="LOG")
     if unread := sum(each.unread for each in steps.values()):
         typer.echo(
-            f"{format_count(unread, 'line')} of JSON without a step time (step_s) passed over",
+            f"skipped {format_count(unread, 'JSON line')} without a step time (step_s)",
             err=True,
         )
     verdict = watched.verdict()
@@ -133,11 +135,11 @@ def _read_lines(files: list[Path], *, follow: bool) -> Iterator[tuple[int, str]]
     while True:
         came = False
         for number, file in enumerate(files):
-            if follow and not file.exists():  # Another file may take its place.
+            if follow and not file.exists():  # The file may be created again.
                 places[number], rest[number] = 0, b""
                 continue
             with file.open("rb") as stream:
-                if stream.seek(0, SEEK_END) < places[number]:  # The file was started anew.
+                if stream.seek(0, SEEK_END) < places[number]:  # The file was truncated.
                     places[number], rest[number] = 0, b""
                 stream.seek(places[number])
                 content = stream.readlines(1 << 20)
@@ -167,7 +169,7 @@ def _print_verdict(verdict: Verdict, *, as_json: bool, number: int | None) -> No
         typer.echo(schema.to_json(verdict))
         return
     if number is not None and not verdict.text:
-        typer.echo(f"step {number - 1}: as it was again")
+        typer.echo(f"step {number - 1}: back to the earlier pace")
     for line in (*verdict.text, *filter(None, [faster_words(verdict)])):
         typer.echo(line)
 
@@ -195,6 +197,6 @@ def _print_after_loss(
     idle = f", {answer.idle_gpus} idle" if answer.idle_gpus else ""
     typer.echo(
         f"{layout_arithmetic(answer.recommendation.parallel)}{idle}: "
-        f"{format_duration(answer.step_s)} a step"
+        f"{format_duration(answer.step_s)} per step"
     )
     typer.echo(answer.text)

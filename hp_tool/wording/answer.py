@@ -1,4 +1,4 @@
-"""The answer of a search in two sentences, the same on a page, in a terminal and in a report."""
+"""The verdict and the figures of a search in sentences, for pages, the terminal and reports."""
 
 import statistics
 
@@ -22,16 +22,18 @@ from hp_tool.domain.units import (
     format_count,
     format_decimal,
     format_duration,
+    format_duration_range,
     format_factor,
     format_gib,
 )
 from hp_tool.wording.words import change_in_words, stopped_words
 
 MIN_SAVED_FRACTION = 0.01
-"""Fraction of a step below which a part is not mentioned."""
+"""Minimum saving of a part that is reported, as a fraction of the step."""
 MIN_RISK = 0.005
-FAR = 1.5
-"""Ratio from which a sentence reports how far off the cost model alone was."""
+"""Minimum out-of-memory probability that is reported."""
+MIN_REPORTED_ERROR_FACTOR = 1.5
+"""Factor from which a sentence reports the error of the cost model."""
 TITLES: dict[VerdictState, str] = {
     "use": "Use this configuration",
     "keep": "Keep your baseline",
@@ -114,9 +116,7 @@ def _serving_headline(answer: ServingAnswer) -> str:
 
 
 def _gain_words(gain: Gain, what: str, *, source: bool = True) -> str:
-    """Return `1.31 times the first run's speed (1.20 to 1.43, measured)`; `predicted` if one of the
-    two did not run.
-    """
+    """Return `1.31 times the first run's speed (1.20 to 1.43, measured)`."""
     (low, high), known = gain.interval, f", {gain.source}" if source else ""
     return (
         f"{gain.factor:.2f} times {BASELINE_OWNERS[gain.against]} {what} ({low:.2f} to "
@@ -130,7 +130,7 @@ def answer_title(answer: Answer | ServingAnswer) -> str:
 
 
 def decision_sentence(answer: Answer | ServingAnswer) -> str | None:
-    """Return, in one sentence, why the verdict is not simply to use the answer; None if it is."""
+    """Return the reason for a verdict other than `use`; None for `use`."""
     state = get_verdict(answer).state
     if state == "unmeasured":
         return (
@@ -143,7 +143,8 @@ def decision_sentence(answer: Answer | ServingAnswer) -> str | None:
     if state == "keep":
         if configuration_to_keep(answer) is None or answer.gain is None:
             return "No other layout is clearly faster."
-        return f"The fastest has {_gain_words(answer.gain, 'speed')}, which is not clearly faster."
+        gain = _gain_words(answer.gain, "speed")
+        return f"The fastest layout has {gain}, which is not clearly faster."
     if state == "tied":
         others = rivals_words(answer)
         return f"{capitalize_first(others)}." if others else "No layout is clearly faster."
@@ -156,9 +157,9 @@ def _uncertainty_words(answer: Answer | ServingAnswer) -> str:
     assert isinstance(answer, Answer) and runs is not None
     if answer.outside and answer.calibrated_step_s_interval is not None:
         low, high = map(format_duration, answer.calibrated_step_s_interval)
-        return f"Expected {low} to {high}, and measured {format_duration(runs.step_s)}, once."
+        return f"Expected {low} to {high}, but one run measured {format_duration(runs.step_s)}."
     low, high = map(format_duration, answer.step_s_interval or (runs.step_s, runs.step_s))
-    return f"One run leaves its step time between {low} and {high}."
+    return f"After one run, the step time is between {low} and {high}."
 
 
 def configuration_to_keep(
@@ -179,15 +180,15 @@ def stop_reason(code: str, state: VerdictState | None) -> str:
 
 
 def gains_words(answer: Answer | ServingAnswer) -> str | None:
-    """Return `It has 2.61 times the slowest run's speed (2.31 to 2.95). Speeds are ratios of
-    measured steps; ...`; None if no gain was measured.
+    """Return `It has 2.61 times the slowest run's speed (2.31 to 2.95). Speeds are ratios of mean
+    measured step times ...`; None if no gain was measured.
     """
     measured = [gain for gain in answer.gains if gain.source == "measured" and gain.factor != 1.0]
     if not measured or measured[0].noise_fraction is None:
         return None
     by_figures = {
         (gain.factor, gain.interval): gain for gain in reversed(measured)
-    }  # One layout may be two of them.
+    }  # One layout may be the first run and the slowest run.
     others = [gain for gain in reversed(by_figures.values()) if gain != answer.gain]
     beside = (
         f"It has {' and '.join(_gain_words(gain, 'speed', source=False) for gain in others)}. "
@@ -198,18 +199,18 @@ def gains_words(answer: Answer | ServingAnswer) -> str | None:
     if slowest is not None and slowest not in by_figures.values():
         whose = by_figures[slowest.factor, slowest.interval].against
         beside += (
-            "The slowest that ran was "
-            f"{'your baseline' if whose == 'search.baseline' else 'the first'}. "
+            "The slowest run was "
+            f"{'your baseline' if whose == 'search.baseline' else 'the first run'}. "
         )
-    noise = f"{measured[0].noise_fraction:.0%} between runs of one layout"
+    noise = f"{measured[0].noise_fraction:.0%}"
     source = (
-        "what is usual, and the repeats here"
+        "from repeated runs and the usual noise"
         if measured[0].noise_from == "repeats"
-        else "assumed, as none was repeated"
+        else "assumed, because no layout ran twice"
     )
     return (
-        f"{beside}Speeds are ratios of measured steps, of several runs their mean; they allow "
-        f"for {noise} ({source})."
+        f"{beside}Speeds are ratios of mean measured step times with {noise} run-to-run noise "
+        f"({source})."
     )
 
 
@@ -218,16 +219,13 @@ def _format_number(value: float) -> str:
 
 
 def measured_words(runs: Repeats) -> str:
-    """Return `measured 5.18 s by the last of 2 runs, which took 4.18 s to 5.18 s`."""
+    """Return `measured 5.18 s in the last of 2 runs (4.18-5.18 s)`."""
     if runs.reduced:
         return f"a reduced run implies {format_duration(runs.step_s)}"
     if runs.num_runs == 1:
         return f"measured {format_duration(runs.step_s)} in one run"
-    took = f"{format_duration(runs.low_s)} to {format_duration(runs.high_s)}"
-    return (
-        f"measured {format_duration(runs.step_s)} by the last of {runs.num_runs} runs, which "
-        f"took {took}"
-    )
+    span = format_duration_range(runs.low_s, runs.high_s)
+    return f"measured {format_duration(runs.step_s)} in the last of {runs.num_runs} runs ({span})"
 
 
 def prediction_check_words(answer: Answer | ServingAnswer) -> str | None:
@@ -262,9 +260,9 @@ def rivals_words(answer: Answer | ServingAnswer) -> str:
 def answer_sentences(answer: Answer | ServingAnswer, *, measured: str | None = None) -> list[str]:
     """Return the sentences that describe an answer, the decision first.
 
-    `measured` are the measurements of its runs, if more are known than the answer contains.
+    `measured` replaces the sentence about the measurements.
     """
-    whole = "a whole request was " if isinstance(answer, ServingAnswer) and answer.measured else ""
+    whole = "request latency: " if isinstance(answer, ServingAnswer) and answer.measured else ""
     state = get_verdict(answer).state
     known = [
         measured or ("" if answer.measured is None else whole + measured_words(answer.measured)),
@@ -287,21 +285,19 @@ def answer_sentences(answer: Answer | ServingAnswer, *, measured: str | None = N
 
 
 def disagreement_words(answer: Answer | ServingAnswer) -> str | None:
-    """Return a sentence that several runs of the answer contradict the calibration; None if they
-    agree.
-    """
+    """Return a sentence if several runs of the answer contradict the calibration, else None."""
     if not isinstance(answer, Answer) or not answer.outside or answer.measured is None:
         return None
     interval = answer.calibrated_step_s_interval
     if interval is None or answer.measured.num_runs == 1:
         return None
     low, high = map(format_duration, interval)
-    return f"Its own runs count more than the calibrated prediction of {low} to {high}."
+    return f"Its runs contradict the calibrated prediction of {low} to {high} and count more."
 
 
 def explain_change(answer: Answer | ServingAnswer) -> str | None:
-    """Return what the answer changes compared with the baseline, and where that saves time; None
-    without a different baseline.
+    """Return the changes of the answer from the baseline, and the parts of a step in which they
+    save time; None if the baseline does not differ.
     """
     baseline = answer.baseline
     if baseline is None or baseline.parallel == answer.parallel:
@@ -322,7 +318,7 @@ def explain_change(answer: Answer | ServingAnswer) -> str | None:
         if seconds < -floor
     ][:1]
     effect = ", ".join(less + more) or "about the same time in every part"
-    return f"Against the {_baseline_name(baseline)}, {change}: predicted {effect}."
+    return f"Compared with the {_baseline_name(baseline)}, {change}: predicted {effect}."
 
 
 def _baseline_name(baseline: Baseline | ServingBaseline) -> str:
@@ -330,9 +326,7 @@ def _baseline_name(baseline: Baseline | ServingBaseline) -> str:
 
 
 def _savings_words(baseline: Baseline) -> str | None:
-    """Return the saving of the whole training, money before days; None if nothing is saved or
-    known.
-    """
+    """Return the cost saved over the training, else the days saved; None if neither is known."""
     if baseline.saved_cost is not None and baseline.saved_cost > 0:
         return f"saves ${baseline.saved_cost:,.0f} over the training"
     if baseline.saved_days is not None and baseline.saved_days > 0:
@@ -352,7 +346,7 @@ def measured_load_words(load: Latencies, runs: Repeats | None) -> str:
     several = (
         "in one run"
         if runs is None or runs.num_runs == 1
-        else f"by the last of {runs.num_runs} runs"
+        else f"in the last of {runs.num_runs} runs"
     )
     return f"measured {first}, {each} and {whole} {several}"
 
@@ -373,7 +367,8 @@ def cost_model_error_words(
     )
     factors = [was / alone for was, alone in pairs.values() if alone]
     if len(factors) < len(LATENCIES) or not (
-        all(each > FAR for each in factors) or all(each < 1.0 / FAR for each in factors)
+        all(each > MIN_REPORTED_ERROR_FACTOR for each in factors)
+        or all(each < 1.0 / MIN_REPORTED_ERROR_FACTOR for each in factors)
     ):
         return ()
     typical = statistics.median_low(factors)

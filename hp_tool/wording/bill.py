@@ -1,4 +1,4 @@
-"""The expected cost of a search in sentences, the same on a page and in a terminal."""
+"""The expected cost of a search in sentences, for pages and the terminal."""
 
 from collections.abc import Callable
 
@@ -22,31 +22,29 @@ def expected_words(plan: SearchPlan) -> str:
     if plan.cost is not None:
         parts.append(range_words(plan.cost, plan.cost_interval, format_money))
     if plan.wall_s_interval is not None:
-        parts.append("as no start-up has been seen here yet")
+        parts.append("a range, because no start-up time was measured here yet")
     return ", ".join(parts)
 
 
 def worst_case_words(plan: SearchPlan) -> str:
-    """Return `11.2 GPU-hours, $40, if every run takes all of its time limit`, and whether that
-    limit is too short for the run.
+    """Return `11.2 GPU-hours, $40, if every run reaches its time limit`, with a warning if the
+    limit is shorter than the expected run.
     """
     cost = "" if plan.most_cost is None else f", {format_money(plan.most_cost)}"
     worst = (
-        f"{format_device_time(plan.most_gpu_seconds)}{cost}, if every run takes all of its "
-        f"time limit"
+        f"{format_device_time(plan.most_gpu_seconds)}{cost}, if every run reaches its time limit"
     )
     short = [run for run in (plan.first, plan.confirmation) if run is not None and run.cut_off]
     if short:
         worst += (
-            f"; search.run_timeout_s of {format_duration(short[0].time_limit_s)} is below what "
-            f"a run "
-            "is expected to need"
+            f"; a run is expected to exceed search.run_timeout_s "
+            f"({format_duration(short[0].time_limit_s)})"
         )
     return worst
 
 
 def bill_sentences(plan: SearchPlan) -> tuple[str, ...]:
-    """Return the expected cost, the worst case, and usual settings that runs lack, if any."""
+    """Return sentences on the expected cost, the worst case, and usual settings that runs lack."""
     expected = expected_words(plan)
     unrun = unrun_settings_words(plan.unrun)
     return (
@@ -57,17 +55,17 @@ def bill_sentences(plan: SearchPlan) -> tuple[str, ...]:
 
 
 def format_device_time(gpu_seconds: float) -> str:
-    """Return device time in words: in seconds below an hour, else in hours."""
+    """Return `900 GPU-seconds` below an hour, else `1.6 GPU-hours`."""
     if gpu_seconds < SECONDS_PER_HOUR:
         return f"{gpu_seconds:,.0f} GPU-seconds"
     return f"{gpu_seconds / SECONDS_PER_HOUR:,.1f} GPU-hours"
 
 
 def format_money(dollars: float) -> str:
-    """Return US dollars, with cents below ten."""
+    """Return US dollars, with cents below ten dollars."""
     return f"${dollars:,.2f}" if dollars < 10.0 else f"${dollars:,.0f}"
 
 
 def range_words(value: float, interval: Interval, words: Callable[[float], str]) -> str:
-    """Return a figure in words; with an interval, as `12.0 min to 40.0 min`."""
+    """Return `value` in words, or its interval as `12.0 min to 40.0 min`."""
     return words(value) if interval is None else f"{words(interval[0])} to {words(interval[1])}"

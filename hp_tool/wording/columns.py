@@ -1,6 +1,4 @@
-"""Columns of tables: headings with units, explanations of abbreviations, and the order in which
-narrow screens hide them.
-"""
+"""Columns of terminal tables: cells, headings with units, and the meaning of abbreviations."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,12 +27,12 @@ class Column:
 
     head: str
     unit: str = ""
-    """Unit of all its cells."""
+    """Unit of all cells of the column."""
     cells: tuple[str, ...]
     meaning: str = ""
     """Meaning of the head's abbreviation; empty if the head is a word."""
     drop: int = 0
-    """Order in which narrow screens hide the column, highest first; 0: always shown."""
+    """Order in which narrow terminals hide the column, highest first; 0: always shown."""
     left: bool = False
     """Whether cells are aligned left, as for text."""
 
@@ -50,8 +48,8 @@ class Column:
 
 
 def versus_first(rows: Sequence[Recommendation]) -> list[Column]:
-    """Return the column of expected step times relative to the first row's; None for results stored
-    without them.
+    """Return the column of expected step times relative to the first row; empty for stored results
+    without expected step times.
     """
     first = rows[0].expected_token_s if rows else None
     if first is None:
@@ -64,7 +62,7 @@ def versus_first(rows: Sequence[Recommendation]) -> list[Column]:
 
 
 def _context_exchange(config: ParallelConfig) -> str:
-    """Return `a2a`, or `a2a+p2p 8x4` with its levels; a dash for the default, a ring."""
+    """Return `a2a`, or `a2a+p2p 8x4` with its levels; `-` for a ring, the default."""
     kind, levels = config.context_parallel_communication, config.hierarchical_context_parallel_sizes
     if kind in (None, "p2p") or config.context_parallel_size == 1:
         return ABSENT
@@ -72,17 +70,17 @@ def _context_exchange(config: ParallelConfig) -> str:
 
 
 def varied_columns(rows: Sequence[Recommendation]) -> list[Column]:
-    """Return columns for the `training` values that the query lists and in which rows differ, and
-    for the stages of different layers if these hold unequal numbers.
+    """Return columns for the `training` values in which rows differ, and for the pipeline layout if
+    stages have unequal layers.
     """
-    unlike = ("blocks_by_stage" in row.estimate.provenance for row in rows)
+    has_unequal_stages = ("blocks_by_stage" in row.estimate.provenance for row in rows)
     layouts = tuple(
         row.parallel.pipeline_layout or ABSENT if each else ABSENT
-        for row, each in zip(rows, unlike, strict=True)
+        for row, each in zip(rows, has_unequal_stages, strict=True)
     )
     stages = Column(
         head="stages",
-        meaning="layers (t) of each, as --pipeline-model-parallel-layout",
+        meaning="layers (t) of each stage, as in --pipeline-model-parallel-layout",
         cells=layouts,
         drop=4,
     )
@@ -104,7 +102,7 @@ BATCH_LIMITS = ("max_num_seqs", "max_num_batched_tokens")
 
 
 def configuration_columns(configs: Sequence[ParallelConfig]) -> list[Column]:
-    """Return the columns that distinguish training configurations; unused ones are omitted."""
+    """Return the columns of the axes that at least one training configuration uses."""
     shown = [
         Column(
             head=axis.head,
@@ -141,12 +139,12 @@ def axis_cell(config: ParallelConfig, key: str) -> str:
 
 
 def num_gpus_cells(rows: Sequence[Recommendation | ServingRecommendation]) -> tuple[str, ...]:
-    """Return the number of GPUs of each row, if its ranking chose the number."""
+    """Return the number of GPUs that the ranking chose for each row, or `-`."""
     return tuple(str(row.set.get("cluster.num_gpus", ABSENT)) for row in rows)
 
 
 def serving_columns(rows: Sequence[ServingRecommendation]) -> list[Column]:
-    """Return the columns that distinguish serving configurations; unused ones are omitted."""
+    """Return the columns of the axes that at least one serving configuration uses."""
     configs = [row.parallel for row in rows]
     shown = [
         Column(
@@ -212,8 +210,10 @@ def _columns_with_interval(
         for interval, mark in zip(intervals, marks, strict=True)
     )
     if set(cells) != {ABSENT}:
-        of = values.unit or values.head
-        yield Column(head="interval", unit=f"90%, {of}", cells=cells, drop=column.interval_drop)
+        quantity = values.unit or values.head
+        yield Column(
+            head="interval", unit=f"90%, {quantity}", cells=cells, drop=column.interval_drop
+        )
 
 
 def figure_column(
@@ -224,9 +224,9 @@ def figure_column(
     drop: int = 0,
     shared_unit: tuple[str, float] | None = None,
 ) -> Column:
-    """Return a column with one figure of each source.
+    """Return the column of one figure, with a cell for each source.
 
-    `head` replaces the figure's head; for `shared_unit`, see `terminal_columns`.
+    `head` replaces the figure's head. For `shared_unit`, see `terminal_columns`.
     """
     values = [figure.value(source) for source in sources]
     name, write = _unit_and_writer(figure.unit, values, shared_unit=shared_unit)
@@ -256,9 +256,7 @@ def duration_column(
 
 
 def duration_unit(seconds: Iterable[float | None]) -> tuple[str, float]:
-    """Return the common unit of a column's durations and its length in seconds: the unit of the
-    longest.
-    """
+    """Return the unit of the longest duration, and the length of this unit in seconds."""
     longest = max((each for each in seconds if each is not None), default=1.0)
     return next(
         ((unit, size) for unit, size in (("s", 1.0), ("ms", 1e-3)) if longest >= size), ("us", 1e-6)
@@ -280,18 +278,18 @@ def _cell_writer(write: Callable[[Any], str]) -> Write:
 
 
 counts = _cell_writer("{:,.0f}".format)
-"""Write whole numbers."""
+"""Format whole numbers as cells."""
 decimals = _cell_writer("{:,.1f}".format)
-"""Write numbers with one decimal."""
+"""Format numbers with one decimal as cells."""
 percents = _cell_writer(lambda fraction: f"{100.0 * fraction:,.1f}")
-"""Write fractions as percentages."""
+"""Format fractions as percentages without a sign."""
 gibs = _cell_writer(lambda size: f"{size / GIB:,.1f}")
-"""Write bytes in GiB."""
+"""Format bytes as GiB."""
 
 
 def _format_dollars(values: Iterable[float | None]) -> tuple[str, ...]:
-    """Write US dollars: whole from a thousand on; below that with cents, or two digits of the
-    smallest.
+    """Format US dollars: without cents if the largest is 1,000 or more, else with at least cents
+    and two digits of the smallest.
     """
     values = list(values)
     sizes = [abs(value) for value in values if value] or [1.0]
@@ -314,7 +312,7 @@ WRITERS_BY_UNIT: dict[figures.ColumnUnit, tuple[str, Write]] = {
     "text": ("", _cell_writer(str)),
     "heading": ("", _cell_writer(str)),
 }
-"""By a figure's unit: the unit in the column's head, and the function that formats its cells."""
+"""For each unit of a figure: the unit in the column's head, and the function that formats cells."""
 
 
 def _unit_and_writer(
@@ -323,9 +321,7 @@ def _unit_and_writer(
     *,
     shared_unit: tuple[str, float] | None,
 ) -> tuple[str, Write]:
-    """Return the unit in the head of a column of these values, and the function that formats its
-    cells.
-    """
+    """Return the unit for the head of a column, and the function that formats its cells."""
     if unit != "seconds":
         return WRITERS_BY_UNIT[unit]
     name, size = shared_unit or duration_unit(values)
@@ -333,7 +329,7 @@ def _unit_and_writer(
 
 
 def parts_columns(parts: Mapping[str, float], figures: Column) -> list[Column]:
-    """Return columns for the parts of a whole: name, figure and share."""
+    """Return the columns of a table of parts: name, `figures`, and share of the total."""
     total = sum(parts.values()) or 1.0
     names = Column(head="part", cells=tuple(map(label, parts)), left=True)
     return [

@@ -19,12 +19,12 @@ MISSING_RUNS_WORDS = {
     "scale": "No measured run on so many GPUs",
     "load": "No measured run under such a load",
 }
-"""Beginning of the sentence for each class."""
+"""Start of the sentence, by familiarity class."""
 
 
 def familiarity_words(familiarity: Familiarity, *, serves: bool = False) -> str:
-    """Return `12 measured runs of this model family on this GPU with this framework`, or the
-    feature that no measured run has with the nearest runs.
+    """Return `12 measured runs of this model family on this GPU with this framework`, or what no
+    measured run has in common with the query, and the nearest runs.
     """
     runs = format_count(familiarity.n, "measured run")
     if familiarity.class_ in (FAMILIAR_CLASS, "layout"):
@@ -40,8 +40,8 @@ def familiarity_words(familiarity: Familiarity, *, serves: bool = False) -> str:
 
 
 def measured_words(estimate: Estimate) -> str:
-    """Return `16.0 s per step (median of 3 runs)` as measured on this cluster; empty without a
-    run.
+    """Return the step time measured on this cluster, as `16.0 s per step (median of 3 runs)`; empty
+    if the layout did not run.
     """
     measured = estimate.provenance.get("measured")
     if not isinstance(measured, dict):
@@ -61,9 +61,7 @@ def faster_words(faster: Faster, *, than: ParallelConfig) -> str:
 
 
 def _feature_words(name: str, config: ParallelConfig) -> str:
-    """Return a query field with the layout's value, or the field alone if the layout has no
-    value.
-    """
+    """Return the name of a query field and, if the layout sets it, its value."""
     value = getattr(config, name.removeprefix("parallel.").partition(".")[0], None)
     if isinstance(value, Recompute):
         value = recompute_name(value)

@@ -1,7 +1,7 @@
-"""The figures of an estimate, each defined once: name, label, unit, path and interval.
+"""Figures of an estimate, such as the step time: name, label, unit, path and interval.
 
-Pages, tables, HTML and agents' answers take names, labels, units and words from here. A figure is
-read alike from an object and from its JSON.
+Pages, terminal tables, HTML and agents' answers use these definitions. A figure can be read from an
+object or from its JSON.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,15 +47,15 @@ class Figure:
     per: str = ""
     """Text after the unit in a column's head, such as `/h`."""
     path: str = ""
-    """Dotted path of its value; empty: its name."""
+    """Dotted path of the value in an estimate; empty: the same as `name`."""
     interval: str = ""
-    """Dotted path of its interval; empty: none."""
+    """Dotted path of the interval in an estimate; empty: no interval."""
     scale: tuple["Figure", Literal[1, -1]] | None = None
-    """The figure, with an interval, to which this one is proportional (1) or inversely proportional
+    """A figure with an interval to which this figure is proportional (1) or inversely proportional
     (-1).
     """
     note: str = ""
-    """Short explanation of what it counts."""
+    """Short explanation of the figure."""
 
     def value(self, source: object) -> float | None:
         """Return the figure's value in `source`; None if it has none."""
@@ -63,21 +63,20 @@ class Figure:
         return value
 
     def own_interval(self, source: object) -> Interval | None:
-        """Return the interval that `source` states for this figure itself."""
+        """Return the interval that `source` contains for this figure."""
         ends: Sequence[float] | None = value_at(source, self.interval) if self.interval else None
         return None if ends is None else (ends[0], ends[1])
 
     def between(self, source: object) -> Interval | None:
-        """Return the figure's interval: its own, or that of the figure to which it is
-        proportional.
-        """
+        """Return the interval of the figure, or an interval derived from `scale`."""
         if self.scale is None:
             return self.own_interval(source)
         base, power = self.scale
-        value, of, ends = self.value(source), base.value(source), base.own_interval(source)
-        if value is None or not of or ends is None:
+        value, base_value = self.value(source), base.value(source)
+        ends = base.own_interval(source)
+        if value is None or not base_value or ends is None:
             return None
-        low, high = sorted(value * (end / of) ** power for end in ends)
+        low, high = sorted(value * (end / base_value) ** power for end in ends)
         return low, high
 
 

@@ -1,5 +1,5 @@
-"""Probabilities and intervals in words: how a configuration fits, and what would narrow the
-interval of its step time.
+"""Sentences about an estimate: whether the configuration fits, and which settings would narrow its
+interval or speed it up.
 """
 
 from collections.abc import Mapping
@@ -18,8 +18,8 @@ from hp_tool.domain.units import (
 )
 
 MIN_SHOWN_PROBABILITY = 1e-4
-MUCH = 1.5
-"""Ratio from which a fix is described as making a latency longer."""
+MIN_REPORTED_SLOWDOWN = 1.5
+"""Factor from which a sentence reports that a fix makes a latency longer."""
 KNOB_LABELS = {
     "training.cuda_graphs": "CUDA graphs",
     "training.gradient_precision": "{} gradients",
@@ -27,14 +27,14 @@ KNOB_LABELS = {
     "training.cross_entropy": "{} loss",
     "training.overlap": "{} overlap",
     "training.fp8_recipe": "{} scaling",
-    "training.optimizer_precision": "{} moments",
+    "training.optimizer_precision": "{} optimizer states",
     "training.offload": "offloaded {}",
     "training.frozen_precision": "frozen weights in {}",
     "parallel.moe_token_dispatcher_type": "{} dispatcher",
     "parallel.zero_stage": "zero_stage {}",
     "parallel.recompute": "recomputation",
 }
-"""Labels of a recipe's settings, with their values."""
+"""Labels of a recipe's settings; {} is the value."""
 CACHE_NOTE = "allocator cache not counted"
 
 
@@ -54,8 +54,8 @@ def out_of_memory_words(estimate: Estimate) -> str:
 
 
 def memory_range_words(estimate: Estimate) -> str:
-    """Return the interval of memory, the quantity that it covers, and what it excludes; empty
-    without an interval.
+    """Return `60.1-64.5 GiB allocated (90% interval) of 75.1 GiB usable; allocator cache not
+    counted`; empty without an interval.
     """
     if estimate.intervals is None or estimate.memory is None:
         return ""
@@ -76,7 +76,7 @@ def memory_range_words(estimate: Estimate) -> str:
 
 
 def stall_words(estimate: Estimate) -> str:
-    """Return `11% chance of a stall, as runs on this cluster did: a step then takes 5.2 times as
+    """Return `11% chance of a stall, as observed on this cluster: a step then takes 5.2 times as
     long`, or the probability that the allocator of a nearly full device retries; empty if neither
     widens the interval.
     """
@@ -84,10 +84,10 @@ def stall_words(estimate: Estimate) -> str:
         return ""
     if (
         "calibration" in estimate.provenance
-    ):  # The interval includes stalls unless they are rarer than its excluded tail.
+    ):  # A stall rarer than the tail outside the interval does not widen it.
         slow, cause = (
             estimate.provenance.get("stalls"),
-            "of a stall, as runs on this cluster did",
+            "of a stall, as observed on this cluster",
         )
         least = 0.5 * (1.0 - estimate.intervals.confidence)
     else:
@@ -123,7 +123,7 @@ def recipe_words(estimate: Estimate) -> str:
     """
     recipe, assumed = estimate.with_recipe, estimate.provenance.get("usual")
     if recipe is None or (isinstance(assumed, dict) and "training.recipe" in assumed["set"]):
-        return ""  # The answer assumes it already.
+        return ""  # The answer already assumes the recipe.
     knobs = [
         _knob_words(path, value)
         for path, value in recipe.changes.items()
@@ -135,8 +135,8 @@ def recipe_words(estimate: Estimate) -> str:
 
 
 def cuda_graphs_words(estimate: Estimate) -> str:
-    """Return `With CUDA graphs (training.cuda_graphs: true): 412.0 ms, as launches bound this
-    step.`; empty if launches do not limit the step or the query sets CUDA graphs.
+    """Return `With CUDA graphs (training.cuda_graphs: true): 412.0 ms, because kernel launches
+    limit this step.`; empty if launches do not limit the step or the query sets CUDA graphs.
     """
     graphs = estimate.provenance.get("with_cuda_graphs")
     if not isinstance(graphs, dict):
@@ -144,13 +144,13 @@ def cuda_graphs_words(estimate: Estimate) -> str:
     return (
         f"With CUDA graphs (training.cuda_graphs: true): "
         f"{format_duration(float(graphs['step_s']))}, "
-        "as launches bound this step."
+        "because kernel launches limit this step."
     )
 
 
 def usual_settings_words(estimate: Estimate) -> str:
-    """Return `Assumes recipe megatron-bridge-26.08, as such runs use it; 13.6 s per step without
-    it.`; empty if the query's open settings are the framework's defaults.
+    """Return `Assumes recipe megatron-bridge-26.08, the usual setting of such runs; 13.6 s per step
+    without it.`; empty if the answer uses the framework's defaults.
     """
     assumed = estimate.provenance.get("usual")
     if not isinstance(assumed, dict):
@@ -158,18 +158,18 @@ def usual_settings_words(estimate: Estimate) -> str:
     settings = assumed["set"]
     names = (
         ["training.recipe"] if "training.recipe" in settings else list(settings)
-    )  # Settings that follow from a recipe are the recipe's own.
+    )  # The other settings follow from the recipe.
     words = ", ".join(
         f"{path.removeprefix('training.')} {'true' if settings[path] is True else settings[path]}"
         for path in names
     )
     without = format_duration(float(assumed["step_s_without"]))
-    return f"Assumes {words}, as such runs use it; {without} per step without it."
+    return f"Assumes {words}, the usual setting of such runs; {without} per step without it."
 
 
 def unrun_settings_words(unrun: object) -> str:
-    """Return why a search's runs lack the usual settings that `recommend` assumes for a layout;
-    empty if they lack none.
+    """Return why the runs of a search do not use the recipe that `recommend` assumes for a layout;
+    empty if they use it.
 
     `unrun` is `provenance.unrun` of the layout's estimate.
     """
@@ -179,7 +179,7 @@ def unrun_settings_words(unrun: object) -> str:
     settings = " and ".join(unrun["lacking"])
     runner = "trainer's command" if unrun["by_command"] else "profiler"
     if not settings:
-        reason = f"the {runner} supports none of the best layouts with it"
+        reason = f"the {runner} supports none of the best layouts with this recipe"
     elif unrun["by_command"]:
         reason = f"the {runner} does not set its {settings}"
     else:
@@ -206,7 +206,7 @@ def chosen_settings_words(chosen: Mapping[str, object]) -> str:
 
 
 def open_settings_sentences(estimate: Estimate) -> tuple[str, ...]:
-    """Return open settings and the effect of setting them, one sentence each."""
+    """Return a sentence for each setting that the query does not specify and that matters."""
     return tuple(
         filter(
             None,
@@ -244,6 +244,6 @@ def traded_words(fix: Fix | ServingFix, before: Estimate | InferenceEstimate) ->
     longer = [
         f"{format_duration(was)} -> {format_duration(now)} {words}"
         for was, now, words in pairs
-        if was and now > MUCH * was
+        if was and now > MIN_REPORTED_SLOWDOWN * was
     ]
     return f"but {' and '.join(longer)}" if longer else ""

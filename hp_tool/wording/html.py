@@ -1,4 +1,4 @@
-"""Answers as small HTML tables, for notebooks (`_repr_html_`). All text is escaped."""
+"""Answers as HTML tables for notebooks (`_repr_html_`). All text is escaped."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -23,9 +23,9 @@ from hp_tool.wording.words import cache_words, layout_arithmetic, serving_arithm
 def estimate_html(
     estimate: Estimate | InferenceEstimate, calibrated: Estimate | None = None
 ) -> str:
-    """Return one configuration as HTML: its verdict, and time and memory by part.
+    """Return one configuration as HTML: whether it fits, and time and memory by part.
 
-    For a training, the figures are those of `calibrated` if there is one.
+    If `calibrated` is set, the figures are those of `calibrated`.
     """
     if isinstance(estimate, InferenceEstimate):
         return _serving_html(estimate)
@@ -86,9 +86,9 @@ def recommendations_html(
             + "".join(_reasons_html(miss.estimate.reasons))
             for miss in misses
         )
-        body = _line_html("no configuration is acceptable") + near
+        body = _line_html("no configuration fits and meets the constraints") + near
     return body + _line_html(
-        f"{space.legal:,} legal configurations, {space.feasible:,} of them acceptable"
+        f"{space.feasible:,} of {space.legal:,} legal configurations fit and meet the constraints"
     )
 
 

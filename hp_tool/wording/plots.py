@@ -1,4 +1,4 @@
-"""Recommendations as a figure: parts of the step time, and memory compared with the device's."""
+"""Plots of recommendations, machines and sensitivity (`recommend --plot`)."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ ROW_PIXELS = 34
 """Height of one configuration in pixels."""
 HEAD_PIXELS = 160
 LEGENDS_PIXELS = 90
-"""Height below the bars for the legend of each half, in pixels: two lines of names, and one."""
+"""Height of the legends below the bars in pixels."""
 
 
 def check_path(path: Path) -> None:
-    """Reject a path that `write_figure` could not write, before anything is computed.
+    """Reject a path that `write_figure` cannot write, before the answer is computed.
 
     Raises:
         InputError: The suffix is unknown.
@@ -40,7 +40,9 @@ def check_path(path: Path) -> None:
     """
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path} must end in one of {', '.join(SUFFIXES)}", field="--plot")
-    if path.suffix != ".html" or find_spec("plotly") is None:  # An HTML page needs no kaleido.
+    if (
+        path.suffix != ".html" or find_spec("plotly") is None
+    ):  # Only the other formats need kaleido.
         require("plot", by="--plot")
 
 
@@ -66,11 +68,11 @@ def write_figure(figure: Figure, *, path: Path) -> None:
 
 
 def plot_title(query: Query) -> str:
-    """Return the model and devices of a query, as far as it names them."""
+    """Return a title with the model and the devices of a query."""
     model = (
         query.model
         if isinstance(query.model, str)
-        else getattr(query.model, "name", None) or "a model of one's own"
+        else getattr(query.model, "name", None) or "custom model"
     )
     if machine_list_field(query.cluster) is not None:
         return f"{model} on several machines"
@@ -86,7 +88,8 @@ def recommendations_figure(
     """Return stacked bars, best configuration on top: seconds by part, and GiB by part with the
     capacity as a line.
 
-    Training: exposed seconds of one step, calibrated if possible. Serving: seconds of one request.
+    For training, seconds are exposed seconds of one step, calibrated if possible. For serving, they
+    are seconds of one request.
     """
     from plotly.colors import qualitative
     from plotly.graph_objects import Bar
@@ -123,7 +126,7 @@ def recommendations_figure(
             )
             figure.add_trace(bar, row=1, col=column)
     figure.add_vline(x=shown[0][2], line={"dash": "dash", "color": "crimson"}, row=1, col=2)
-    figure.update_yaxes(autorange="reversed")  # The best one on top.
+    figure.update_yaxes(autorange="reversed")  # Rank 1 on top.
     height = HEAD_PIXELS + LEGENDS_PIXELS + ROW_PIXELS * len(rows)
     below = {
         "orientation": "h",
@@ -156,7 +159,7 @@ def machines_figure(
     figure = Figure()
     for name, shown, mode in (
         ("machines", rows, "markers"),
-        ("nothing beats these in both", front, "lines+markers"),
+        ("Pareto front", front, "lines+markers"),
     ):
         known = [row for row in shown if row.cost is not None and row.days_interval is not None]
         days = [row.preferred_estimate.calendar_days or 0.0 for row in known]
@@ -279,8 +282,9 @@ def row_labels(rows: Sequence[Recommendation] | Sequence[ServingRecommendation])
         ]
     training = [row for row in rows if isinstance(row, Recommendation)]
     columns = configuration_columns([row.parallel for row in training])
-    telling = [c for number, c in enumerate(columns) if number < 2 or len(set(c.cells)) > 1]
+    distinctive = [c for number, c in enumerate(columns) if number < 2 or len(set(c.cells)) > 1]
     words = [
-        ", ".join(f"{c.head} {c.cells[index]}" for c in telling) for index in range(len(training))
+        ", ".join(f"{c.head} {c.cells[index]}" for c in distinctive)
+        for index in range(len(training))
     ]
     return [f"{row.rank}: {word}" for row, word in zip(training, words, strict=True)]

@@ -1,5 +1,5 @@
-"""Columns of rankings and lists, each defined once, for the terminal, notebooks, pages and CSV
-files. Headings and units are those of their figures.
+"""Columns of rankings and lists for the terminal, notebooks, pages and CSV files. Headings and
+units come from the figures.
 """
 
 import csv
@@ -12,7 +12,7 @@ from hp_tool.wording import figures
 from hp_tool.wording.figures import ColumnUnit, Figure, value_at
 
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
-"""First characters with which a spreadsheet evaluates a text as a formula."""
+"""First characters of texts that a spreadsheet evaluates as formulas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,15 +20,15 @@ class Column:
     """One column of a list: its figure, and how each interface shows it."""
 
     figure: Figure
-    """Figure with headings and unit, and its path in a ranked row or an estimate. The terminal
-    prints columns whose figure has a `head`.
+    """Figure of the column: headings, unit, and path in a ranked row or an estimate. The terminal
+    prints only columns whose figure has a `head`.
     """
     of_row: bool = True
-    """Whether the figure is read from the ranked row instead of its estimate."""
+    """True: the figure is read from the ranked row; False: from the row's estimate."""
     page_label: str = ""
     """Head of the column on a page; empty: the figure's label."""
     page_path: str = ""
-    """Path of the value in a page's row; empty: its name."""
+    """Path of the value in a page's row; empty: the same as `name`."""
     page_interval: str = ""
     """Path of the value's 90% interval in a page's row; empty: none."""
     shown: Literal["page", "file", "terminal"] = "page"
@@ -40,15 +40,15 @@ class Column:
     drop: int = 0
     """Order in which a narrow terminal omits the column, highest first; 0: always shown."""
     interval_drop: int | None = None
-    """`drop` for the column of the interval; None: the terminal has no such column."""
+    """`drop` of the interval's column; None: the terminal does not show the interval."""
     mark: tuple[str, str, str] | None = None
-    """Condition on a row or estimate under which its cell is marked on the terminal, the mark, and
-    its meaning if the column's legend explains it.
+    """Path of a value in a row or estimate that marks the cell if it is true, the mark, and the
+    text for the legend (empty: none).
     """
 
     @property
     def name(self) -> str:
-        """Head of the column in a CSV file; values are in SI units and bytes."""
+        """Head of the column in a CSV file, whose values are in SI units and bytes."""
         return self.figure.name
 
     @property
@@ -63,7 +63,7 @@ class Column:
 
     @property
     def number(self) -> bool:
-        """Whether the values are numbers, which are right-aligned."""
+        """Whether the values are numbers, which pages align right."""
         return self.unit not in ("text", "heading", "moment")
 
     def source(self, row: object) -> object:
@@ -71,7 +71,7 @@ class Column:
         return row if self.of_row else getattr(row, "preferred_estimate", row)
 
     def value(self, row: object) -> Any:
-        """Return the value of a page's row; None if it has none."""
+        """Return the value in a page's row, or None."""
         return value_at(row, self.page_path or self.name)
 
     def ends(self, row: object) -> Sequence[float] | None:
@@ -84,7 +84,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Rows of a page, with the columns that list them."""
+    """A table of a page: its columns and rows."""
 
     columns: tuple[Column, ...]
     rows: Sequence[Any]
@@ -175,9 +175,7 @@ def _plain_column(
 RANK = _plain_column("rank", "Rank", "count", head="rank")
 CONFIGURATION = _plain_column("configuration", "Configuration", "heading", "arithmetic")
 DETAILS = _plain_column("details", "Details", "text", shown="file")
-GROUP = _plain_column(
-    "group", "Group", "count", note="Layouts of a group cannot be distinguished", optional=True
-)
+GROUP = _plain_column("group", "Group", "count", note="Layouts of a group are tied", optional=True)
 STEP = _estimate_column(
     figures.STEP,
     "Step",
@@ -249,8 +247,8 @@ _MACHINES = (
         mark=(
             "network_assumed",
             " assumed",
-            "assumed: the usual network of this GPU, because neither price list nor query states "
-            "one",
+            "assumed: usual network of this GPU, because the price list and the query contain "
+            "no network",
         ),
     ),
     _plain_column(
@@ -342,8 +340,12 @@ MACHINES = {
 
 
 def runs_columns(*, seconds: str, rate: str, further: Mapping[str, str]) -> tuple[Column, ...]:
-    """Return the columns of a search's runs, with these names for time and rate; `further` are
-    additional columns of the CSV file, labels by name.
+    """Return the columns of the runs of a search.
+
+    Args:
+        seconds: Label of the time of a step or a request.
+        rate: Label of the throughput.
+        further: Labels of additional columns of the CSV file, by name.
     """
     return (
         _plain_column("run", "Run", "count", "place"),

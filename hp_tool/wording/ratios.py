@@ -2,28 +2,34 @@
 
 from hp_tool.domain.units import format_factor
 
-MUCH = 1.5
-"""Ratio from which a factor is written instead of a percentage."""
-SAME = 0.005
-"""Relative difference below which two figures are equal."""
+MIN_FACTOR_IN_WORDS = 1.5
+"""Ratio from which a sentence contains a factor instead of a percentage."""
+MAX_EQUAL_DIFFERENCE = 0.005
+"""Relative difference below which a sentence calls two times equal."""
 Ratio = tuple[float, tuple[float, float]]
 """A ratio of times, and its 90% interval."""
 
 
 def agreement_words(factor: float) -> str:
     """Return `8.6 times as long as predicted` or `12% longer than predicted`."""
-    if factor >= MUCH:
+    if factor >= MIN_FACTOR_IN_WORDS:
         return f"{format_factor(factor)} as long as predicted"
-    if factor <= 1.0 / MUCH:
+    if factor <= 1.0 / MIN_FACTOR_IN_WORDS:
         return f"{format_factor(1.0 / factor)} as fast as predicted"
-    if abs(factor - 1.0) < SAME:
+    if abs(factor - 1.0) < MAX_EQUAL_DIFFERENCE:
         return "as predicted"
     return f"{difference_words(factor)} {'longer' if factor > 1.0 else 'shorter'} than predicted"
 
 
 def measured_ratio_words(factor: float, first: str) -> str:
     """Return `17% slower than TP 8, measured`."""
-    joint = "" if abs(factor - 1.0) < SAME or factor >= MUCH or factor <= 1.0 / MUCH else "than "
+    joint = (
+        ""
+        if abs(factor - 1.0) < MAX_EQUAL_DIFFERENCE
+        or factor >= MIN_FACTOR_IN_WORDS
+        or factor <= 1.0 / MIN_FACTOR_IN_WORDS
+        else "than "
+    )
     return f"{slower_words(factor)} {joint or 'as '}{first}, measured"
 
 
@@ -32,21 +38,21 @@ def predicted_ratio_words(ratio: Ratio, first: str) -> str:
     +42%)` if the interval contains 0.
     """
     factor, interval = ratio
-    if abs(factor - 1.0) < SAME:
+    if abs(factor - 1.0) < MAX_EQUAL_DIFFERENCE:
         return f"about as fast as {first} ({interval_words(interval)})"
     if interval[0] < 1.0 < interval[1]:
         word = "slower" if factor > 1.0 else "faster"
         return f"probably {word} than {first}: {factor - 1.0:+.0%} ({interval_words(interval)})"
-    return f"{slower_words(factor, much=False)} than {first} ({interval_words(interval)})"
+    return f"{slower_words(factor, allow_factor=False)} than {first} ({interval_words(interval)})"
 
 
-def slower_words(factor: float, *, much: bool = True) -> str:
-    """Return `17% slower`; with `much`, large ratios as `2.3 times as slow`."""
-    if abs(factor - 1.0) < SAME:
+def slower_words(factor: float, *, allow_factor: bool = True) -> str:
+    """Return `17% slower`; with `allow_factor`, a large ratio as `2.3 times as slow`."""
+    if abs(factor - 1.0) < MAX_EQUAL_DIFFERENCE:
         return "as fast"
-    if much and factor >= MUCH:
+    if allow_factor and factor >= MIN_FACTOR_IN_WORDS:
         return f"{format_factor(factor)} as slow"
-    if much and factor <= 1.0 / MUCH:
+    if allow_factor and factor <= 1.0 / MIN_FACTOR_IN_WORDS:
         return f"{format_factor(1.0 / factor)} as fast"
     return f"{difference_words(factor)} {'slower' if factor > 1.0 else 'faster'}"
 

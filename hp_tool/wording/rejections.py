@@ -1,10 +1,11 @@
-"""The requirement behind each rejection code, in one sentence."""
+"""What each rejection code requires, in one sentence."""
 
 RULES = {
     "heads_not_divisible": "TP must divide the attention heads, and divide the KV heads or be a "
     "multiple of them",
     "hidden_not_divisible": "TP must divide the hidden size and the MLP's width",
-    "layers_not_divisible": "each model chunk needs a layer, and most schedules equally many",
+    "layers_not_divisible": "each model chunk needs at least one layer, and most schedules "
+    "need equal chunks",
     "world_size_mismatch": "TP x PP x CP x DP must be the number of GPUs",
     "batch_not_divisible": "DP x micro-batch must divide the global batch",
     "sequence_not_divisible": "CP, and TP with sequence parallelism, must divide the sequence",
@@ -13,23 +14,27 @@ RULES = {
     "micro_batches_not_divisible": "with interleaving, PP must divide the micro-batches of a step",
     "too_few_micro_batches": "the schedule or the framework needs more micro-batches per step",
     "shards_not_divisible": "the sharding group must divide DP and fit the ZeRO stage",
-    "schedule_not_applicable": "the pipeline schedule does not run this model or these chunks",
-    "kinds_not_divisible": "stages on two kinds of GPU need whole groups of each kind",
-    "encoder_decoder_not_split": "an encoder and decoder need a pipeline split between them",
+    "schedule_not_applicable": "the pipeline schedule must support the model and the number "
+    "of chunks",
+    "kinds_not_divisible": "with two kinds of GPU, each kind must run a whole number of stages",
+    "encoder_decoder_not_split": "an encoder-decoder model needs PP 1 and CP 1",
     "context_heads_not_divisible": "CP by all-to-all must divide the heads of a TP rank",
-    "exchange_overlap_not_applicable": "overlapped expert exchange needs EP and its schedule",
+    "exchange_overlap_not_applicable": "overlap of the expert all-to-all needs EP, "
+    "interleaving if PP is used, and no "
+    "recomputation of whole layers",
     "layout_not_applicable": "the pipeline layout must have PP x chunks stages",
-    "dispatcher_not_applicable": "the token dispatcher does not run these expert groups",
-    "cuda_graphs_not_applicable": "CUDA graphs do not record these modules or this recomputation",
+    "dispatcher_not_applicable": "the token dispatcher must support the GPUs and the expert groups",
+    "cuda_graphs_not_applicable": "CUDA graphs must support the recorded modules and the "
+    "recomputation",
     "mixer_not_divisible": "TP must divide the heads and groups of recurrent layers",
-    "attention_data_parallel_needs_experts": "attention DP needs a model with experts",
-    "request_too_long": "prompt and answer must fit the model's positions",
-    "memory": "the configuration needs more memory than a GPU has",
-    "host_memory": "offloaded bytes exceed the host's memory",
-    "precision_unsupported": "the GPU has no matrix units of this precision",
-    "overloaded": "the request rate is more than the replicas serve",
-    "queued": "more requests are in flight than fit in the KV cache",
-    "crashed": "a run of this configuration crashed",
-    "target_missed": "a latency target, deadline or budget is missed",
+    "attention_data_parallel_needs_experts": "attention data parallelism needs an MoE model",
+    "request_too_long": "prompt and answer together must not exceed the maximum length",
+    "memory": "the configuration must fit in the memory of a GPU",
+    "host_memory": "the offloaded bytes must fit in the host's memory",
+    "precision_unsupported": "the GPU must have matrix units for the precision",
+    "overloaded": "the request rate must not exceed the throughput of the replicas",
+    "queued": "all requests in flight must fit in the KV cache and the engine limit",
+    "crashed": "the configuration must not have crashed in earlier runs",
+    "target_missed": "the configuration must meet latency targets, deadline and budget",
 }
 """Requirements by code of `estimate.reasons` and `rejections`."""

@@ -1,4 +1,4 @@
-"""The short answer to a query: what to run, and what to expect of it."""
+"""The first line of an answer: the recommended configuration and its figures."""
 
 from collections.abc import Iterator
 

@@ -19,19 +19,19 @@ MEANINGS = {axis.head: axis.meaning for axis in AXES if axis.meaning} | {
     TTFT.head: TTFT.noun,
     TPOT.head: TPOT.noun,
 }
-"""Meanings of abbreviations, used by every table and page."""
+"""Meanings of abbreviations in tables and on pages."""
 
 STOP_REASONS = {
-    "budget_runs": "the maximum of runs was reached",
-    "budget_gpu_seconds": "the maximum of GPU time was reached",
+    "budget_runs": "the maximum number of runs was reached",
+    "budget_gpu_seconds": "the maximum GPU time was reached",
     "no_expected_gain": "more runs are unlikely to help",
     "space_exhausted": "every candidate was run",
     "nothing_feasible": "no configuration fits",
 }
-"""Descriptions of reasons why a search stopped; other reasons are shown as they are."""
+"""Descriptions of the reasons why a search stopped."""
 
 WIDE_PRECISIONS = ("bf16", "fp16", "fp32")
-"""Weight precisions that are not mentioned if the query leaves them open."""
+"""Weight precisions that are not reported as assumptions."""
 
 
 def missed_words(target: str, *, value: float, limit: float) -> str:
@@ -52,14 +52,12 @@ def stopped_words(code: str) -> str:
 
 
 def unmeasured_words(names: Iterable[str]) -> str:
-    """Return the meaning of a star on an interval: no published run has these features."""
+    """Return the explanation of a `*` on an interval: features that no published run has."""
     return f"not validated: no published run uses {', '.join(names)} (wider range)"
 
 
 def parallel_sizes(config: ParallelConfig) -> tuple[str, int]:
-    """Return `TP 8 x PP 4 x DP 2`, with context parallelism only if used, and the number of
-    devices.
-    """
+    """Return `TP 8 x PP 4 x DP 2` and the number of devices; includes CP only if it is used."""
     sizes = {
         "TP": config.tensor_parallel_size,
         "PP": config.pipeline_parallel_size,
@@ -83,7 +81,7 @@ def layout_arithmetic(config: ParallelConfig) -> str:
     experts = {"EP": config.expert_parallel_size, "ETP": config.expert_tensor_parallel_size}
     chunks += "".join(f", {name} {size}" for name, size in experts.items() if size > 1)
     chunks += (
-        f", tokens by {config.moe_token_dispatcher_type}"
+        f", dispatcher {config.moe_token_dispatcher_type}"
         if config.moe_token_dispatcher_type
         else ""
     )
@@ -115,9 +113,7 @@ def brief_layout(config: Config) -> str:
 
 
 def serving_arithmetic(config: ServingConfig, *, replicas: int | None) -> str:
-    """Return `TP 4 x 2 replicas`, with pipeline, expert and attention data parallelism only if
-    used.
-    """
+    """Return `TP 4 x 2 replicas`; includes PP, EP and attention DP only if they are used."""
     sizes = {
         "TP": config.tensor_parallel_size,
         "PP": config.pipeline_parallel_size,
@@ -136,7 +132,11 @@ def cache_words(cache: KvCache) -> str:
     (160,000-200,000); longest request 131,072`.
     """
     tokens = cache.tokens
-    fewer = "" if cache.alike else f" in requests of {cache.max_context:,}, fewer in shorter ones"
+    fewer = (
+        ""
+        if cache.alike
+        else f" for requests of {cache.max_context:,} tokens, fewer for shorter requests"
+    )
     return (
         f"KV cache: {tokens.expected:,} tokens per replica ({tokens.low:,}-{tokens.high:,})"
         f"{fewer}; longest request {cache.max_context:,}"
@@ -153,15 +153,16 @@ def changed_fields(before: Config, after: Config) -> tuple[str, ...]:
 
 
 def change_in_words(before: Config, after: Config, *, gpus: tuple[int, int]) -> str:
-    """Return `TP 4 -> 8 (DP 16 -> 8)`: the change, and in brackets its consequences; `gpus` are the
-    numbers of devices before and after.
+    """Return `TP 4 -> 8 (DP 16 -> 8)`: the change, and in parentheses its consequences.
+
+    `gpus` contains the number of devices before and after.
     """
     names = changed_fields(before, after)
     chosen = [f"more GPUs, {gpus[0]} -> {gpus[1]}"] if gpus[0] != gpus[1] else []
     derived = set()
     if (
         chosen or len(names) > 1
-    ):  # Nobody chooses the remaining replicas, nor SP when tensor parallelism starts or ends.
+    ):  # DP follows from the other sizes, and SP from whether TP is above 1.
         crossed = (before.tensor_parallel_size > 1) != (after.tensor_parallel_size > 1)
         derived = {"data_parallel_size", "sequence_parallel"} if crossed else {"data_parallel_size"}
     changes = {
@@ -195,7 +196,9 @@ def machines_heading(query: Query) -> str:
 
 
 def assumption_sentences(provenance: Mapping[str, Any]) -> list[str]:
-    """Return the assumptions of a serving estimate: open settings, old releases, drafters."""
+    """Return sentences about a serving estimate: assumed precision, release of the constants, draft
+    model, and a layout that was not preferred.
+    """
     assumed = provenance.get("assumed") or {}
     precision = assumed.get("inference.precision")
     sentences = (
@@ -206,11 +209,11 @@ def assumption_sentences(provenance: Mapping[str, Any]) -> list[str]:
     if named := provenance.get("engine_version"):
         used = provenance["engine_efficiency"]
         sentences.append(
-            f"Release {named} has no constants of its own; these are predicted with {used}."
+            f"Release {named} has no constants of its own. The constants of {used} are used."
         )
     if age := provenance.get("constants_age"):
         sentences.append(
-            f"Constants are of {provenance['engine_efficiency']}: "
+            f"The constants are from {provenance['engine_efficiency']}, "
             f"{age['minor_releases']} minor releases before {age['newest']} ({age['as_of']})."
         )
     if drafter := provenance.get("drafter"):
@@ -218,7 +221,7 @@ def assumption_sentences(provenance: Mapping[str, Any]) -> list[str]:
     if passed := provenance.get("passed_over"):
         layout = serving_arithmetic(passed["parallel"], replicas=None)
         sentences.append(
-            f"{layout} is predicted {passed['better_by_fraction']:.1%} better than rank 1; nobody "
-            "measured a pipeline inside a replica."
+            f"{layout} is predicted {passed['better_by_fraction']:.1%} better than rank 1, but no "
+            "measured run has a pipeline inside a replica."
         )
     return sentences

@@ -9,7 +9,7 @@ from hp_tool.domain.states import RUN_STATES, Outcome, RunState
 from hp_tool.domain.units import format_count
 from hp_tool.wording.figures import REQUEST, STEP
 from hp_tool.wording.ratios import (
-    SAME,
+    MAX_EQUAL_DIFFERENCE,
     Ratio,
     agreement_words,
     difference_words,
@@ -101,7 +101,7 @@ def agreement(run: ComparedRun, record: RunRecord) -> Agreement:
     text, compared_s = f"Measured {formats.seconds(measured_s)} {PER[name]}", measured_s
     objective_s = record.measurement.objective_s if record.measurement else None
     if (
-        objective_s and abs(objective_s / measured_s - 1.0) > SAME
+        objective_s and abs(objective_s / measured_s - 1.0) > MAX_EQUAL_DIFFERENCE
     ):  # The search predicts the quantity that it minimises.
         text, compared_s = (
             f"{text}, {formats.seconds(objective_s)} with the penalty for missed targets",
@@ -129,7 +129,7 @@ def _memory(run: ComparedRun, predicted: float | None) -> str:
     For example: Its memory peaked at 3.00 GiB, 20% above the 2.50 GiB that were predicted.
     """
     peak = measured_peak(run)
-    if not peak or not predicted or peak <= (1.0 + SAME) * predicted:
+    if not peak or not predicted or peak <= (1.0 + MAX_EQUAL_DIFFERENCE) * predicted:
         return ""  # Some of it is headroom.
     return (
         f" Its memory peaked at {formats.gib(peak)}, {difference_words(peak / predicted)} above "

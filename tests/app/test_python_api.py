@@ -163,7 +163,7 @@ def test_a_notebook_shows_training() -> None:
     assert "memory: needs" in " ".join(Words(infeasible._repr_html_()).words)
     assert "optimizer" in Words(infeasible._repr_html_()).words
     none = hp_tool.recommend(**(LLAMA | {"num_gpus": 2}))
-    assert "no configuration is acceptable" in Words(none._repr_html_()).words
+    assert "no configuration fits and meets the constraints" in Words(none._repr_html_()).words
 
 
 def test_a_notebook_shows_serving() -> None:

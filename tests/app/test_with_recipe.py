@@ -54,7 +54,7 @@ def test_an_open_choice_of_graphs_is_in_the_interval_and_stated() -> None:
     assert bare.intervals.step_s[1] == without.intervals.step_s[1]
     assert (
         "with_cuda_graphs" not in without.provenance
-        and "launches bound this step" in cuda_graphs_words(bare)
+        and "launches limit this step" in cuda_graphs_words(bare)
     )
 
 
@@ -220,7 +220,7 @@ def test_slow_steps_are_named_where_they_widen_the_interval() -> None:
         "5.0 times as long"
     )
     assert (
-        stalls.startswith("12.0% chance of a stall, as runs on this cluster did")
+        stalls.startswith("12.0% chance of a stall, as observed on this cluster")
         and stall_words(bare) == seldom == learnt == ""
     )
 

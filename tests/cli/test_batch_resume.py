@@ -63,7 +63,9 @@ def test_killed_and_resumed_no_line_is_lost_or_doubled(tmp_path: Path, hp_tool: 
     done = hp_tool(*arguments, "--resume", "--jobs=2")
     assert done.returncode == 0
     assert answered(output) == ids
-    assert hp_tool(*arguments, "--resume").stderr.startswith("2000 answers kept\n0 answered")
+    assert hp_tool(*arguments, "--resume").stderr.startswith(
+        "kept 2000 answers from --output\n0 answered"
+    )
     assert answered(output) == ids
 
 
@@ -95,7 +97,7 @@ def test_a_resumed_file_must_belong_to_the_queries(tmp_path: Path, entry_point: 
         assert (refused.returncode, output.read_text()) == (2, content)
         assert complaint in refused.stderr
     output.write_text(answers[0])
-    assert "not those of --task recommend" in entry_point(*command, "--task=recommend").stderr
+    assert "not from --task recommend" in entry_point(*command, "--task=recommend").stderr
     assert entry_point("batch", "queries.jsonl", "--resume").returncode == 2
 
 

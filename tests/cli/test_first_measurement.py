@@ -66,7 +66,7 @@ def test_the_host_is_timed_once_in_the_precision_of_the_search(
     assert timed == ["bf16"]
     assert resolve_training(query).profile.gpu.matmul["bf16"].peak_fraction < 0.5 * before
     printed = capsys.readouterr()
-    assert printed.out == "" and "delete it to measure again" in printed.err
+    assert printed.out == "" and "delete this file to measure again" in printed.err
 
 
 @pytest.mark.parametrize(
@@ -91,4 +91,4 @@ def test_a_host_that_cannot_be_timed_is_searched_all_the_same(
 
     monkeypatch.setattr(machine, "benchmark_machine", broken)
     tune._calibrate_host(schema.parse_query(QUICKSTART))
-    assert "not measured: no torchrun" in capsys.readouterr().err
+    assert "benchmark failed: no torchrun" in capsys.readouterr().err

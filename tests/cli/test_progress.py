@@ -57,6 +57,7 @@ def test_a_log_file_gets_a_line_for_every_start_and_end() -> None:
     started, run, ended = file.getvalue().splitlines()
     assert started == "search 4f1c9a0e5b7d2c38: at most 8 runs, 1,234 configurations to choose from"
     assert run == (
-        "run 4: TP 4 x PP 8 x DP 32, VPP 6, MBS 1, SP, selective, ZeRO 1, predicted 399.6 ms a step"
+        "run 4: TP 4 x PP 8 x DP 32, VPP 6, MBS 1, SP, selective, ZeRO 1, predicted "
+        "399.6 ms per step"
     )
     assert ended.endswith("predicted 399.6 ms, measured 864.5 ms")

@@ -259,7 +259,7 @@ def test_import_of_a_log_alone_says_what_a_comparison_needs(tmp_path: Path) -> N
     answer = json.loads(hp_tool("import", "--log", str(log), "--json").stdout)
     assert answer["logged"]["step_s"] == 4.0
     assert answer["logged"]["reserved_bytes"] == 5.5 * GIB
-    assert "Name a configuration" in hp_tool("import").stderr
+    assert "no configuration given" in hp_tool("import").stderr
 
 
 def test_a_log_outside_the_range_says_so(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_a_noisy_search_has_one_best(
         env={"HP_DATABASE_URL": f"sqlite:///{tmp_path / 'hp.sqlite3'}", "COLUMNS": "400"},
     )
     assert answer_headline(answer) in said.output
-    assert f"Measured {format_duration(group.step_s)} by the last of 2 runs" in said.output
+    assert f"Measured {format_duration(group.step_s)} in the last of 2 runs" in said.output
 
     page.goto(f"{server}/searches/{search}")
     row = page.locator("tr.chosen")

@@ -151,8 +151,7 @@ def test_a_table_shows_which_release_stands_in() -> None:
     for command in ("estimate", "recommend"):
         newer = command_line(command, "-", stdin=json.dumps(served("0.33.0"))).stdout
         assert (
-            "Release 0.33.0 has no constants of its own; these are predicted with vllm 0.24.0"
-            in newer
+            "Release 0.33.0 has no constants of its own. The constants of vllm 0.24.0" in newer
         ), newer
         several = served("0.33.0") | {
             "cluster": {"gpu": ["h100", "h200"], "num_gpus": 2},
@@ -162,7 +161,7 @@ def test_a_table_shows_which_release_stands_in() -> None:
         pools["inference"]["disaggregated"] = {}
         for query in (several, pools) if command == "recommend" else ():
             assert (
-                "predicted with vllm 0.24.0"
+                "The constants of vllm 0.24.0"
                 in command_line(command, "-", stdin=json.dumps(query)).stdout
             )
         for version in (None, "0.12.0", "0.12", "v0.24.0"):
@@ -207,7 +206,7 @@ def test_an_answer_states_the_age_of_old_constants_alone() -> None:
         "as_of": "2026-11",
     }
     assert (
-        "Constants are of vllm 0.12.0: 21 minor releases before 0.33.0 (2026-11)."
+        "The constants are from vllm 0.12.0, 21 minor releases before 0.33.0 (2026-11)."
         in assumption_sentences(old)
     )
     recent = hp_tool.estimate(served("1.3.0", "trtllm")).estimate.provenance

@@ -71,7 +71,7 @@ def test_the_answer_says_what_it_would_win() -> None:
     better = ServingConfig(tensor_parallel_size=4, pipeline_parallel_size=2)
     said = {"passed_over": {"parallel": better, "better_by_fraction": 0.042}}
     sentence = (
-        "TP 4 x PP 2 is predicted 4.2% better than rank 1; nobody measured a pipeline inside a "
-        "replica."
+        "TP 4 x PP 2 is predicted 4.2% better than rank 1, but no measured run has a pipeline "
+        "inside a replica."
     )
     assert sentence in assumption_sentences({**row.estimate.provenance, **said})

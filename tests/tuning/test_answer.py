@@ -70,7 +70,7 @@ def test_all_that_is_known_is_said_and_nothing_else():
         "running out of memory"
     )
     assert explain_change(ANSWER) == (
-        "Against the baseline, TP 4 → 2, PP 1 → 2: predicted 1.40 s less "
+        "Compared with the baseline, TP 4 → 2, PP 1 → 2: predicted 1.40 s less "
         "tensor-parallel communication, "
         "250.0 ms more pipeline bubble."
     )
@@ -86,7 +86,7 @@ def test_all_that_is_known_is_said_and_nothing_else():
     )
     assert answer_sentences(alone) == [
         "3.70 s per step (3.60 s to 3.90 s, calibrated by 4 runs).",
-        "Measured 5.18 s by the last of 2 runs, which took 4.18 s to 5.18 s.",
+        "Measured 5.18 s in the last of 2 runs (4.18-5.18 s).",
     ]
     unclear = replace(
         ANSWER,
@@ -101,8 +101,8 @@ def test_all_that_is_known_is_said_and_nothing_else():
     decision, figures, *_ = answer_sentences(unclear)
     assert answer_title(unclear) == "Keep your baseline"
     assert decision == (
-        "The fastest has 1.03 times your baseline's speed (0.95 to 1.12, predicted), which is not "
-        "clearly faster."
+        "The fastest layout has 1.03 times your baseline's speed (0.95 to 1.12, predicted), which "
+        "is not clearly faster."
     )
     assert "speed" not in figures and "saves" not in figures
     days = replace(ANSWER, baseline=replace(BASELINE, saved_cost=None))
@@ -112,25 +112,20 @@ def test_all_that_is_known_is_said_and_nothing_else():
 def test_the_gain_over_the_slowest_and_where_the_noise_comes_from_are_said():
     slowest = Gain(against="slowest run", factor=2.6, interval=(2.4, 2.8), **MEASURED)
     assert gains_words(replace(ANSWER, gains=(ANSWER.gain, slowest))) == (
-        "It has 2.60 times the slowest run's speed (2.40 to 2.80). Speeds are ratios of measured "
-        "steps, of several "
-        "runs their mean; they allow for 3% between runs of one layout (assumed, as none was "
-        "repeated)."
+        "It has 2.60 times the slowest run's speed (2.40 to 2.80). Speeds are ratios of mean "
+        "measured step times with 3% run-to-run noise (assumed, because no layout ran twice)."
     )
     repeated = replace(ANSWER.gain, noise_from="repeats", noise_fraction=0.12)
     assert gains_words(replace(ANSWER, gain=repeated, gains=(repeated,))) == (
-        "Speeds are ratios of measured steps, of several runs their mean; they allow for 12% "
-        "between runs of one layout (what "
-        "is usual, and the repeats here)."
+        "Speeds are ratios of mean measured step times with 12% run-to-run noise (from repeated "
+        "runs and the usual noise)."
     )
 
 
 def test_a_baseline_that_was_the_slowest_is_named_once():
     same = replace(ANSWER.gain, against="slowest run")
     words = gains_words(replace(ANSWER, gains=(ANSWER.gain, same)))
-    assert words is not None and words.startswith(
-        "The slowest that ran was your baseline. Speeds are"
-    )
+    assert words is not None and words.startswith("The slowest run was your baseline. Speeds are")
 
 
 def test_a_prediction_is_held_against_what_was_measured():
@@ -146,7 +141,7 @@ def test_several_runs_outweigh_a_calibration_that_they_contradict():
     several = replace(ANSWER, calibrated_step_s_interval=(3.6, 3.9))
     assert answer_title(several) == "Use this configuration"
     assert disagreement_words(several) == (
-        "Its own runs count more than the calibrated prediction of 3.60 s to 3.90 s."
+        "Its runs contradict the calibrated prediction of 3.60 s to 3.90 s and count more."
     )
     assert disagreement_words(replace(several, outside=False)) is None
 
@@ -248,8 +243,8 @@ def test_the_answer_of_a_serving_search_says_latencies_users_and_price():
         "16 users, $0.5 per million output tokens, 1.50 times your baseline's speed for a request "
         "(1.40 to 1.60, measured), "
         "saves $0.25 per million output tokens.",
-        "A whole request was measured 850.0 ms in one run; 1 other layout may be as fast.",
-        "Against the baseline, TP 2 → 1, max_num_seqs 8 → 16: predicted 400.0 ms less queue, "
+        "Request latency: measured 850.0 ms in one run; 1 other layout may be as fast.",
+        "Compared with the baseline, TP 2 → 1, max_num_seqs 8 → 16: predicted 400.0 ms less queue, "
         "100.0 ms more prefill.",
     ]
     unseen = replace(

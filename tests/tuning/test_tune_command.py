@@ -69,7 +69,13 @@ def test_json_stands_alone_on_stdout_and_talk_goes_to_stderr(engine):
 def test_the_table_sets_before_after_and_measured_side_by_side(engine):
     done = run(QUICKSTART, "--budget-runs", "4")
     assert done.exit_code == 0
-    for word in ("model", "calibrated", "measured", ": TP", "the maximum of runs was reached"):
+    for word in (
+        "model",
+        "calibrated",
+        "measured",
+        ": TP",
+        "the maximum number of runs was reached",
+    ):
         assert word in done.stdout
     search_id = re.search(r"Search (\w{16}) ", done.stdout).group(1)
     assert (

@@ -64,7 +64,7 @@ def test_reports_that_cannot_be_read_are_counted(tmp_path: Path) -> None:
     )
     ended = hp_tool("watch", str(log))
     assert (ended.returncode, ended.stdout) == (0, "")
-    assert "2 lines of JSON without a step time (step_s) passed over" in ended.stderr
+    assert "skipped 2 JSON lines without a step time (step_s)" in ended.stderr
 
 
 def test_a_slower_log_is_told_with_what_it_costs(
@@ -283,4 +283,4 @@ def test_a_log_of_hugging_face_points_to_what_reports_its_steps(tmp_path: Path) 
     )
     log.write_text(lines * 3)
     ended = hp_tool("watch", str(log))
-    assert ended.returncode == 2 and "HuggingFaceCallback of hp_tool.reporter" in ended.stderr
+    assert ended.returncode == 2 and "HuggingFaceCallback from hp_tool.reporter" in ended.stderr

@@ -1,1 +1,1 @@
-"""The parts of `hp-tool batch`: the queries, their answers, and the output."""
+"""Parts of `hp-tool batch`: reading queries and computing answers."""

@@ -1,5 +1,5 @@
-"""Answers to a stream of queries, in order and in bounded memory: by this process, by several, or
-by a server.
+"""Answer a stream of queries in order and in bounded memory: in this process, in several processes,
+or by a server.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from hp_tool.questions.training.calibrated import Calibrations
 
 CHUNK_LINES = 64
-"""Queries per chunk: enough to evaluate similar ones together, few enough for quick answers."""
+"""Queries per chunk. Similar queries of a chunk are evaluated together."""
 CHUNKS_AHEAD = 4
-"""Number of chunks in flight per process, which limits how far reading runs ahead of writing."""
+"""Number of chunks in flight per process; limits how far reading is ahead of writing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """The task, with its options, for every query."""
+    """What to compute for every query, with its options."""
 
     name: Literal["estimate", "recommend"]
     top: int
@@ -53,7 +53,7 @@ def answer_by_processes(items: Iterator[Item], task: Task, *, jobs: int) -> Iter
     Raises:
         HpToolError: A process died.
     """
-    # The progress bar has a thread, which a forked process would not survive.
+    # A fork could deadlock, because the progress bar runs a thread.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(
         max_workers=jobs, mp_context=context, initializer=_start_worker, initargs=(task,)
@@ -72,18 +72,17 @@ def answer_by_processes(items: Iterator[Item], task: Task, *, jobs: int) -> Iter
             "--resume"
         ) from None
     finally:
-        # wait, as the interpreter's exit would; but that may write to a pipe that the pool is
-        # closing
+        # Wait here, because waiting at the interpreter's exit may write to a closed pipe.
         pool.shutdown(cancel_futures=True)
 
 
 def answer_by_server(items: Iterator[Item], task: Task, *, server: str) -> Iterator[str]:
-    """Yield the answers of a server; lines that are not queries get their error here."""
+    """Yield the answers of a server; unreadable items get an error line without a request."""
     from hp_tool.questions.answers import error_line
 
     errors: deque[tuple[int, InputError]] = deque()
 
-    def sent() -> Iterator[bytes]:
+    def readable_lines() -> Iterator[bytes]:
         for place, item in enumerate(items):
             if isinstance(item, InputError):
                 errors.append((place, item))
@@ -93,7 +92,7 @@ def answer_by_server(items: Iterator[Item], task: Task, *, server: str) -> Itera
     with connect(server) as client:
         place = 0
         for answer in client.batch(
-            lines=sent(), task=task.name, top=task.top, calibration=task.calibration
+            lines=readable_lines(), task=task.name, top=task.top, calibration=task.calibration
         ):
             while errors and errors[0][0] == place:
                 yield error_line(b"", errors.popleft()[1])
@@ -104,8 +103,8 @@ def answer_by_server(items: Iterator[Item], task: Task, *, server: str) -> Itera
 
 
 def _split_chunks(items: Iterator[Item], task: Task) -> Iterator[list[Item]]:
-    """Yield the queries in chunks; recommendations one by one, because they take longer. If reading
-    fails, earlier queries are answered first.
+    """Yield the queries in chunks of CHUNK_LINES, or of 1 for recommendations, which take longer.
+    If reading fails, first yield the queries before the failure.
     """
     size = CHUNK_LINES if task.name == "estimate" else 1
     chunk: list[Item] = []
@@ -127,8 +126,8 @@ _open_resources = ExitStack()
 
 
 def _start_worker(task: Task) -> None:
-    """Set up a process of the pool: it ignores Ctrl-C, which its parent handles, and exits with the
-    parent.
+    """Set up a process of the pool: ignore Ctrl-C, which the parent handles, and exit when the
+    parent exits.
     """
     global _worker_state
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,5 +1,5 @@
-"""The queries of a batch as JSON lines: from JSON lines, a stream of YAML documents or a CSV grid,
-in bounded memory.
+"""Read the queries of a batch in bounded memory: JSON lines, a stream of YAML documents, or a CSV
+grid.
 """
 
 import copy
@@ -19,16 +19,16 @@ MAX_LINE_BYTES = 1_000_000
 """Maximum bytes of a query in any format."""
 
 Item = bytes | InputError
-"""A query as one line, or its error."""
+"""A query as one JSON line, or the error of an unreadable query."""
 Format = Literal["jsonl", "yaml", "csv"]
 SUFFIXES: dict[str, Format] = {".yaml": "yaml", ".yml": "yaml", ".csv": "csv"}
 
 _DOCUMENT_ENDS = re.compile(rb"(---|\.\.\.)(\s|$)")
-"""At the start of a line, where YAML allows these only between documents, even in block scalars."""
+"""Separators of documents. YAML allows these at the start of a line only between documents."""
 
 
 def read_items(source: BinaryIO, *, format: Format, base: Mapping[str, Any]) -> Iterator[Item]:
-    """Yield the queries of a stream in order; rows of a CSV are applied to the query `base`."""
+    """Yield the queries of a stream in order. Values of CSV rows are set in copies of `base`."""
     if format == "csv":
         return expand_grid(_physical_lines(source), base=base)
     if format == "yaml":
@@ -49,7 +49,7 @@ def _physical_lines(source: BinaryIO) -> Iterator[str]:
 
 
 def _bounded_lines(source: BinaryIO) -> Iterator[Item]:
-    """Yield the lines; the rest of a line that is too long is skipped."""
+    """Yield the lines; a line that is too long becomes an error."""
     while line := source.readline(MAX_LINE_BYTES + 1):
         if len(line) <= MAX_LINE_BYTES:
             yield line
@@ -60,8 +60,8 @@ def _bounded_lines(source: BinaryIO) -> Iterator[Item]:
 
 
 def _yaml_documents(source: BinaryIO) -> Iterator[Item]:
-    """Yield YAML documents as JSON lines. They are split at separators before parsing, so that an
-    invalid one affects only itself.
+    """Yield YAML documents as JSON lines. The stream is split before parsing, so an invalid
+    document affects only its own answer.
     """
     lines: list[bytes] = []
     size = 0
