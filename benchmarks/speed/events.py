@@ -17,9 +17,9 @@ import numpy as np
 
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import serving_costs
-from hp_tool.cost.serving.events import serve
-from hp_tool.cost.serving.fluid import flow
-from hp_tool.cost.serving.load import steady
+from hp_tool.cost.serving.events import simulate_requests
+from hp_tool.cost.serving.fluid import simulate_flow
+from hp_tool.cost.serving.load import without_waves
 from hp_tool.cost.serving.passes import pass_table
 from hp_tool.domain.serving import ServingConfig
 from hp_tool.questions.schema import parse_query
@@ -63,7 +63,9 @@ def time_simulations() -> dict[str, float]:
         for concurrency in (4, 64, 256):
             start = time.perf_counter()
             table = pass_table(case=case, candidates=one)
-            serve(table=table, input_tokens=inputs, output_tokens=outputs, concurrency=concurrency)
+            simulate_requests(
+                table=table, input_tokens=inputs, output_tokens=outputs, concurrency=concurrency
+            )
             seconds[f"{engine}, {concurrency} at once"] = time.perf_counter() - start
     return seconds
 
@@ -79,7 +81,7 @@ def time_fluid_model() -> float:
     rows = ServingCandidates.from_configs(configs[:SCREENED], concurrency=[1] * SCREENED)
     arrivals = np.random.default_rng(1).poisson(ARRIVALS / STEPS, STEPS).astype(np.float64)
     start = time.perf_counter()
-    flow(case=case, candidates=rows, arrivals=arrivals, step_s=1.0)
+    simulate_flow(case=case, candidates=rows, arrivals=arrivals, step_s=1.0)
     return time.perf_counter() - start
 
 
@@ -93,12 +95,14 @@ def compare_models() -> dict[str, dict[str, Any]]:
         for inputs, outputs in LENGTHS:
             for tensor in (2, 8):
                 case, one = replica_problem(engine, inputs, outputs, tensor=tensor)
-                full = serving_costs(case=steady(case), candidates=one.loaded(np.array([256.0])))
+                full = serving_costs(
+                    case=without_waves(case), candidates=one.loaded(np.array([256.0]))
+                )
                 capacity = 256.0 / float(full.request_latency_s[0])
                 table = pass_table(case=case, candidates=one)
                 for share in SHARES:
                     arrivals = np.cumsum(rng.exponential(1.0 / (share * capacity), n))
-                    events = serve(
+                    events = simulate_requests(
                         table=table,
                         input_tokens=np.full(n, inputs),
                         output_tokens=np.full(n, outputs),
@@ -107,7 +111,7 @@ def compare_models() -> dict[str, dict[str, Any]]:
                     counts = np.histogram(arrivals, bins=STEPS, range=(0.0, arrivals[-1]))[
                         0
                     ].astype(np.float64)
-                    fluid = flow(
+                    fluid = simulate_flow(
                         case=case, candidates=one, arrivals=counts, step_s=arrivals[-1] / STEPS
                     )
                     before_end = np.minimum(events.finish_s, arrivals[-1]) - events.arrival_s

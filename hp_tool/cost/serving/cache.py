@@ -36,37 +36,37 @@ from hp_tool.domain.model import ModelSpec
 BLOCK_TOKENS = 16
 """Tokens per block, and the step by which blocks grow (`CacheConfig.block_size`)."""
 FEW_MORE = 1.5
-"""Ratio of the largest to the smallest number of layers of a kind below which vLLM pads the smaller
-kinds.
+"""Ratio of the largest to the smallest number of layers of a kind, below which vLLM pads the kinds
+with fewer layers.
 """
 SWA_SHARE = 0.8
 """Default of SGLang's `--swa-full-tokens-ratio`."""
 MAMBA_RATIO = 0.9
 """Default of SGLang's `--mamba-full-memory-ratio`."""
 KEPT_STATES = 3.0
-"""States per request in SGLang's pool: the request's state, and those of cached prefixes
-(`MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO`).
+"""Number of states per request in SGLang's pool: the request's own state, and those of cached
+prefixes (`MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO`).
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layers:
-    """Layers of one kind, which all cache the same numbers."""
+    """Layers that cache the same bytes per token and have the same window."""
 
     count: int
     token_bytes: FloatArray
-    """Bytes that one token takes in one layer on one rank; 0 for recurrent layers. Shape (n,)."""
+    """Bytes per token, layer and rank; 0 for recurrent layers. Shape (n,)."""
     state_bytes: FloatArray
-    """Bytes of one state in one layer on one rank; 0 for attention. Shape (n,)."""
+    """Bytes per state, layer and rank; 0 for attention. Shape (n,)."""
     window: int | None
-    """Number of tokens that a layer attends to; None: all tokens."""
+    """Number of tokens that the layers attend to; None: all tokens."""
 
 
 def cached_layers(case: ServingCase, t: IntArray) -> tuple[Layers, ...]:
-    """Return the layers that have a cache, grouped by its contents.
+    """Return the layers that have a cache, grouped by what they cache.
 
-    Layers that differ only in other respects, such as their experts, are counted together. Drafting
-    layers attend to all tokens if any layer of the model does.
+    Layers that differ only in other respects, such as their experts, form one group. Drafting
+    layers attend to all tokens, if any layer of the model does.
     """
     found: dict[tuple[bytes, bytes, int | None], Layers] = {}
     kinds = (
@@ -93,8 +93,8 @@ def cached_layers(case: ServingCase, t: IntArray) -> tuple[Layers, ...]:
 
 
 def token_numbers(case: ServingCase, t: IntArray, *, stages: IntArray | int = 1) -> Floats:
-    """Return how many numbers one token takes in the caches of the fullest stage's layers on one
-    rank, including drafting layers.
+    """Return how many numbers the cache stores per token on one rank, in all layers of the largest
+    pipeline stage, including drafting layers.
     """
     model = case.model
     layers = np.ceil(model.num_hidden_layers / stages) + drafting_layers(case)
@@ -103,12 +103,12 @@ def token_numbers(case: ServingCase, t: IntArray, *, stages: IntArray | int = 1)
 
 
 def _all_numbers(model: ModelSpec, t: IntArray) -> Floats:
-    """Return the numbers of one token in the caches of all layers of a model on one rank."""
+    """Return how many numbers the cache stores per token on one rank, in all layers of a model."""
     return sum(layers * cached_width(kind, t) for layers, kind in model.kinds)
 
 
 def drafting_layers(case: ServingCase) -> int:
-    """Return the model's layers that draft tokens, for a load without a separate draft model."""
+    """Return the number of the model's own layers that draft tokens."""
     return case.model.num_nextn_predict_layers if drafts_by_itself(case) else 0
 
 
@@ -144,7 +144,7 @@ def state_bytes(model: ModelSpec, t: IntArray | int) -> Floats:
 
 
 def shared_page(layers: tuple[Layers, ...]) -> FloatArray:
-    """Return the bytes of a vLLM page, which all layers share; shape (n,)."""
+    """Return the bytes of a vLLM page, the same for all layers; shape (n,)."""
     state = np.max([each.state_bytes for each in layers], axis=0)
     tokens = np.max([each.token_bytes for each in layers], axis=0)
     block = np.maximum(np.ceil(state / np.maximum(tokens, 1.0) / BLOCK_TOKENS), 1.0)
@@ -153,7 +153,7 @@ def shared_page(layers: tuple[Layers, ...]) -> FloatArray:
 
 
 def block_tokens(each: Layers, page: FloatArray) -> FloatArray:
-    """Return the number of tokens in a block of one kind of layers; shape (n,)."""
+    """Return the number of tokens in a block of layers of one kind; shape (n,)."""
     least = BLOCK_TOKENS * each.token_bytes
     whole = np.floor(page / np.maximum(least, 1.0))
     divides = whole * least == page
@@ -162,7 +162,9 @@ def block_tokens(each: Layers, page: FloatArray) -> FloatArray:
 
 
 def group_size(counts: list[int]) -> int:
-    """Return the number of layers in one of vLLM's groups."""
+    """Return the number of layers in each of vLLM's groups, given the number of layers of each
+    kind.
+    """
     return max(counts) if max(counts) < FEW_MORE * min(counts) else min(counts)
 
 
@@ -205,13 +207,13 @@ def pooled_bytes(
     layers: tuple[Layers, ...], tokens: float, *, drafted: int = 0, shared: bool = False
 ) -> FloatArray:
     """Return the cache bytes that a request occupies on one rank under SGLang: the bytes in the
-    pool that it fills most, plus the corresponding share of the other pools; shape (n,).
+    pool that it fills most, plus the corresponding part of the other pools; shape (n,).
 
     Args:
         layers: Layers of all kinds.
         tokens: Tokens of the request.
         drafted: Drafted tokens per pass.
-        shared: Leave out states.
+        shared: Omit states.
     """
     states: FloatArray = np.sum([each.count * each.state_bytes for each in layers], axis=0)
     widths: dict[bool, FloatArray] = {True: 0.0 * states, False: 0.0 * states}
@@ -242,7 +244,7 @@ def laid_out_bytes(
 ) -> FloatArray | None:
     """Return the cache bytes that a request occupies on one rank, in all layers; shape (n,).
 
-    None if the layout does not matter, because all layers cache every token, or if the engine's
+    None if all layers cache every token, so that the layout has no effect, or if the engine's
     layout is not modelled.
     """
     layers = cached_layers(case, t)

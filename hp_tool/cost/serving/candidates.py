@@ -1,4 +1,4 @@
-"""Serving candidates as a struct of arrays, and the case they share."""
+"""Serving candidates as arrays, and the case that all of them share."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from hp_tool.domain.serving import ServingConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCandidates:
-    """n configurations, each with its load; shape (n,). The fields are those of ServingConfig, and
-    the load.
+    """n serving configurations, each with its load. Fields have shape (n,); all but `concurrency`
+    are those of ServingConfig.
     """
 
     tensor_parallel_size: IntArray
@@ -35,14 +35,16 @@ class ServingCandidates:
     max_num_seqs: IntArray
     max_num_batched_tokens: IntArray
     concurrency: IntArray
-    """Requests in flight on all GPUs together."""
+    """Requests in flight on all GPUs."""
 
     def __len__(self) -> int:
         return len(self.tensor_parallel_size)
 
     @property
     def schedulers(self) -> IntArray:
-        """Return the number of schedulers with independent batches: one per attention group."""
+        """Return the number of schedulers, which batch requests independently: one per attention
+        group.
+        """
         return self.data_parallel_size
 
     @property
@@ -51,19 +53,21 @@ class ServingCandidates:
 
     @property
     def devices(self) -> IntArray:
-        """Return the number of devices of all replicas."""
+        """Return the number of devices of all replicas together."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
     def take(self, indices: NDArray[np.intp] | slice) -> ServingCandidates:
-        """Return the chosen rows in the order of `indices`."""
+        """Return the rows at `indices`, in that order."""
         return ServingCandidates(**{f.name: getattr(self, f.name)[indices] for f in fields(self)})
 
     def loaded(self, concurrency: FloatArray) -> ServingCandidates:
-        """Return these configurations under other loads; a load can be a fraction of a request."""
+        """Return the same configurations under another load, which may be a fraction of a request
+        each.
+        """
         return replace(self, concurrency=cast(IntArray, concurrency))
 
     def config(self, index: int) -> ServingConfig:
-        """Return one row as a configuration."""
+        """Return the configuration of one row."""
         return ServingConfig(
             **{name: int(getattr(self, name)[index]) for name in ServingConfig.__slots__}
         )
@@ -72,7 +76,7 @@ class ServingCandidates:
     def from_configs(
         cls, configs: Iterable[ServingConfig], *, concurrency: Iterable[int]
     ) -> ServingCandidates:
-        """Return the configurations as rows, in order, each with its load."""
+        """Return one row per configuration, in order, with its load."""
         rows = list(configs)
         columns = {
             name: np.array([getattr(row, name) for row in rows], dtype=np.int64)
@@ -92,21 +96,21 @@ def default_max_num_seqs(engine: EngineEfficiency, groups: Ints) -> IntArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafter:
-    """A model apart that drafts tokens, on the ranks of each replica."""
+    """A separate model that drafts tokens on the ranks of each replica."""
 
     model: ModelSpec
-    """Its layers. They cache every token, in the precision of the other caches."""
+    """The draft model. Its layers cache every token in the precision of the target's cache."""
     layer_bytes: float
-    """Bytes per weight of its layers."""
+    """Bytes per weight of the layers."""
     end_weights: float
-    """Its weights outside the layers, in 16 bits."""
+    """Number of weights outside the layers, stored in 16 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCase(Machine):
     """Model, machine, engine, number formats and request lengths of a serving query.
 
-    Of the profile's framework part, only the network between nodes is used.
+    The only part of the framework's profile in use is the network between nodes.
     """
 
     model: ModelSpec
@@ -139,17 +143,19 @@ class ServingCase(Machine):
     """Number of different prefixes among the requests; the cache stores each prefix once."""
     speculative: SpeculativeSpec | None = None
     drafter: Drafter | None = None
-    """None: n-grams, the model's own layers, or a model of unknown size."""
+    """None: tokens are drafted from n-grams, by the model's own layers or assistant, or by a model
+    of unknown size.
+    """
     prefill_group: float = 1.0
-    """Number of requests whose prompts a request waits for in a steady load, including its own;
-    inf: as many as finish in one pass.
+    """Number of requests, including itself, whose prompts are prefilled before a request's first
+    token in a steady load; inf: as many as finish in one pass.
     """
     wave_share: float = 0.0
     """Fraction of the requests that start together, as the first ones of a closed load do."""
     slowdown: float = 1.0
-    """Ratio of the duration of this engine's passes to that of the same engine after tuning."""
+    """Duration of this engine's passes divided by that of the same engine with tuned settings."""
     experts: ExpertEfficiency = ISOLATED_EXPERTS
-    """Time that the engine adds to isolated kernels in layers with experts."""
+    """Constants of the engine's layers with experts."""
     expert_kernels: Mapping[str, ExpertKernel] = field(default_factory=dict)
     """The engine's kernels for routed experts on this GPU type, by weight format; if empty, experts
     run like other matmuls.
@@ -157,43 +163,45 @@ class ServingCase(Machine):
     expert_imbalance: float | None = None
     two_batch_overlap: bool | None = None
     longest_request: int = 0
-    """Tokens of the longest prompt and its answer together."""
+    """Maximum number of tokens of a prompt and its answer."""
     room_at_start: int = 0
-    """Tokens of a request for which the engine requires room when it starts."""
+    """Length of a request in tokens that must fit in the cache, or else the engine does not start;
+    0: no such rule.
+    """
     independent: bool = False
-    """Whether GPU and front end never wait for each other, as for requests that arrive at random
-    times.
-
-    In a closed loop, in which each request starts when another ends, they do wait.
+    """Whether GPU and front end work without waiting for each other, as they do if requests arrive
+    at random times. In a closed loop each request starts when another ends, so they wait.
     """
 
     @property
     def computed_length(self) -> float:
-        """Return the number of prompt tokens that a prefill computes: those that are not in the
-        cache.
+        """Return the number of prompt tokens that prefill computes because they are not in the
+        prefix cache.
         """
         return (1.0 - self.prefix_cache_hit_rate) * self.input_length
 
-    def of(self, kind: ModelSpec) -> Self:
-        """Return the case of a model's layers of one kind (`ModelSpec.kinds`)."""
+    def with_layers(self, kind: ModelSpec) -> Self:
+        """Return the case with the layers of one kind (`ModelSpec.kinds`) as its model."""
         return self if kind is self.model else replace(self, model=kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """One forward pass of a scheduler, or of one of its pipeline micro-batches; shape (n,)."""
+    """One forward pass of a scheduler, or of one of its pipeline micro-batches. Arrays have shape
+    (n,).
+    """
 
     tokens: FloatArray
-    """Rows of the matmuls: tokens of decoding sequences and of prefill."""
+    """Rows of the matmuls: tokens of decoding sequences and of prompts."""
     decoding: FloatArray
     """Number of sequences that decode one token."""
     prefill_requests: FloatArray
     """Number of prompts processed; a chunk of half a prompt counts 0.5."""
     routed: FloatArray | None = None
-    """Rows that reach the experts, averaged over a stage's attention groups; None: `tokens` in each
-    group.
+    """Rows that reach the experts, averaged over the attention groups of a stage; None: `tokens` in
+    each group.
     """
     drafted: int = 0
-    """Drafted tokens verified per decoding sequence, in addition to the sequence's next token;
-    included in `tokens`.
+    """Number of drafted tokens that are verified per decoding sequence, in addition to its next
+    token; `tokens` includes them.
     """

@@ -1,28 +1,32 @@
-"""Disaggregated serving: one pool of replicas prefills, another decodes, and keys and values travel
-between them.
+"""Disaggregated serving: one pool of replicas prefills, another one decodes, and the network moves
+keys and values between them.
 
-n replicas per pool; C requests in flight; s seconds of a replica's time for one prompt; x seconds
-to transfer its keys and values; D(b) seconds of a decoding step of b sequences; O output tokens; l
-requests per second. A replica with experts prefills as many prompts at once as its attention
-groups' batches hold, whose own seconds are those of the whole pass.
+Symbols: n replicas per pool; C requests in flight; s seconds of a prefill replica's time per
+prompt; x seconds to transfer the prompt's keys and values; D(b) seconds of a decoding step of b
+sequences; O output tokens; l requests per second. A replica of a model with experts prefills as
+many prompts at once as fit in its attention groups' batches; each of these prompts takes the whole
+pass.
 
-A decoding replica holds b requests, so l = n_d b / ((O - 1) D(b)); prefill completes at most n_p /
-s; requests in flight that neither travel nor decode wait for prefill. The load settles at the
-largest b with
+A decoding replica runs b requests, so l = n_d b / ((O - 1) D(b)). Prefill completes at most n_p / s
+requests per second. Requests in flight that are neither transferred nor decoded wait for prefill.
+The load settles at the largest b with
 
-    l(b) < n_p / s,   n_d b + l(b) (s + x + h + q(l) + w) <= C,   b <= the limit of the cache and max_num_seqs
+    l(b) < n_p / s,   n_d b + l(b) (s + x + h + q(l) + w) <= C,
+    b <= what the cache and max_num_seqs allow
 
-(rate matching: with too few prefill replicas b stays small and decoding idles, with too many they
-idle). h are the hops of a request between the pools, q = r s / (2 (1 - r)) its wait for a replica
-that is busy r = l s / n_p of its time (a queue of one server and constant service), and w = W C s /
-(2 n_p) that of the first requests, a share W of all, which come at once. By Little's law the time
-to first token is C / l - (O - 1) D(b), which includes all of these, and waiting for room to decode.
+(rate matching: with too few prefill replicas, b stays small and decoding replicas are underused;
+with too many, prefill replicas are idle). h is the time that a request takes between the pools
+apart from the transfer. q = r s / (2 (1 - r)) is its wait for a replica that is busy for a fraction
+r = l s / n_p of the time (a queue with one server and constant service time). w = W C s / (2 n_p)
+is the wait of the first requests, a fraction W of all, which arrive at once. By Little's law the
+time to first token is C / l - (O - 1) D(b), which includes all of these and the wait for room to
+decode.
 
-Of single requests the share (1 - r) exp(r t / s) waits at most t <= s (exact for M/D/1), and what
-is beyond s falls as exp(-e t / s) with r (exp(e) - 1) = e, to third order e = 3 (sqrt(1/4 + 2/3 (1
-- r)/r) - 1/2). The first ones of a closed load are even over their wave. At a rate b fluctuates as
-`load` derives, and with it D(b).
-"""  # noqa: E501
+The fraction (1 - r) exp(r t / s) of single requests waits at most t <= s (exact for M/D/1). Beyond
+s the fraction that waits longer falls as exp(-e t / s) with r (exp(e) - 1) = e, to third order e =
+3 (sqrt(1/4 + 2/3 (1 - r)/r) - 1/2). The waits of a closed load's first requests are uniform over
+their wave. At a request rate, b fluctuates as derived in `load`, and with it D(b).
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -38,9 +42,9 @@ from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import (
     drafted_tokens,
     drafting_factor,
-    first_token_alone,
+    first_token_wait_seconds,
     has_room,
-    launching,
+    min_launch_seconds,
     prompt_overhead,
     tokens_per_pass,
     with_host,
@@ -58,9 +62,9 @@ from hp_tool.cost.serving.operations import requests_in_cache, seen_tokens
 from hp_tool.domain.model import ModelSpec
 
 _PLACES = 96
-"""Batch sizes between which a step's seconds are interpolated linearly."""
+"""Batch sizes between which the seconds of a step are interpolated linearly."""
 _HALVINGS = 40
-"""Bisections of the interval of b; the resolution is far below one request."""
+"""Number of bisections of b; the resolution is far below one request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,16 +80,18 @@ class PoolCosts:
     prefill_tokens_per_second_per_gpu: FloatArray
     decode_tokens_per_second_per_gpu: FloatArray
     prefill_busy: FloatArray
-    """Fraction of time for which a prefill replica is busy; near 1, prefill limits the rate."""
+    """Fraction of the time in which a prefill replica is busy; near 1, prefill limits the rate."""
     prompt_s: FloatArray
-    """Seconds of a prefill replica per prompt, when it processes many prompts (s)."""
+    """Seconds of a prefill replica's time per prompt in a long series of prompts (s)."""
     wave_s: FloatArray
-    """Mean wait in seconds of the requests that arrive at once (w); 0 for a request rate."""
+    """Mean seconds that requests which arrive at once wait for each other (w); 0 for a request
+    rate.
+    """
     decode_batch: FloatArray
-    """Number of requests that a decoding replica serves at once (b)."""
+    """Number of requests that a decoding replica runs at once (b)."""
     max_decode_batch: FloatArray
     fits: BoolArray
-    """Whether the weights and one complete request fit on a replica of both pools."""
+    """Whether the weights and one complete request fit on a replica of each pool."""
     sustained: BoolArray
     """Whether the request rate is reached; True for a closed load, which has no rate."""
 
@@ -99,16 +105,18 @@ def pool_costs(
     requests_per_second: float | FloatArray | None = None,
     handover_s: float = 0.0,
 ) -> PoolCosts:
-    """Return the costs of pairs: row i pairs the replicas of prefillers[i] with those of
+    """Return the costs of pairs of pools: row i pairs the replicas of prefillers[i] with those of
     decoders[i].
 
-    Their concurrency is the load. The pools may have GPUs of different types; data_parallel_size is
-    the number of attention groups of each pool, one per replica of a dense model. The costs include
-    the wait for prefill, prefill, the transfer over the network ports of both sides' ranks,
-    decoding, the engine's overheads on each side, and `handover_s`, the time that a request takes
-    between the pools apart from its bytes. Chunks of a prompt cost nothing extra, because nothing
-    decodes at the same time. With `requests_per_second` instead of a closed load, requests do not
-    arrive at once, and `sustained` says whether both pools reach the rate.
+    The load is the candidates' concurrency, or `requests_per_second`. In the latter case requests
+    do not arrive at once, and `sustained` tells whether both pools reach the rate. The pools may
+    have GPUs of different types; data_parallel_size is the number of attention groups of a pool,
+    one per replica of a dense model.
+
+    The costs include the wait for prefill, prefill, the transfer through the network ports of both
+    sides' ranks, decoding, the engine's overheads on both sides, and `handover_s`, the time that a
+    request takes between the pools apart from the transfer. Splitting a prompt into chunks costs
+    nothing, because prefill replicas do not decode.
     """
     load, output = decoders.concurrency.astype(np.float64), float(decode.output_length)
     n_p, n_d = prefillers.replicas, decoders.replicas
@@ -132,8 +140,8 @@ def pool_costs(
     quickly = None if decode.model.num_experts is None else _tabulated(decode, decoders)
 
     def rate(batch: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return (requests per second, seconds per token) with `batch` requests on each decoding
-        replica.
+        """Return (requests per second, seconds per token) if each decoding replica runs `batch`
+        requests.
         """
         token = token_seconds(decode, decoders, batch)
         return n_d * batch / np.maximum((output - 1.0) * token, 1e-12), token
@@ -190,16 +198,16 @@ def pool_costs(
 
 
 def _prompt_queue(busy: FloatArray, service: FloatArray) -> FloatArray:
-    """Return the mean seconds that prompts at random times wait for a replica of this
-    utilisation.
+    """Return the mean seconds that prompts wait for a replica, if they arrive at random times and
+    it is busy for this fraction of the time.
     """
     seconds: FloatArray = busy / (2.0 * np.maximum(1.0 - busy, 1e-9)) * service
     return seconds
 
 
 def _wait_quantile(busy: FloatArray, service: FloatArray, share: float) -> FloatArray:
-    """Return the quantile `share` of the seconds that prompts at random times wait for a
-    replica.
+    """Return the quantile `share` of the seconds that prompts wait for a replica, if they arrive at
+    random times.
     """
     r = np.clip(busy, 1e-9, 1.0 - LEAST_ELASTICITY)
     within = (1.0 - r) * np.exp(r)
@@ -220,10 +228,10 @@ def pool_quantiles(
     share: float,
     independent: bool,
 ) -> Quantiles:
-    """Return the quantile `share` of the latencies, shape (n,); `independent` requests arrive at a
-    rate.
+    """Return the quantile `share` of the latencies, shape (n,).
 
-    The latency of the whole request adds the quantiles of both pools: an upper bound.
+    `independent`: requests arrive at a rate. The quantile of a request's latency is the sum of the
+    quantiles of both pools, an upper bound.
     """
     waiting = _wait_quantile(costs.prefill_busy, costs.prompt_s, share) - _prompt_queue(
         costs.prefill_busy, costs.prompt_s
@@ -250,12 +258,11 @@ def pool_quantiles(
 def prompt_seconds(
     case: ServingCase, candidates: ServingCandidates
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the latency of a single prompt on its attention group, and the replica's seconds per
-    prompt.
+    """Return the latency of a single prompt on its attention group, and the seconds of the
+    replica's time per prompt in a long series of prompts.
 
-    The second value holds for a long series of prompts. Both include the engine's overhead.
-    Attention groups share experts, so they prefill concurrently; with experts, a pass contains as
-    many complete prompts as its token limit allows.
+    Both include the engine's overhead. Attention groups share experts, so they prefill at the same
+    time. With experts, a pass contains as many complete prompts as its token limit allows.
     """
     engine, ones = case.engine, np.ones(len(candidates))
     groups, stages = candidates.attention_data_parallel_size, candidates.pipeline_parallel_size
@@ -271,7 +278,7 @@ def prompt_seconds(
         # its latency.
         device = np.maximum(
             forward_seconds(case, candidates, batch, context=float(case.input_length)),
-            launching(case),
+            min_launch_seconds(case),
         )
         host = with_host(engine, device, 0.0 * ones)
         return (host + prompts * prompt_overhead(case)) / stages
@@ -280,14 +287,14 @@ def prompt_seconds(
     if case.model.num_experts is None:
         return alone, alone
     many = np.maximum(seconds(together) / together, engine.request_overhead_s) / groups
-    return alone + first_token_alone(case), many
+    return alone + first_token_wait_seconds(case), many
 
 
 def token_seconds(
     case: ServingCase, candidates: ServingCandidates, batch: FloatArray
 ) -> FloatArray:
-    """Return the seconds between two tokens of a sequence in a batch of `batch`, on a replica that
-    does not prefill.
+    """Return the seconds between two tokens of a sequence, if a replica decodes `batch` sequences
+    and does not prefill.
     """
     engine, stages = case.engine, candidates.pipeline_parallel_size
     k = drafted_tokens(case.speculative)
@@ -307,10 +314,10 @@ def token_seconds(
 def _tabulated(
     case: ServingCase, candidates: ServingCandidates
 ) -> Callable[[FloatArray], FloatArray]:
-    """Return `token_seconds` of each candidate, interpolated between the batch sizes _PLACES.
+    """Return a function that interpolates `token_seconds` between the batch sizes _PLACES.
 
     Candidates that differ only in the number of replicas share a table, because predicting layers
-    with experts takes several times as long.
+    with experts takes several times as long as other layers.
     """
     groups = candidates.attention_data_parallel_size
     columns = [
@@ -347,11 +354,11 @@ def transfer_seconds(
     prefillers: ServingCandidates,
     decoders: ServingCandidates,
 ) -> FloatArray:
-    """Return the seconds to move a prompt's keys and values between replicas through each rank's
-    network port.
+    """Return the seconds to move a prompt's keys and values between replicas through the network
+    port of each rank.
 
-    latency + bytes / (ports x bandwidth) of the slower side. The ranks of one attention group store
-    a prompt's keys and values. Faster links between pools on one node are ignored.
+    They are latency + bytes / (ports x bandwidth) of the slower side. The ranks of one attention
+    group store a prompt's keys and values. Faster links between pools on the same node are ignored.
     """
     moved, *others = (
         _travelling(
@@ -375,7 +382,9 @@ def transfer_seconds(
 
 
 def _travelling(model: ModelSpec, t: IntArray, tokens: float, element_bytes: float) -> FloatArray:
-    """Return the bytes of a prompt in all layers of one kind, on the ranks of a replica."""
+    """Return the bytes of one prompt's keys and values in all layers of one kind, summed over the
+    ranks of a replica that send them.
+    """
     if model.is_recurrent:
         states = model.num_hidden_layers * state_numbers(model, t) * t * STATE_BYTES
         return np.asarray(states, dtype=np.float64)
@@ -389,7 +398,6 @@ def _travelling(model: ModelSpec, t: IntArray, tokens: float, element_bytes: flo
 
 
 def _ranks(candidates: ServingCandidates) -> IntArray:
-    """Return the GPUs of one replica."""
     stage = candidates.tensor_parallel_size * candidates.attention_data_parallel_size
     ranks: IntArray = stage * candidates.pipeline_parallel_size
     return ranks

@@ -1,10 +1,10 @@
-"""A closed load on a continuous-batching engine: latencies, throughput, KV limit, and speculative
-decoding.
+"""A closed load on an engine with continuous batching: latencies, throughput, cache limit, and
+speculative decoding.
 
-Of k drafted tokens a verifying pass accepts those before the first rejection and generates one
-more. With the acceptance rate a, equal and independent at each position, it yields (1 - a^(k+1)) /
-(1 - a) tokens on average (arXiv 2211.17192, equation 1) and takes 1 + k c times as long, where c is
-the time of a draft token divided by the time of a pass.
+Of k drafted tokens, a verifying pass accepts those before the first rejection and generates one
+more. If each token is accepted with the probability a, independently of its position, a pass yields
+(1 - a^(k+1)) / (1 - a) tokens on average (arXiv 2211.17192, equation 1). It takes 1 + k c times as
+long, where c is the time of a draft token divided by the time of a pass.
 """
 
 import math
@@ -22,13 +22,13 @@ from hp_tool.domain.inference import SpeculativeSpec
 
 
 def drafted_tokens(speculative: SpeculativeSpec | None) -> int:
-    """Return the number of drafted tokens per pass, k; 0 without speculation."""
+    """Return the number of drafted tokens per pass, k; 0 without speculative decoding."""
     return 0 if speculative is None else speculative.num_speculative_tokens
 
 
 def tokens_per_pass(speculative: SpeculativeSpec | None) -> float:
-    """Return the number of tokens that a sequence gains per verifying pass; 1 without
-    speculation.
+    """Return the mean number of tokens that a sequence gains per verifying pass; 1 without
+    speculative decoding.
     """
     if speculative is None:
         return 1.0
@@ -37,7 +37,7 @@ def tokens_per_pass(speculative: SpeculativeSpec | None) -> float:
 
 
 def drafting_factor(speculative: SpeculativeSpec | None) -> float:
-    """Return the time of drafting and verifying, divided by the time of verifying: 1 + k c."""
+    """Return the time of drafting and verifying divided by the time of verifying: 1 + k c."""
     return (
         1.0
         if speculative is None
@@ -45,27 +45,34 @@ def drafting_factor(speculative: SpeculativeSpec | None) -> float:
     )
 
 
-# Per scheduler: C requests in flight, B of them running, I prompt and O output tokens; D seconds of
-# an iteration that only decodes, X = min(g J, budget) prefill tokens of one that prefills g
-# prompts, M its seconds, p pipeline stages. Every finished request of equal length is replaced at
-# once, so in the time S that one request is served all B running requests are prefilled once:
+# Symbols, per scheduler: C requests in flight, of which B run; I prompt and O output tokens; D
+# seconds of a pass that only decodes; M seconds of a pass that prefills g prompts, with X =
+# min(g J, budget) prompt tokens; J prompt tokens outside the prefix cache; p pipeline stages; L
+# layers; o the engine's overhead per prompt and layer; u and v the front end's serial work per
+# request and per streamed token; n passes before a request's first token.
 #
-#     S = sqrt(((O - 1) D + R)^2 + H^2),   R = n D + B ((J / X) (M - D) + L o) / p,   H = B (u + v
-# O)
+# A finished request is replaced at once by another of equal length. In the time S of one request
+# all B running requests are therefore prefilled once:
 #
-# M - D is M, of prefill alone, if prefill stops decoding or takes longer; n is the number of
-# iterations until a request's first token; J the prompt tokens outside the prefix cache; o the
-# engine's overhead per prompt and layer; u and v the front end's serial work per request and per
-# streamed token. GPU and front end are two stations of a closed loop: the busier one limits the
-# rate, and near balance each waits for the other, which the root of squares approximates. Requests
-# at random times are not in step (`independent`): S is then the larger of the two, and a first
-# token waits u + B v for its own pass of the front end. Of R, a request waits for its own prompt
-# and earlier ones until its first token; the rest delays its later tokens. Of the front end's
-# time, the fraction (u + v) / (u + v O) is before the first token, and of the rest b (H / S)^2:
-# the closer the front end is to its limit, the more tokens queue before it. Requests without room
-# wait S (C - B) / B longer (Little's law). If prompts wait w passes for others, and a arrive per
-# pass, they wait w (1 + a w / 2) / (1 + a w) on average: the first one starts the wait, the others
-# arrive within it. With speculation D is a verifying pass with its drafting, per token it yields.
+#     S = sqrt(((O - 1) D + R)^2 + H^2)
+#     R = n D + B ((J / X) (M - D) + L o) / p
+#     H = B (u + v O)
+#
+# M - D is M, of prefill alone, if prefill stops decoding or takes longer. GPU and front end are two
+# stations of a closed loop. The busier one limits the rate, and near balance each waits for the
+# other, which the root of squares approximates. If requests arrive at random times
+# (`independent`), S is the larger of the two, and a first token waits u + B v for the front end.
+#
+# Of R, the prefill of a request's own prompt and of earlier ones precedes its first token; the rest
+# delays its later tokens. Of the front end's time, the fraction (u + v) / (u + v O) precedes the
+# first token. Of the rest, the fraction b (H / S)^2 does: the closer the front end is to its limit,
+# the more tokens queue before the first one. Requests without a slot wait S (C - B) / B longer
+# (Little's law).
+#
+# If prompts wait w passes for others, and a prompts arrive per pass, they wait
+# w (1 + a w / 2) / (1 + a w) passes on average: the first prompt starts the wait, and the others
+# arrive during it. With speculative decoding, D is the time of drafting and verifying, divided by
+# the tokens that a pass yields.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,20 +83,22 @@ class ServingCosts:
     tpot_s: FloatArray
     request_latency_s: FloatArray
     parts: dict[str, FloatArray]
-    """queue, front_end, prefill, prefill_interference, decode: sum to request_latency_s."""
+    """Seconds of queue, front_end, prefill, prefill_interference and decode, which sum to
+    request_latency_s.
+    """
     output_tokens_per_second_per_gpu: FloatArray
     running: FloatArray
     """Number of requests that one scheduler runs at once (B)."""
     max_running: FloatArray
-    """Maximum of `running`; the KV cache or max_num_seqs limits it."""
+    """Upper limit of `running`, which the KV cache or max_num_seqs sets."""
     prompt_s: FloatArray
-    """Seconds by which the prefill of one prompt delays all requests."""
+    """Seconds by which the prefill of one prompt delays the other requests."""
     wave_s: FloatArray
     """Part of ttft_s in which requests that start together wait for each other, averaged over all
     requests.
     """
     kv_limited: BoolArray
-    """Whether the KV cache limits B, rather than the load or max_num_seqs."""
+    """Whether the KV cache limits `running`, and neither the load nor max_num_seqs does."""
     fits: BoolArray
     """Whether the weights and one complete request fit."""
     sustained: BoolArray
@@ -98,8 +107,8 @@ class ServingCosts:
 
 
 def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> ServingCosts:
-    """Return latency, throughput and memory of legal candidates; the result has the candidates'
-    shape.
+    """Return latencies, throughput and memory of legal candidates under a closed load; arrays have
+    the candidates' shape.
     """
     c, engine = candidates, case.engine
     length, output = float(case.input_length), float(case.output_length)
@@ -112,8 +121,7 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
     stages = c.pipeline_parallel_size
     share = running / stages  # sequences of one pipeline micro-batch
     context = length + 0.5 * output
-    # A queue that never empties replaces finished requests: each pass contains as many prompts as
-    # requests that finish in it.
+    # If the queue is never empty, each pass contains as many prompts as requests end in it.
     endless = case.prefill_group == math.inf
     group = np.maximum(share / output, 1.0) if endless else np.minimum(case.prefill_group, running)
     computed = case.computed_length
@@ -134,9 +142,9 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
     )
     # CUDA graphs cover only decoding: a pass with prompts takes at least the time to launch its
     # kernels one by one.
-    launches = launching(case)
+    launches = min_launch_seconds(case)
     step = verify * drafting_factor(case.speculative)
-    decode = step / yields  # per token
+    decode = step / yields  # seconds per token
     # Chunks that exceed the iterations of a request are not batched with decoding.
     riding = (
         np.minimum(((output - 1.0) / yields + 1.0) * prompts * together / running, 1.0)
@@ -162,13 +170,13 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
             + (1.0 - riding) * extra
         )
     around = prompt_overhead(case)
-    # cost of one prompt for the group that processes it
+    # seconds of one prompt for the attention group that processes it
     alone = (extra / prompts + around) / stages
-    # cost of one prompt in each group, for all groups, because they run in step
+    # seconds of one prompt in each group, for all groups, because they run in lockstep
     prompt = alone / together
     if output == 1.0:
         alone = prompt  # one output token: the whole request counts as time to first token
-    # latency that the other stages add to a chunk, for its request
+    # seconds that the other pipeline stages add to the latency of a chunk
     own = extra * (1.0 - 1.0 / stages)
 
     before = (
@@ -189,11 +197,10 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
     early = waiting * (
         own_share + engine.backlog_share * (front_end / served) ** 2 * (1.0 - own_share)
     )
-    apart = first_token_alone(case) + case.independent * (
+    apart = first_token_wait_seconds(case) + case.independent * (
         engine.request_overhead_s + running * engine.stream_overhead_s
     )
-    # Requests in transit do not occupy a slot, so requests without a slot wait correspondingly
-    # less.
+    # Requests outside GPU and front end occupy no slot, so others wait less for one.
     queue = np.maximum(served * (in_flight - running) / running - apart, 0.0)
     early, served, waiting = early + apart, served + apart, waiting + apart
     latency = queue + served
@@ -226,21 +233,18 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
 
 
 def most_running(*, case: ServingCase, candidates: ServingCandidates) -> FloatArray:
-    """Return the number of requests that one scheduler can run at once; the result has the
-    candidates' shape.
-    """
+    """Return the maximum number of requests that one scheduler can run at once; shape (n,)."""
     return _room(case, candidates, serving_bytes(case, candidates))[0]
 
 
 def _room(
     case: ServingCase, c: ServingCandidates, memory: ServingBytes
 ) -> tuple[FloatArray, FloatArray, BoolArray]:
-    """Return the number of requests that run at once, the number that the cache alone allows, and
-    whether one request fits.
+    """Return the maximum number of requests that run at once, the number for which the cache alone
+    has room, and whether one request fits.
     """
     length, output = float(case.input_length), float(case.output_length)
-    # A full cache contains requests of all ages; on average they have generated a fraction of their
-    # output.
+    # In a full cache, requests have generated a fraction of their output on average.
     t = c.tensor_parallel_size
     rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
     held = length + case.engine.kv_reserved_output_fraction * output
@@ -255,8 +259,8 @@ def _room(
 def has_room(
     case: ServingCase, c: ServingCandidates, memory: ServingBytes, tokens: float
 ) -> BoolArray:
-    """Return whether the cache has room for one request of so many tokens, and for one that the
-    engine requires room for when it starts.
+    """Return whether the cache has room for one request of `tokens` tokens, and for the request of
+    the case's `room_at_start`.
     """
     rooms, t = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token, c.tensor_parallel_size
     whole: BoolArray = rooms >= cached_tokens(case, t, tokens)
@@ -267,11 +271,11 @@ def has_room(
 
 
 def _most_decoding(case: ServingCase, c: ServingCandidates) -> FloatArray:
-    """Return the maximum number of decoding requests that leaves room in a mixed pass for the
+    """Return the maximum number of decoding requests for which a mixed pass has room for the
     prompts of their successors.
 
-    It is at least the number that fills half of the pass, because prompts also run in separate
-    passes.
+    It is at least the number that fills half of a pass, because prompts also run in passes of their
+    own.
     """
     if case.engine.schedule != "mixed":
         return np.full(len(c), np.inf)
@@ -283,7 +287,7 @@ def _most_decoding(case: ServingCase, c: ServingCandidates) -> FloatArray:
 
 
 def prompt_overhead(case: ServingCase) -> float:
-    """Return the engine's overhead per prompt in seconds, over all layers."""
+    """Return the engine's overhead per prompt over all layers, in seconds."""
     mixtures = case.experts.prompt_layer_overhead_s * case.model.moe_layers
     return case.engine.prompt_layer_overhead_s * case.model.num_hidden_layers + mixtures
 
@@ -291,10 +295,12 @@ def prompt_overhead(case: ServingCase) -> float:
 def _groups_with_prompts(
     c: ServingCandidates, arrivals: FloatArray, group: FloatArray
 ) -> FloatArray:
-    """Return the fraction of a stage's attention groups that have a prompt, in a pass that has any.
+    """Return the fraction of a stage's attention groups that have a prompt, in a pass that has at
+    least one.
 
-    The number of arrivals while prompts gather is Poisson distributed. The fraction is the mean of
-    this number given that it is positive, and at least the number that arrive together.
+    The number of prompts that arrive between two such passes is Poisson distributed. The fraction
+    follows from its mean, given that it is positive, or from the number of prompts that arrive
+    together if that is larger.
     """
     groups = c.attention_data_parallel_size
     coming = groups * arrivals
@@ -303,7 +309,7 @@ def _groups_with_prompts(
     return share
 
 
-def launching(case: ServingCase) -> float:
+def min_launch_seconds(case: ServingCase) -> float:
     """Return the minimum seconds of a pass with prompts, whose kernels are launched one by one."""
     return (
         case.engine.eager_layer_s * case.model.num_hidden_layers
@@ -311,17 +317,17 @@ def launching(case: ServingCase) -> float:
     )
 
 
-def first_token_alone(case: ServingCase) -> float:
-    """Return the seconds before a first token outside GPU and front end, for a request that waits
-    for neither.
+def first_token_wait_seconds(case: ServingCase) -> float:
+    """Return the seconds before a first token in which neither GPU nor front end works on the
+    request.
     """
     mixture = case.model.num_experts is not None and case.engine.first_token_s > 0.0
     return case.engine.first_token_s + mixture * case.experts.first_token_s
 
 
 def _before_first_token(engine: EngineEfficiency, output: float) -> float:
-    """Return the fraction of a request's front-end work that precedes its first token: admission
-    and the first token.
+    """Return the fraction of a request's front-end work that precedes its first token: admission,
+    and streaming of that token.
     """
     whole = engine.request_overhead_s + engine.stream_overhead_s * output
     return (engine.request_overhead_s + engine.stream_overhead_s) / whole if whole > 0.0 else 1.0
@@ -334,7 +340,9 @@ def _iteration(
     context: float,
     launches: float = 0.0,
 ) -> FloatArray:
-    """Return the seconds of a forward pass (at least its `launches`) and of the host's overhead."""
+    """Return the seconds of a pass: its forward pass, which takes at least `launches`, and the
+    host's overhead.
+    """
     device = forward_seconds(case, candidates, batch, context=context)
     return with_host(
         case.engine, np.maximum(device, launches) if launches else device, batch.decoding
@@ -342,8 +350,8 @@ def _iteration(
 
 
 def with_host(engine: EngineEfficiency, device_s: FloatArray, sequences: FloatArray) -> FloatArray:
-    """Return the seconds of a pass including the host's work for it; some engines do this work
-    during the previous pass.
+    """Return the seconds of a pass including the host's work for it, which some engines do during
+    the previous pass.
     """
     host = engine.iteration_overhead_s + engine.sequence_overhead_s * sequences
     both: FloatArray = np.maximum(device_s, host) if engine.schedules_ahead else device_s + host

@@ -1,14 +1,14 @@
-"""Event-by-event simulation of one scheduler with continuous batching, chunked prefill and
+"""Simulation of one scheduler event by event, with continuous batching, chunked prefill and
 preemption.
 
-Between an arrival, the end of a prompt and a last token, only the length of the cache changes, by
-one token per sequence and pass. With B sequences, K cached tokens and c = cached_token_s, n such
-passes take
+Between two events (an arrival, the end of a prompt or a last token) only the cache grows, by one
+token per sequence and pass. With B sequences, K cached tokens and c = cached_token_s, n such passes
+take
 
     n (base(B) + c K) + c B n (n - 1) / 2
 
-so the simulation takes a few events per request, whatever the number of tokens. The front end is a
-separate server that works in order of arrival, concurrently with the device.
+seconds. The simulation therefore has a few events per request, whatever the number of tokens. The
+front end is a separate server that handles requests in order of arrival while the device works.
 """
 
 import heapq
@@ -23,25 +23,28 @@ from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.serving.passes import PassTable
 
 SETTLED = 600
-"""Passes in which SGLang's reserved fraction falls from its initial to its final value
+"""Number of passes in which SGLang lowers its reserved fraction from the initial to the final value
 (new_token_ratio_decay_steps).
 """
 AHEAD = 20
-"""Number of passes for which an engine with a reservation makes room when its cache is full
-(SGLang's retract_decode_steps).
+"""Number of future passes for which SGLang makes room when its cache is full
+(retract_decode_steps).
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """Results of n requests, shape (n,); seconds since the first request could arrive."""
+    """Times and lengths of n simulated requests, shape (n,), in seconds since the start of the
+    simulation.
+    """
 
     arrival_s: FloatArray
     first_token_s: FloatArray
     finish_s: FloatArray
     output_tokens: IntArray
     preemptions: int
-    """Number of times that a full cache preempted a request, which is then computed again."""
+    """Number of times that a full cache preempted a request, whose tokens are then computed again.
+    """
 
     @property
     def ttft_s(self) -> FloatArray:
@@ -49,14 +52,14 @@ class Served:
 
     @property
     def tpot_s(self) -> FloatArray:
-        """Return the seconds per output token after the first; 0 for one output token."""
+        """Return the seconds per output token after the first; 0 for a single output token."""
         seconds: FloatArray = (self.finish_s - self.first_token_s) / np.maximum(
             self.output_tokens - 1, 1
         )
         return seconds
 
 
-def serve(
+def simulate_requests(
     *,
     table: PassTable,
     input_tokens: IntArray,
@@ -66,11 +69,11 @@ def serve(
     think_s: float = 0.0,
     cached_tokens: IntArray | None = None,
 ) -> Served:
-    """Simulate requests that arrive at given times, or `concurrency` at a time with a new request
-    `think_s` after each one ends.
+    """Simulate requests that arrive at the given times, or a closed load of `concurrency` requests,
+    in which a new request starts `think_s` after another one ends.
 
-    Arrival times are ascending. `cached_tokens` of each prompt are in the prefix cache. A request
-    larger than the cache is served all the same.
+    Arrival times are in ascending order. `cached_tokens` of each prompt are in the prefix cache. A
+    request that is larger than the cache is served nevertheless.
     """
     cached = (
         np.zeros_like(input_tokens)
@@ -93,9 +96,7 @@ def serve(
 
 
 class _Scheduler:
-    """State between two events. Requests are identified by index; each of their properties is a
-    list.
-    """
+    """State of the simulation. Requests are identified by their index in lists."""
 
     def __init__(
         self, table: PassTable, inputs: IntArray, outputs: IntArray, cached: IntArray
@@ -137,7 +138,7 @@ class _Scheduler:
         self.coming = [(self.arrival[i], i) for i in range(self.issued)]
 
     def enter(self) -> None:
-        """Process arrivals in the front end, one after another."""
+        """Process arrivals in the front end, one at a time."""
         while self.coming and self.coming[0][0] <= self.now:
             at, request = heapq.heappop(self.coming)
             self.front = max(self.front, at) + self.table.request_s
@@ -146,8 +147,8 @@ class _Scheduler:
             self.waiting.append(self.entering.popleft()[1])
 
     def admit(self) -> None:
-        """Admit waiting requests while there is a slot, and room for the prompt and the next pass
-        or for the reservation.
+        """Admit waiting requests while there is a free slot, and room in the cache for the prompt
+        and for either the next pass or the reservation.
         """
         table = self.table
         while self.waiting and len(self.decoding) + len(self.prefilling) < table.max_num_seqs:
@@ -168,7 +169,7 @@ class _Scheduler:
             self.promised += taken + left
 
     def step(self) -> None:
-        """Run the passes until the next event, or wait for the event."""
+        """Run passes until the next event; if there is nothing to run, wait for the event."""
         if self.prefilling:
             self._prefill()
         elif self.decoding:
@@ -177,8 +178,8 @@ class _Scheduler:
             self.now, self.share = self._next_arrival(), self.table.promised[0]
 
     def _prefill(self) -> None:
-        """Run one pass with as many prompt tokens as possible, batched with decoding (with
-        prefill_first: alone).
+        """Run one pass with as many prompt tokens as its limit allows, together with decoding
+        unless the schedule is prefill_first.
         """
         table = self.table
         beside = 0 if table.prefill_first else len(self.decoding)
@@ -200,7 +201,7 @@ class _Scheduler:
         self._make_room()
 
     def _decode(self) -> None:
-        """Run passes that only decode, until a last token, an arrival or a full cache."""
+        """Run passes that only decode, until a request ends or arrives, or the cache is full."""
         table, sequences = self.table, len(self.decoding)
         while self.decoding.get(self.ends[0][1]) != self.ends[0][0]:
             heapq.heappop(self.ends)  # preempted in the meantime
@@ -222,8 +223,8 @@ class _Scheduler:
         self._make_room()
 
     def _advance(self, seconds: float, *, sequences: int, count: int, firsts: int) -> None:
-        """Advance by `count` passes in which `sequences` requests decode, and remove finished
-        requests.
+        """Advance by `count` passes in which `sequences` requests decode, and remove the requests
+        that end.
         """
         table = self.table
         streamed = (sequences * count + firsts) * table.stream_s
@@ -276,8 +277,8 @@ class _Scheduler:
         """If the next pass would exceed the cache, move the youngest requests to the head of the
         queue.
 
-        Moved requests are computed again. From then on, an engine with a reservation uses the
-        observed fraction of the output that its running requests have generated.
+        Their tokens are computed again. From then on, SGLang reserves the fraction of the output
+        that its running requests have generated so far.
         """
         cache, last_share = self.table.cache_tokens, self.table.promised[1]
         if self.used + len(self.decoding) <= cache or last_share == 1.0:
@@ -303,8 +304,8 @@ class _Scheduler:
         return min(coming, self.entering[0][0]) if self.entering else coming
 
     def _base(self, decoding: int, prompt: int) -> float:
-        """Return the seconds of a pass without attention to cached tokens, interpolated linearly in
-        the table.
+        """Return the seconds of a pass apart from attention to cached tokens, interpolated linearly
+        in the table.
         """
         row = self.rows.get(decoding)
         if row is None:

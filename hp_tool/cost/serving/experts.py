@@ -1,11 +1,13 @@
-"""Experts in serving: slots per rank, the busiest rank, grouped matmuls, and token exchange.
+"""Experts in serving: slots per rank, the load of the busiest rank, grouped matmuls, and the
+exchange of tokens.
 
 E experts and r redundant experts fill S = E + r slots, S / e on each of e ranks. The popularity of
-experts has variance s around a mean of 1 (Gamma). Of n tokens with k experts each, a slot is hit
-with probability 1 - (1 + s x)^(-1/s), x = n k / S; for s = 0 that is 1 - exp(-x). Routers balance
-their experts over a corpus, not over the current requests: s is fitted, and a smaller one for the
-load of ranks, which is longer-lived. Experts of layers with fewer than 128 are averages of finer
-ones: s E / 128.
+experts is Gamma distributed with mean 1 and variance s. If n tokens use k experts each, a slot gets
+at least one of them with probability 1 - (1 + s x)^(-1/s), x = n k / S; for s = 0 the probability
+is 1 - exp(-x). Routers balance experts over a corpus, not over the current requests, so s is
+fitted. The load of ranks has a smaller s, because it averages over many passes. Layers with fewer
+than 128 experts have a smaller s, too: s E / 128, as if each expert were the mean of several finer
+ones.
 """
 
 import functools
@@ -31,7 +33,7 @@ from hp_tool.cost.serving.operations import (
     OUTPUT_BYTES,
     exchange_seconds,
     matmuls_seconds,
-    thin_roof,
+    thin_roofline,
 )
 from hp_tool.cost.serving.weights import INT4_BYTES, MXFP4_BYTES
 from hp_tool.domain.efficiency import ExpertKernel, GroupedRoofline
@@ -42,25 +44,23 @@ USUAL_LAUNCHES_S = 3e-5
 16 bits.
 """
 FINE = 128
-"""Number of experts per layer from which popularity has its full variance."""
+"""Number of experts per layer at which popularity reaches its full variance."""
 SPARE_SLOTS = 16
-"""Redundant experts per rank beyond the minimum for equal slots; further ones do not improve the
-balance.
+"""Redundant experts per rank, beyond the minimum for equal slots, after which more of them do not
+improve the balance.
 """
 
 
 def fewest_redundant(model: ModelSpec, expert_parallel_size: IntArray) -> IntArray:
     """Return the smallest number of redundant experts that gives each rank the same number of
-    slots; 0 without experts.
-
-    For example 32 for 256 experts on 144 ranks.
+    slots, such as 32 for 256 experts on 144 ranks; 0 for a dense model.
     """
     fewest: IntArray = -(model.num_experts or 0) % np.asarray(expert_parallel_size)
     return fewest * (model.num_experts is not None)
 
 
-def slots(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
-    """Return the number of experts on one rank, including redundant ones: (E + r) / e."""
+def slots_per_rank(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
+    """Return the number of experts on each rank, including redundant ones: (E + r) / e."""
     per_rank: FloatArray = (
         (case.model.num_experts or 0) + candidates.redundant_experts
     ) / candidates.expert_parallel_size
@@ -68,31 +68,31 @@ def slots(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
 
 
 def expert_weights(case: ServingCase, candidates: ServingCandidates) -> Floats:
-    """Return the number of routed weights of one layer on one rank: those of its slots, each split
-    over t d / e ranks.
+    """Return the number of weights of routed experts per layer and rank: those of the rank's slots,
+    each divided over t d / e ranks.
     """
     each = entries(expert_matrices(case.model)) / (case.model.num_experts or 1)
-    return slots(case, candidates) * each / _split(candidates)
+    return slots_per_rank(case, candidates) * each / _ranks_per_expert(candidates)
 
 
-def _split(candidates: ServingCandidates) -> FloatArray:
-    """Return the number of ranks that share the matrices of one expert."""
-    return _ranks(candidates) / candidates.expert_parallel_size
+def _ranks_per_expert(candidates: ServingCandidates) -> FloatArray:
+    """Return the number of ranks over which the matrices of one expert are divided."""
+    return _ranks_per_stage(candidates) / candidates.expert_parallel_size
 
 
-def _ranks(candidates: ServingCandidates) -> IntArray:
-    """Return the number of ranks of a stage, t d."""
+def _ranks_per_stage(candidates: ServingCandidates) -> IntArray:
+    """Return the number of ranks of a pipeline stage, t d."""
     ranks: IntArray = candidates.tensor_parallel_size * candidates.attention_data_parallel_size
     return ranks
 
 
 def imbalance(case: ServingCase, candidates: ServingCandidates, tokens: FloatArray) -> FloatArray:
-    """Return the token copies on the busiest of the e ranks divided by the mean, for `tokens` of
-    each scheduler.
+    """Return the number of token copies on the busiest of the e ranks divided by the mean, if each
+    scheduler processes `tokens` tokens.
 
-    It is the total popularity of the busiest rank's experts (`busiest_share`) plus sqrt(2 ln e /
-    load) for random variation, which is the expected maximum of as many Poisson counts; at most all
-    tokens on one rank. A value in the query replaces it.
+    It is the popularity of the busiest rank's experts (`busiest_share`) plus sqrt(2 ln e / load)
+    for random variation, the expected maximum of e Poisson counts. It is at most e, with all tokens
+    on one rank. If the query sets inference.expert_imbalance, that value is returned.
     """
     e = candidates.expert_parallel_size
     if case.expert_imbalance is not None:
@@ -115,12 +115,12 @@ def imbalance(case: ServingCase, candidates: ServingCandidates, tokens: FloatArr
 
 @functools.lru_cache(maxsize=4096)
 def busiest_share(experts: int, redundant: int, ranks: int, variance: float) -> float:
-    """Return the popularity of the busiest rank's experts, divided by the mean.
+    """Return the total popularity of the busiest rank's experts, divided by the mean over ranks.
 
-    Without redundant experts, ranks hold them in order: 1 + sqrt(2 ln e s e / E). Otherwise copies
-    are added, one after another, to the slots with the most tokens, and slots are assigned to ranks
-    by load, as in DeepSeek's EPLB. An engine may leave copies unused, so more copies are never
-    worse.
+    Without redundant experts, experts are on ranks in order: 1 + sqrt(2 ln e s e / E). Otherwise,
+    as in DeepSeek's EPLB, each copy goes to the expert with the most tokens per slot, and slots are
+    assigned to ranks by load. An engine may leave copies unused, so more copies never increase the
+    result.
     """
     if ranks == 1 or variance == 0.0:
         return 1.0
@@ -137,8 +137,8 @@ def busiest_share(experts: int, redundant: int, ranks: int, variance: float) -> 
 
 
 def _balanced(experts: int, redundant: int, ranks: int, variance: float) -> float:
-    """Return the busiest rank's load divided by the mean, after replicating the most loaded experts
-    and packing the largest first.
+    """Return the load of the busiest rank divided by the mean, after copies of the most loaded
+    experts are added and the largest slots are assigned first.
     """
     heap = [(-load, 1) for load in _popularity(experts, variance)]
     heapq.heapify(heap)
@@ -158,9 +158,8 @@ def _balanced(experts: int, redundant: int, ranks: int, variance: float) -> floa
 
 
 def _popularity(experts: int, variance: float) -> list[float]:
-    """Return quantiles of the Gamma distribution with mean 1, rescaled to a mean of 1.
-
-    Uses the Wilson-Hilferty approximation.
+    """Return quantiles of the Gamma distribution by the Wilson-Hilferty approximation, scaled to a
+    mean of 1.
     """
     shape = 1.0 / variance
     normal = NormalDist()
@@ -175,12 +174,11 @@ def _popularity(experts: int, variance: float) -> list[float]:
 def hit_slots(
     case: ServingCase, candidates: ServingCandidates, tokens: FloatArray, factor: FloatArray
 ) -> FloatArray:
-    """Return the number of slots on the busiest rank that get at least one token.
-
-    An active rank has at least one such slot, and a token hits k experts.
+    """Return the number of slots on the busiest rank that get at least one token; at least 1 and k
+    / e.
     """
     experts, top_k = case.model.num_experts or 1, case.model.num_experts_per_tok or 1
-    available = slots(case, candidates)
+    available = slots_per_rank(case, candidates)
     mean = (
         -tokens
         * candidates.attention_data_parallel_size
@@ -200,17 +198,17 @@ def hit_slots(
 def experts_seconds(
     case: ServingCase, candidates: ServingCandidates, tokens: FloatArray
 ) -> FloatArray:
-    """Return the seconds of the router and of shared and routed experts of one layer on the busiest
+    """Return the seconds of one layer's router, shared experts and routed experts on the busiest
     rank.
 
-    `tokens` belong to one scheduler; the stage's experts process the tokens of all d schedulers.
-    Routed experts take as long as in measurements (`GroupedRoofline`), which include launches,
-    quantisation of inputs and permutation. Gathering, activation and summing token copies are
-    added.
+    `tokens` is the number of one scheduler; the experts of a stage process the tokens of all d
+    schedulers. The seconds of routed experts are those of timed kernels (`GroupedRoofline`), which
+    include launches, permutation and quantisation of the inputs. Gathering, the activation and the
+    sum over token copies are added.
     """
     model, gpu, precision = case.model, case.cluster.gpu, case.expert_precision
     factor = imbalance(case, candidates, tokens)
-    top_k, split = model.num_experts_per_tok or 1, _split(candidates)
+    top_k, split = model.num_experts_per_tok or 1, _ranks_per_expert(candidates)
     busiest = (
         tokens
         * candidates.attention_data_parallel_size
@@ -256,8 +254,8 @@ def _grouped_seconds(
     hit: FloatArray,
     weights: Floats,
 ) -> FloatArray:
-    """Return the seconds of grouped matmuls for the token copies and the experts hit, each with the
-    given number of weights.
+    """Return the seconds of the grouped matmuls of these token copies and of the experts that they
+    use, each with the given number of weights.
     """
     gpu, p = case.cluster.gpu, roof.sharpness
     peak = peak_flops(gpu, precision=roof.arithmetic or case.expert_precision)
@@ -273,9 +271,10 @@ def _grouped_seconds(
 
 
 def expert_kernel(case: ServingCase) -> ExpertKernel:
-    """Return the kernel for routed experts in the case's weight format.
+    """Return the timed kernel for routed experts in the case's weight format.
 
-    On a GPU type without measured experts, matmuls run like others, after typical launches.
+    For a GPU type without timed experts, return the roofline of other matmuls with typical launch
+    times.
     """
     timed, precision = case.expert_kernels, case.expert_precision
     if case.expert_bytes < ELEMENT_BYTES[precision]:
@@ -289,7 +288,7 @@ def expert_kernel(case: ServingCase) -> ExpertKernel:
     for name in (*own, "fp8" if ELEMENT_BYTES[precision] < OUTPUT_BYTES else "bf16"):
         if name in timed:
             return timed[name]
-    roof = thin_roof(case, precision)
+    roof = thin_roofline(case, precision)
     return ExpertKernel(
         peak_fraction=roof.peak_fraction,
         bandwidth_fraction=roof.bandwidth_fraction,
@@ -298,10 +297,9 @@ def expert_kernel(case: ServingCase) -> ExpertKernel:
 
 
 def _widened(case: ServingCase) -> tuple[str, ...]:
-    """Return the formats whose kernels apply to weights that are widened before the matmul; the
-    case's format comes first.
+    """Return the formats whose kernels apply to the case's weights, the case's own format first.
 
-    Formats without timings use a kernel that multiplies in 16 bits.
+    Without timings of the format, weights are widened and multiplied in 16 bits.
     """
     mxfp4 = case.expert_kernels.get("mxfp4")
     narrow = mxfp4 is not None and mxfp4.arithmetic is not None and case.expert_bytes != MXFP4_BYTES
@@ -327,15 +325,17 @@ SENDING_SHARE = 20.0 / 132.0
 
 
 Copies = tuple[FloatArray, FloatArray]
-"""Mean copies of a token that leave a rank, inside its NVLink domain and over the network."""
+"""Mean number of copies of a token that leave a rank, inside its NVLink domain and over the
+network.
+"""
 
 
 def travelling_copies(case: ServingCase, candidates: ServingCandidates) -> tuple[Copies, Copies]:
-    """Return the copies in a pass that only decodes, and in a pass with prompts."""
-    n = _ranks(candidates)
+    """Return the copies of a token in a pass that only decodes, and in a pass with prompts."""
+    n = _ranks_per_stage(candidates)
     domains = -(-n // case.cluster.nvlink_domain_size)
-    near: FloatArray = (n - domains) * _used(case, candidates.expert_parallel_size)
-    far: FloatArray = (domains - 1.0) * _used(
+    near: FloatArray = (n - domains) * _hit_probability(case, candidates.expert_parallel_size)
+    far: FloatArray = (domains - 1.0) * _hit_probability(
         case, np.minimum(domains, candidates.expert_parallel_size)
     )
     whole, crosses = candidates.expert_parallel_size == n, domains > 1
@@ -350,10 +350,8 @@ def travelling_copies(case: ServingCase, candidates: ServingCandidates) -> tuple
 def exchange(
     case: ServingCase, candidates: ServingCandidates, batch: Pass
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the (dispatch, combine) seconds of one layer's tokens; zero for one attention
-    group.
-    """
-    n = _ranks(candidates)
+    """Return the (dispatch, combine) seconds of one layer; zero for one attention group."""
+    n = _ranks_per_stage(candidates)
     decoding = batch.decoding * (1 + batch.drafted)
     prompts = batch.prefill_requests > 0.0
     low, normal = travelling_copies(case, candidates)
@@ -378,9 +376,9 @@ def exchange(
     return seconds(1.0 + SCALE_BYTES if narrow else OUTPUT_BYTES), seconds(OUTPUT_BYTES)
 
 
-def _used(case: ServingCase, parts: IntArray) -> FloatArray:
-    """Return the probability that a token uses an expert in one of `parts` equal parts, per
-    entry.
+def _hit_probability(case: ServingCase, parts: IntArray) -> FloatArray:
+    """Return the probability that a token uses an expert of one part, if the experts are divided
+    into `parts` equal parts.
     """
     model = case.model
     experts, groups = model.num_experts or 1, model.n_group or 1

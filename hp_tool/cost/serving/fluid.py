@@ -1,11 +1,11 @@
-"""Fluid model of many configurations under one long series of arrivals; its only state is the
-number of requests in flight.
+"""Fluid model of many configurations under one long series of arrivals.
 
-The n requests in flight at a scheduler leave at the rate X(n) of a closed load of n (as in
-load.py), so over a short time t, in which a requests arrive, n grows by a - X(n) t. Latencies are
-those of a closed load of n at the time of arrival, plus the wait for earlier requests if there is
-no room. Effects of single events, such as coinciding lengths and prompts, are not modelled;
-events.py models them, for one configuration at a time.
+Its only state is the number n of requests in flight at a scheduler. They leave at the rate X(n) of
+a closed load of n (see load.py), so in a short time t with a arrivals, n grows by a - X(n) t. The
+latencies of a request are those of a closed load of n at its arrival, plus the wait for earlier
+requests if there is no free slot. Effects of single events are not modelled, such as prompts that
+arrive together or requests of different lengths; events.py models them for one configuration at a
+time.
 """
 
 from dataclasses import dataclass, replace
@@ -15,33 +15,34 @@ import numpy as np
 from hp_tool.cost.arrays import FloatArray
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import serving_costs
-from hp_tool.cost.serving.load import prompt_wait, steady
+from hp_tool.cost.serving.load import prompt_wait, without_waves
 
 LOADS = 24
-"""Closed loads at which X(n) and the latencies are computed; values between them are interpolated
-linearly.
+"""Number of closed loads for which X(n) and the latencies are computed; values between them are
+interpolated linearly.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """Means over the arrivals for n configurations; shape (n,)."""
+    """Means over all arrivals for n configurations; shape (n,)."""
 
     ttft_s: FloatArray
     tpot_s: FloatArray
     in_flight: FloatArray
-    """Requests on all schedulers, averaged over time."""
+    """Mean number of requests on all schedulers over time."""
     completed: FloatArray
     """Number of requests that finished before the last arrival."""
 
 
-def flow(
+def simulate_flow(
     *, case: ServingCase, candidates: ServingCandidates, arrivals: FloatArray, step_s: float
 ) -> Flow:
-    """Return the results for `arrivals` requests in each of the consecutive steps; the result has
-    the candidates' shape.
+    """Simulate consecutive steps of `step_s` seconds; `arrivals` has the number of requests in
+    each.
 
-    All requests have the case's lengths, and each scheduler gets an equal share of them.
+    All requests have the case's lengths, and each scheduler gets an equal share of them. The result
+    has the candidates' shape.
     """
     most, rates, ttfts, tpots = _closed_loads(case, candidates)
     schedulers = candidates.schedulers
@@ -76,12 +77,12 @@ def flow(
 def _closed_loads(
     case: ServingCase, candidates: ServingCandidates
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Return the most requests that a scheduler runs, shape (n,), and rate, TTFT and TPOT, shape
-    (n, LOADS).
+    """Return the maximum number of requests that a scheduler runs, shape (n,), and rate, TTFT and
+    TPOT of LOADS closed loads, shape (n, LOADS).
 
-    The loads are spaced geometrically from one request to the most.
+    The loads are spaced geometrically from one request to the maximum.
     """
-    calm, n = replace(steady(case), independent=True), len(candidates)
+    calm, n = replace(without_waves(case), independent=True), len(candidates)
     alone = serving_costs(case=calm, candidates=candidates.loaded(np.ones(n)))
     most = np.maximum(alone.max_running, 1.0 + 1e-9)
     loads = np.exp(np.log(most)[:, None] * np.linspace(0.0, 1.0, LOADS))

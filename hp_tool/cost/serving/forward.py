@@ -26,31 +26,33 @@ from hp_tool.domain.hardware import Precision
 
 WIDE_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 ELEMENTWISE_BYTES = 20.0
-"""Bytes per token and hidden unit of a layer, in 16 bits.
+"""Bytes that elementwise kernels move per token and hidden unit of a layer, in 16 bits.
 
-Two fused residual-and-norm kernels (two reads, two writes each), and the input of the projections
-again. Rotary positions and writing the cache are part of the timed attention.
+Two fused kernels for residual and norm read two tensors and write two; the projections' input is
+read once more. Rotary positions and writes to the cache are part of the timed attention.
 """
 
 
 SQUARE_BYTES = 4.0
-"""Sums of squares are in fp32."""
+"""Bytes of a sum of squares, which is in fp32."""
 
 
 def forward_seconds(
     case: ServingCase, candidates: ServingCandidates, batch: Pass, *, context: float
 ) -> FloatArray:
-    """Return the seconds of all layers in sequence, and of the output layer for every sequence that
-    gets a token.
+    """Return the seconds of all layers, and of the output layer for each sequence that gets a
+    token.
 
-    With pipeline parallelism this is the latency through all stages; a stage is busy for 1/p of it.
+    With pipeline parallelism this is the latency through all stages; each stage is busy for 1/p of
+    it.
     """
     model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
     message = batch.tokens * model.hidden_size * OUTPUT_BYTES
     reduce = all_reduce_seconds(case, message, group_size=t)
     seconds, *others = (
-        _layers(case.of(kind), candidates, batch, context, reduce=reduce) for _, kind in model.kinds
+        _layers(case.with_layers(kind), candidates, batch, context, reduce=reduce)
+        for _, kind in model.kinds
     )
     for each in others:
         seconds = seconds + each
@@ -80,7 +82,7 @@ def _layers(
 ) -> FloatArray:
     """Return the seconds of all layers of one kind.
 
-    `reduce` gives the seconds to sum over a region's ranks.
+    `reduce` has the seconds of the all-reduce after attention or after an MLP.
     """
     model, t = case.model, candidates.tensor_parallel_size
     layers = model.num_hidden_layers
@@ -103,9 +105,9 @@ def _layers(
 
 
 def _norm_seconds(case: ServingCase, t: IntArray, tokens: FloatArray) -> Floats:
-    """Return the seconds of norms of queries and keys over all heads, if ranks divide the heads.
+    """Return the seconds of query and key norms over all heads, if ranks divide the heads.
 
-    One kernel squares and sums, an all-reduce sums two fp32 numbers per token, and another kernel
+    One kernel squares and sums, an all-reduce adds two fp32 numbers per token, and another kernel
     normalises (sgl-project/sglang#14416, vllm-project/vllm#31493). Other norms are part of the
     layer's overhead.
     """
@@ -118,8 +120,8 @@ def _norm_seconds(case: ServingCase, t: IntArray, tokens: FloatArray) -> Floats:
 def _mixer_block(
     case: ServingCase, candidates: ServingCandidates, batch: Pass, context: float
 ) -> FloatArray:
-    """Return the seconds of one layer's token mixer, including projections, elementwise kernels and
-    overhead.
+    """Return the seconds of one layer's token mixer, including its projections, elementwise kernels
+    and overhead.
     """
     model, t = case.model, candidates.tensor_parallel_size
     share = (
@@ -146,7 +148,7 @@ def _mixer_block(
 
 
 def _core_seconds(case: ServingCase, t: IntArray, batch: Pass, context: float) -> FloatArray:
-    """Return the time of one layer's attention or recurrence, in seconds."""
+    """Return the seconds of one layer's attention or recurrence, without projections."""
     decoding, prompts, drafted = batch.decoding, batch.prefill_requests, batch.drafted
     tokens = prompts * case.computed_length
     if case.model.is_recurrent:
@@ -167,15 +169,15 @@ def _core_seconds(case: ServingCase, t: IntArray, batch: Pass, context: float) -
 def mixers_log_sd(
     case: ServingCase, candidates: ServingCandidates, batch: Pass, *, context: float
 ) -> FloatArray:
-    """Return the standard deviation of log(measured / predicted) of a pass, caused by mixers
-    without measured runs.
+    """Return the standard deviation of log(measured / predicted) of a pass that is due to mixers
+    without measured runs; 0 for models without them.
 
-    It is the deviation of recurrent and sparse kernels times their share of the pass, as if all had
-    one common error; zero for models without such kernels.
+    It is the deviation of recurrent and sparse kernels times their fraction of the pass, as if all
+    had one common error.
     """
     doubted = np.zeros(len(candidates))
     for layers, kind in case.model.kinds:
-        own = case.of(kind)
+        own = case.with_layers(kind)
         if sd := mixer_log_sd(own):
             doubted = doubted + layers * sd * _core_seconds(
                 own, candidates.tensor_parallel_size, batch, context
@@ -199,11 +201,12 @@ def _mixture(
 ) -> FloatArray:
     """Return the seconds of one layer with experts.
 
-    With one attention group, its ranks sum results as for a dense MLP (`reduce`). With several,
-    tokens are exchanged with the experts. In two-batch overlap, one half of the batch is a phase
-    behind the other: of attention, dispatch, experts and combine, each compute phase overlaps with
-    an exchange of the other half, max(a, c) + max(d, a) + max(e, d) + max(c, e). Kernels that send
-    prompt tokens take their share of the SMs from the concurrent compute.
+    With one attention group, its ranks sum results by an all-reduce as after a dense MLP
+    (`reduce`). With several groups, dispatch and combine exchange tokens with the experts. In
+    two-batch overlap, each half of the batch computes while the other half is exchanged: with the
+    seconds a of attention, d of dispatch, e of experts and c of combine, a layer takes max(a, c) +
+    max(d, a) + max(e, d) + max(c, e). Kernels that send prompt tokens occupy some of the SMs
+    meanwhile.
     """
     d = candidates.attention_data_parallel_size
     dispatch, combine = exchange(case, candidates, batch)

@@ -1,4 +1,6 @@
-"""Legality rules of inference engines: one bit per rule, and explanations for one configuration."""
+"""Rules that an engine imposes on a configuration: one bit per rule, and explanations of broken
+rules.
+"""
 
 import numpy as np
 
@@ -18,17 +20,17 @@ REASONS = (
     "attention_data_parallel_needs_experts",
     "request_too_long",
 )
-"""Bit i of a legality code stands for REASONS[i]."""
+"""Reason codes; bit i of a legality code stands for REASONS[i]."""
 
 
 def legality(
     *, model: ModelSpec, num_gpus: int, candidates: ServingCandidates, longest_request: int
 ) -> IntArray:
-    """Return 0 if the engines accept the configuration, otherwise the broken rules as bits; the
-    result has the candidates' shape.
+    """Return the rules that each configuration breaks as bits, or 0 if engines accept it; shape
+    (n,).
 
-    `longest_request` is the number of tokens of a prompt and its answer; the model has
-    max_position_embeddings positions for them.
+    `longest_request` is the maximum number of tokens of a prompt and its answer, which the model's
+    max_position_embeddings must cover.
     """
     c = candidates
     t, p, e, d = (
@@ -42,7 +44,8 @@ def legality(
     split = np.maximum(t * d // e, 1)
     kinds = [kind for _, kind in model.kinds]
     heads, dense = (
-        np.any([rule(kind, t) for kind in kinds], axis=0) for rule in (_splits_heads, _splits_width)
+        np.any([rule(kind, t) for kind in kinds], axis=0)
+        for rule in (_cannot_split_heads, _cannot_split_width)
     )
     broken = (
         heads,
@@ -62,8 +65,8 @@ def legality(
     return code
 
 
-def _splits_heads(model: ModelSpec, t: IntArray) -> BoolArray:
-    """Return whether the heads of a layer cannot be divided over t ranks."""
+def _cannot_split_heads(model: ModelSpec, t: IntArray) -> BoolArray:
+    """Return whether t ranks cannot divide the heads of a layer."""
     if model.is_recurrent:
         heads = (
             key_heads(model),
@@ -84,16 +87,16 @@ def _splits_heads(model: ModelSpec, t: IntArray) -> BoolArray:
     return broken
 
 
-def _splits_width(model: ModelSpec, t: IntArray) -> BoolArray:
-    """Return whether the dense MLP of a layer, if it has one, cannot be divided over t ranks."""
+def _cannot_split_width(model: ModelSpec, t: IntArray) -> BoolArray:
+    """Return whether t ranks cannot divide the dense MLP of a layer."""
     has_dense = model.feed_forward != "none" and model.moe_layers < model.num_hidden_layers
     unequal: BoolArray = (model.ffn_size % t != 0) & has_dense
     return unequal
 
 
 def rejection_counts(codes: IntArray) -> dict[str, int]:
-    """Return the number of candidates that broke each rule; a candidate counts for every rule that
-    it broke.
+    """Return the number of candidates that break each rule; a candidate that breaks several rules
+    counts for each.
     """
     counts = {name: int(np.count_nonzero(codes >> bit & 1)) for bit, name in enumerate(REASONS)}
     return {name: count for name, count in counts.items() if count}
@@ -102,7 +105,7 @@ def rejection_counts(codes: IntArray) -> dict[str, int]:
 def explain(
     code: int, *, model: ModelSpec, num_gpus: int, config: ServingConfig, longest_request: int
 ) -> tuple[Reason, ...]:
-    """Return the broken rules of one configuration, with numbers and the fix."""
+    """Return a reason for each rule that one configuration breaks, with the numbers and the fix."""
     t, p = config.tensor_parallel_size, config.pipeline_parallel_size
     e, d, r = (
         config.expert_parallel_size,

@@ -1,27 +1,29 @@
-"""Independent arrivals: deviations of single requests from the means, because the load fluctuates.
+"""Independent arrivals: how latencies of single requests deviate from the means, because the load
+fluctuates.
 
 The n requests in flight at a scheduler leave at the rate X(n) of a closed load of n (the
 flow-equivalent server of Chandy, Herzog and Woo, 1975), and arrive at the rate l = X(c) for any n.
 Around its mean c, n is then approximately an Ornstein-Uhlenbeck process that relaxes at the rate
-X'(c); its variance, and that of its mean over a stay S = c / l, are
+X'(c). Its variance v, and the variance v_S of its mean over a stay S = c / l, are
 
     v = l / X'(c) = c / e,    v_S = v 2 (e - 1 + exp(-e)) / e^2,    e = c X'(c) / X(c)
 
-e = 1 if requests do not slow each other (v = c, as in M/G/inf), and near 0 if the devices are full.
-A quantile q of TPOT is its mean under the load c + z sqrt(v_S), with z the normal quantile; that of
-TTFT uses c + z sqrt(v).
+e is 1 if requests do not slow each other (v = c, as in M/G/inf), and near 0 if the devices are
+full. The quantile q of TPOT is its mean under the load c + z sqrt(v_S), where z is the normal
+quantile. The quantile of TTFT uses c + z sqrt(v).
 
-Passes of mean length T follow each other, and each contains the prompts that arrived during the
-previous one, P seconds of work each, so their length has the variance r P T / (1 - r^2) with r = l
-P. A request at a random time meets a pass that is longer than the mean, waits for its remaining
-half R, and then for the prompts in its own pass:
+Passes have the mean length T, and each contains the prompts that arrived during the previous one,
+with P seconds of work each. Their length therefore has the variance r P T / (1 - r^2) with r = l P.
+A request that arrives at a random time meets a pass that is longer than the mean. It waits for the
+rest R of this pass, and then for the prompts in its own pass:
 
     W = R (1 + 2 r),    R = (T + r P / (1 - r^2)) / 2
 
-The quantile q of this wait is 2 q W, uniform over the remaining time, and beyond it the tail of
-M/D/1, P / (2 (1 - r)) ln(r / (1 - q)) if that is above zero. A mean latency is that of its
-quantiles over q from 0 to 1: `open_means` and `open_quantiles` share c, v, v_S and W. Not counted
-are bursts beyond independence, unequal lengths, and a queue that is not stationary.
+The quantile q of this wait is 2 q W, uniform over the rest of the pass, plus the tail of M/D/1, P /
+(2 (1 - r)) ln(r / (1 - q)), if that is positive. A mean latency is the mean of its quantiles over q
+from 0 to 1; `open_means` and `open_quantiles` share c, v, v_S and W. Not modelled are arrivals that
+are burstier than independent ones, requests of different lengths, and a load that changes over
+time.
 """
 
 import math
@@ -34,49 +36,49 @@ from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.serving.candidates import ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import (
     ServingCosts,
-    first_token_alone,
+    first_token_wait_seconds,
     most_running,
     serving_costs,
     tokens_per_pass,
 )
 
 STEP = 0.05
-"""Relative step of the difference quotient for X'(c). It is taken below c, because above it a full
-cache could matter.
+"""Relative step of the difference quotient for X'(c), below c, because the cache may be full above
+it.
 """
 LEAST_ELASTICITY = 0.01
 NEGLIGIBLE = 1e-9
 """Mean number of waiting requests below which the latency of full batches is not computed."""
 _TINY = 1e-300
 CERTAIN = 40.0
-"""Standard deviations beyond which a normal variable never is."""
+"""Number of standard deviations that a normal variable is assumed not to exceed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantiles:
-    """Seconds that a given fraction of the requests does not exceed; shape (n,)."""
+    """Latencies in seconds that a given fraction of the requests does not exceed; shape (n,)."""
 
     ttft_s: FloatArray
     tpot_s: FloatArray
     request_latency_s: FloatArray
-    """Upper bound: the latency of requests that are late in both prefill and decoding."""
+    """Upper bound: the sum of the quantiles of prefill and of decoding."""
 
 
-def steady(case: ServingCase) -> ServingCase:
-    """Return the case without requests that start together: independent arrivals form no waves and
-    no groups.
+def without_waves(case: ServingCase) -> ServingCase:
+    """Return the case for independent arrivals, in which no requests start together and prompts are
+    not prefilled in groups.
     """
     return replace(case, wave_share=0.0, prefill_group=1.0)
 
 
 def prompt_wait(case: ServingCase, costs: ServingCosts) -> tuple[FloatArray, FloatArray]:
-    """Return the mean seconds that a request at a random time waits for its pass, and the fraction
-    r of time spent on prompts.
+    """Return the mean seconds W that a request arriving at a random time waits for its pass, and
+    the fraction r of the time spent on prompts.
 
-    The wait W excludes the request's prompt.
+    W excludes the request's own prompt.
     """
     prompt = costs.prompt_s
-    # A difference from the latency would lose all digits to a long queue.
+    # Subtracting the queue from the latency would lose precision if the queue is long.
     served = sum(seconds for name, seconds in costs.parts.items() if name != "queue")
     busy = np.minimum(costs.running / served * prompt, 1.0 - LEAST_ELASTICITY)
     step = costs.tpot_s * tokens_per_pass(case.speculative)
@@ -84,8 +86,8 @@ def prompt_wait(case: ServingCase, costs: ServingCosts) -> tuple[FloatArray, Flo
 
 
 def load_deviations(load: FloatArray, *, elasticity: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return (sqrt(v), sqrt(v_S)): the standard deviations of the requests in flight, and of their
-    mean over a request's stay.
+    """Return (sqrt(v), sqrt(v_S)): the standard deviation of the number of requests in flight, and
+    that of its mean over a request's stay.
     """
     e = elasticity
     moment: FloatArray = np.sqrt(load / e)
@@ -94,9 +96,9 @@ def load_deviations(load: FloatArray, *, elasticity: FloatArray) -> tuple[FloatA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fluctuation:
-    """Load of a scheduler under independent arrivals, and its waits for passes; shape (n,).
+    """Load of a scheduler under independent arrivals, and waits for its passes; shape (n,).
 
-    Mean and quantiles of latency are both derived from it.
+    Means and quantiles of latencies both follow from it.
     """
 
     costs: ServingCosts
@@ -106,25 +108,25 @@ class Fluctuation:
     deviation: FloatArray
     """Standard deviation of the number of requests in flight (sqrt(v))."""
     stay_deviation: FloatArray
-    """Standard deviation of the mean over a request's stay of the requests in flight
+    """Standard deviation of the mean number of requests in flight during a request's stay
     (sqrt(v_S)).
     """
     wait_s: FloatArray
-    """Mean seconds that a request at a random time waits for its pass (W)."""
+    """Mean seconds that a request arriving at a random time waits for its pass (W)."""
     busy: FloatArray
-    """Fraction of time spent on prompts (r)."""
+    """Fraction of the time spent on prompts (r)."""
 
     @property
     def tail_s(self) -> FloatArray:
-        """Return P / (2 (1 - r)), the scale of the wait for earlier prompts beyond W."""
+        """Return P / (2 (1 - r)), the scale of the waits for earlier prompts that exceed W."""
         return self.costs.prompt_s / (2.0 * (1.0 - self.busy))
 
 
 def fluctuation(
     *, case: ServingCase, candidates: ServingCandidates, load: FloatArray
 ) -> Fluctuation:
-    """Return the fluctuation of the requests in flight; their mean over all schedulers is
-    `load`.
+    """Return how the number of requests in flight fluctuates around `load`, its mean over all
+    schedulers together.
     """
 
     def elasticity(load: FloatArray, costs: ServingCosts) -> FloatArray:
@@ -137,7 +139,7 @@ def fluctuation(
     mean = _costs_under(case, candidates, load)
     e = elasticity(load, mean)
     full = candidates.schedulers * mean.max_running
-    # Requests beyond full batches slow no others, but they are no spare capacity.
+    # Requests beyond full batches slow no others, although there is no capacity left.
     if np.any(load > full):
         full_load = np.minimum(load, full)
         e = np.minimum(e, elasticity(full_load, _costs_under(case, candidates, full_load)))
@@ -156,8 +158,8 @@ def open_quantiles(
     load: FloatArray,
     share: float | FloatArray,
 ) -> Quantiles:
-    """Return the quantile `share` of the latencies (one value, or one per row), with `load`
-    requests in flight on average.
+    """Return the quantile `share` of the latencies if `load` requests are in flight on average;
+    `share` is one value, or one per row.
     """
     z = np.vectorize(NormalDist().inv_cdf, otypes=[float])(share)
     around = fluctuation(case=case, candidates=candidates, load=load)
@@ -177,27 +179,30 @@ def open_quantiles(
 def open_means(
     *, case: ServingCase, candidates: ServingCandidates, load: FloatArray
 ) -> ServingCosts:
-    """Return the costs with `load` requests in flight on average; the latencies are the means of
+    """Return the costs if `load` requests are in flight on average. Latencies are the means of
     `open_quantiles` over all quantiles.
 
-    With F slots and n requests in flight, the latencies of a stay depend on m = min(max(n, 1), F);
-    two loads with the mean and variance of m represent it. Requests beyond F wait for a slot, as in
-    `serving_costs`, and all wait W + r P / (2 (1 - r)) for their pass and earlier prompts.
+    With F slots and n requests in flight, the latencies during a stay depend on m = min(max(n, 1),
+    F). Two loads with the mean and variance of m represent its distribution. Requests beyond F wait
+    for a slot, as in `serving_costs`, and all requests wait W + r P / (2 (1 - r)) for their pass
+    and earlier prompts.
     """
     around = fluctuation(case=case, candidates=candidates, load=load)
     places = around.costs.max_running
-    low, high, share = two_loads(around.load, around.stay_deviation, places)
+    low, high, share = equivalent_loads(around.load, around.stay_deviation, places)
     costs = _between(
         _costs_under(case, candidates, candidates.schedulers * low),
         _costs_under(case, candidates, candidates.schedulers * high),
         share,
     )
     wait = around.wait_s + around.tail_s * around.busy
-    if np.any(excess(around.load, around.deviation, places) > NEGLIGIBLE):
+    if np.any(expected_excess(around.load, around.deviation, places) > NEGLIGIBLE):
         full = _costs_under(case, candidates, candidates.schedulers * places)
-        in_transit_s = first_token_alone(case)
+        in_transit_s = first_token_wait_seconds(case)
         place_s = (full.request_latency_s - in_transit_s) / places
-        without_place = excess(around.load, around.deviation, places + in_transit_s / place_s)
+        without_place = expected_excess(
+            around.load, around.deviation, places + in_transit_s / place_s
+        )
         wait = wait + place_s * without_place
     latency = costs.request_latency_s + wait
     return replace(
@@ -209,25 +214,26 @@ def open_means(
     )
 
 
-def two_loads(
+def equivalent_loads(
     mean: FloatArray, deviation: FloatArray, places: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return a low load, a high load, and the probability of the high one; together they have the
-    mean and the variance of m = min(max(n, 1), places) for a normally distributed n.
+    """Return a low load, a high load, and the probability of the high one, for a normally
+    distributed n.
 
-    Both loads are between 1 and `places`.
+    Together they have the mean and the variance of m = min(max(n, 1), places). Both are from 1 to
+    `places`.
     """
-    # Far above all places m is `places`; squares of such means would overflow.
+    # If n is far above `places`, m is `places`; squares of such means would overflow.
     full = mean > places + CERTAIN * deviation
     mean, deviation = (
         np.where(full, places + CERTAIN, mean),
         np.where(full, 1.0, deviation),
     )
-    waiting = excess(mean, deviation, places)
-    more = excess(mean, deviation, 1.0) - waiting  # E[m - 1]
+    waiting = expected_excess(mean, deviation, places)
+    more = expected_excess(mean, deviation, 1.0) - waiting  # E[m - 1]
     square = (
-        squared_excess(mean, deviation, 1.0)
-        - squared_excess(mean, deviation, places)
+        expected_squared_excess(mean, deviation, 1.0)
+        - expected_squared_excess(mean, deviation, places)
         - 2.0 * (places - 1.0) * waiting
     )
     variance = np.maximum(square - more**2, 0.0)
@@ -238,23 +244,25 @@ def two_loads(
     return 1.0 + more - below, 1.0 + more + above, share
 
 
-def excess(mean: FloatArray, deviation: FloatArray, bound: float | FloatArray) -> FloatArray:
-    """Return E[max(n - bound, 0)] of a normally distributed n."""
+def expected_excess(
+    mean: FloatArray, deviation: FloatArray, bound: float | FloatArray
+) -> FloatArray:
+    """Return E[max(n - bound, 0)] for a normally distributed n."""
     z = (bound - mean) / deviation
     return np.maximum(deviation * (_density(z) - z * _above(z)), 0.0)
 
 
-def squared_excess(
+def expected_squared_excess(
     mean: FloatArray, deviation: FloatArray, bound: float | FloatArray
 ) -> FloatArray:
-    """Return E[max(n - bound, 0)^2] of a normally distributed n."""
+    """Return E[max(n - bound, 0)^2] for a normally distributed n."""
     z = (bound - mean) / deviation
     return np.maximum(deviation**2 * ((1.0 + z * z) * _above(z) - z * _density(z)), 0.0)
 
 
 def _between(low: ServingCosts, high: ServingCosts, share: FloatArray) -> ServingCosts:
-    """Return latencies and running requests interpolated between two loads, weighted with the
-    `share` of the high one; all other costs are those of the high load.
+    """Return the costs of the high load, with latencies and running requests interpolated between
+    the low and the high load by the weight `share` of the high one.
     """
 
     def mixed(first: FloatArray, second: FloatArray) -> FloatArray:
@@ -276,11 +284,10 @@ def _costs_under(
     case: ServingCase, candidates: ServingCandidates, load: FloatArray
 ) -> ServingCosts:
     loaded = candidates.loaded(np.maximum(load, 0.0))
-    return serving_costs(case=steady(case), candidates=loaded)
+    return serving_costs(case=without_waves(case), candidates=loaded)
 
 
 def _density(z: FloatArray) -> FloatArray:
-    """Return the standard normal density."""
     density: FloatArray = np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
     return density
 
@@ -305,14 +312,13 @@ def costs_at_rate(
     requests_per_second: float | FloatArray,
 ) -> tuple[ServingCosts, FloatArray]:
     """Return the costs at the smallest concurrency whose throughput reaches the rate, and the mean
-    number of requests in flight, around which the load fluctuates; the results have the candidates'
-    shape.
+    number of requests in flight; both have the candidates' shape.
 
-    Independent arrivals do not start together. If even full batches do not reach the rate,
-    `sustained` is False and the other values describe full batches; the true queue grows without
-    limit.
+    The load fluctuates around this mean, because arrivals are independent. If even full batches do
+    not reach the rate, `sustained` is False and the other values describe full batches; in reality
+    the queue grows without limit.
     """
-    calm = steady(case)
+    calm = without_waves(case)
     devices = candidates.devices
 
     def completed(costs: ServingCosts) -> FloatArray:
@@ -341,13 +347,13 @@ def costs_at_rate(
     )
 
 
-# All requests queued at once, in the process that runs the engine: full batches from start to end,
-# and no front end.
+# Offline load: all requests are queued at once in the engine's process, so batches are full from
+# start to end, and there is no front end.
 
 
 def without_front_end(case: ServingCase) -> ServingCase:
-    """Return the case without HTTP, tokenization and streaming, and with a queue that never
-    empties.
+    """Return the case without HTTP, tokenization and streaming, and with a queue that is never
+    empty.
     """
     engine = replace(case.engine, request_overhead_s=0.0, stream_overhead_s=0.0, first_token_s=0.0)
     return replace(case, engine=engine, wave_share=0.0, prefill_group=math.inf)
@@ -359,11 +365,11 @@ def offline_costs(
     candidates: ServingCandidates,
     num_prompts: int | FloatArray | None = None,
 ) -> ServingCosts:
-    """Return the costs when as many requests run as the engine allows, at most `num_prompts`.
+    """Return the costs if as many requests run as the engine allows, at most `num_prompts`.
 
     Latencies count from admission. More requests are queued than run, so the rate is that of full
-    batches; the last, emptying batches are ignored. With all prompts available, a pass contains as
-    many prompts as requests that finish in it, or one if that is faster.
+    batches; the smaller batches at the end are ignored. Because all prompts are available, a pass
+    contains as many prompts as requests end in it, or one prompt if that is faster.
     """
     alone = without_front_end(case)
 
@@ -379,7 +385,7 @@ def offline_costs(
 
 
 def faster(first: ServingCosts, second: ServingCosts) -> ServingCosts:
-    """Return, row by row, the costs with more tokens per second."""
+    """Return for each row the costs with more tokens per second."""
     better = second.output_tokens_per_second_per_gpu > first.output_tokens_per_second_per_gpu
     if not np.any(better):
         return first
@@ -394,11 +400,11 @@ def faster(first: ServingCosts, second: ServingCosts) -> ServingCosts:
     return replace(first, parts=parts, **chosen)
 
 
-# Quantiles of latency under a closed load of equal lengths: requests differ in their position in
-# the wave they start with. A fraction w of the requests starts together with the others of its
-# batch and waits between zero and the whole of it; the others wait only for their group. So TTFT is
-# a base plus X, with X = 0 with probability 1 - w, else uniform up to twice its mean. A request
-# that waits longer before its first token waits less after it: its total latency is the same.
+# Quantiles of latency under a closed load of equal lengths. A fraction w of the requests starts
+# together with the others of its batch, and waits between zero and the prefill of the whole batch.
+# The others wait only for their group. So TTFT is a base plus X, where X is 0 with probability
+# 1 - w, and otherwise uniform up to twice its mean. A request that waits longer before its first
+# token waits less after it, so all requests have the same latency.
 
 
 def ttft_quantile(
@@ -406,8 +412,8 @@ def ttft_quantile(
 ) -> FloatArray:
     """Return the quantile `share` of the time to first token in seconds.
 
-    Inputs are the mean and the part of it that is due to requests starting together (see
-    ServingCosts); shapes broadcast.
+    `ttft_s` is its mean, and `wave_s` the part of the mean in which requests that start together
+    wait for each other. Shapes broadcast.
     """
     return ttft_s + (_place(share, wave_share) - 1.0) * wave_s
 
@@ -430,7 +436,7 @@ def tpot_quantile(
 
 
 def _place(share: float | FloatArray, wave_share: float) -> FloatArray:
-    """Return quantiles of X divided by its mean."""
+    """Return the quantiles of X divided by its mean."""
     w = min(wave_share, 1.0)
     late = np.maximum(share - (1.0 - w), 0.0)
     return 2.0 * late / w**2 if w > 0.0 else np.ones_like(late)

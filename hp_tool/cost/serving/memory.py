@@ -1,4 +1,6 @@
-"""Bytes on one device of the fullest stage: weights, working set, and room for keys and values."""
+"""Bytes on one device of the pipeline stage that needs most: weights, working set, and room for
+keys and values.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -48,13 +50,13 @@ class ServingBytes:
 
 
 def serving_bytes(case: ServingCase, candidates: ServingCandidates) -> ServingBytes:
-    """Return the memory before any request.
+    """Return the memory that an engine occupies before any request.
 
-    An engine uses its `memory_fraction` of the device, or its cache uses that fraction of the
-    remaining memory. vLLM profiles the encoder towers with their largest input, one pass with the
-    maximum number of tokens, and then the sampler with the maximum number of sequences, and
-    subtracts the highest peak (`profiled`). SGLang places the working set and the sampler in the
-    memory outside the fraction (`outside`): only the excess is subtracted.
+    An engine uses `memory_fraction` of the device, or its cache uses that fraction of the remaining
+    memory. vLLM (`profiled`) runs the encoder towers with their largest input, one pass with the
+    maximum number of tokens, and then the sampler with the maximum number of sequences; it
+    subtracts the highest of these peaks. SGLang (`outside`) places the working set and the sampler
+    in the memory outside the fraction; only what exceeds that memory is subtracted.
     """
     engine, device = case.engine, float(case.cluster.gpu.memory_bytes)
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
@@ -90,8 +92,8 @@ def serving_bytes(case: ServingCase, candidates: ServingCandidates) -> ServingBy
 def sampler_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
     """Return the bytes of the sampler on one rank.
 
-    Every rank gathers the logits of the whole vocabulary for all running sequences, at most as many
-    as a pass has tokens.
+    Each rank gathers the logits of the whole vocabulary for all running sequences, at most one per
+    token of a pass.
     """
     sequences = np.minimum(candidates.max_num_seqs, candidates.max_num_batched_tokens)
     gathered: FloatArray = case.engine.sampler_bytes_per_logit * sequences * case.model.vocab_size
@@ -99,14 +101,15 @@ def sampler_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatArra
 
 
 def weight_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
-    """Return the bytes of 1/p of the layers, rounded up, and of the larger end, on one rank.
+    """Return the bytes of the weights on one rank of the largest pipeline stage: 1/p of the layers,
+    rounded up, and an embedding or output layer (both if p = 1).
 
-    Drafting layers and the drafter are included. The end is the embedding or the output layer (both
-    if p = 1). Encoder towers are divided among the tensor-parallel ranks, unless replicated.
+    Drafting layers and draft models are included. Tensor-parallel ranks divide encoder towers,
+    unless these are replicated.
     """
     model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
-    weights = sum(_layers_bytes(case.of(kind), candidates) for _, kind in model.kinds)
+    weights = sum(_layers_bytes(case.with_layers(kind), candidates) for _, kind in model.kinds)
     layers = np.ceil(model.num_hidden_layers / p) + drafting_layers(case)
     stage = layers / model.num_hidden_layers * weights
     ranks = 1 if model.tower_replicated else t
@@ -123,10 +126,14 @@ def weight_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
 
 
 def _drafter_bytes(case: ServingCase, drafter: Drafter, candidates: ServingCandidates) -> Floats:
-    """Return bytes of the model that drafts on one rank: engines divide it as the model."""
+    """Return the bytes of the draft model on one rank; engines divide it over ranks as they divide
+    the model.
+    """
     each = drafter.layer_bytes
     apart = replace(case, mixer_bytes=each, weight_bytes=each, expert_bytes=each, drafter=None)
-    layers = sum(_layers_bytes(apart.of(kind), candidates) for _, kind in drafter.model.kinds)
+    layers = sum(
+        _layers_bytes(apart.with_layers(kind), candidates) for _, kind in drafter.model.kinds
+    )
     return layers + WIDE_BYTES * drafter.end_weights / candidates.tensor_parallel_size
 
 
@@ -148,10 +155,10 @@ def _layers_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
 
 
 def activation_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
-    """Return the bytes of one layer's working set for a full batch of tokens.
+    """Return the bytes of one layer's working set for a pass with the maximum number of tokens.
 
-    It consists of the residual, the normed input and the attention output, then of the MLP's widest
-    tensors.
+    They are the residual, the normed input and the attention output, and the widest tensors of the
+    MLP.
     """
     model = case.model
     t, tokens = candidates.tensor_parallel_size, candidates.max_num_batched_tokens
@@ -168,6 +175,6 @@ def activation_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatA
 
 
 def _ends(case: ServingCase, t: IntArray) -> FloatArray:
-    """Return the bytes of the embedding or the output layer on one rank: V h / t in 16 bits."""
+    """Return the bytes of an embedding or output layer on one rank: V h / t weights in 16 bits."""
     ends: FloatArray = WIDE_BYTES * case.model.vocab_size * case.model.hidden_size / t
     return ends

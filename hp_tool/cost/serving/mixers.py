@@ -1,9 +1,9 @@
-"""Kernels of recurrent mixers and of sparse attention in serving, apart from their projections.
+"""Kernels of recurrent layers and of sparse attention in serving, without their projections.
 
-A recurrent layer stores a state instead of keys and values. In decoding, its time is that of
-reading and writing the state. Over prompts a scan processes chunks of tokens, quadratic within a
-chunk and with the state between chunks. Sparse attention scores all keys of a context with small
-heads (the indexer), and attends to the best `index_topk` of them.
+A recurrent layer stores a state instead of keys and values. Decoding takes the time of reading and
+writing the state. Over prompts, a scan processes chunks of tokens; its work is quadratic in the
+tokens of a chunk, and the state connects chunks. Sparse attention first scores all keys of a
+context with small heads (the indexer), and attends to the best `index_topk` of them.
 """
 
 import numpy as np
@@ -39,8 +39,8 @@ INDEX_BYTES = 1.0 + 4.0 / 128.0
 (DeepSeek-V3.2).
 """
 UNTIMED_LOG_SD = 0.7
-"""Assumed standard deviation of log(measured / predicted) for kernels without timings of a similar
-GPU type: within a factor of two in two of three cases.
+"""Assumed standard deviation of log(measured / predicted) for kernels without timings on similar
+GPUs: within a factor of two in two of three cases.
 """
 
 
@@ -55,11 +55,10 @@ def mixer_seconds(
 ) -> FloatArray:
     """Return the seconds of one recurrent layer on one of t ranks, without projections; shape (n,).
 
-    They include the short convolution, the update or scan of the state, and the gated norm.
-    `decoding` sequences process one token and `drafted` ones each; `prompts` prompts have
-    `prompt_tokens` tokens in total. Decoding reads a sequence's state once and writes it for each
-    of its tokens. `case.model` has layers of one recurrent mixer (`is_recurrent`). The engine's
-    slowdown is not applied.
+    They include the short convolution, the update or scan of the state, and the gated norm, but not
+    the engine's slowdown. `decoding` sequences process one token and `drafted` drafted tokens each;
+    `prompts` prompts have `prompt_tokens` tokens in total. Decoding reads a sequence's state once
+    and writes it for each of its tokens. All layers of `case.model` have the same recurrent mixer.
     """
     model, gpu = case.model, case.cluster.gpu
     peak, rows = peak_flops(gpu, precision=wide_precision(gpu)), decoding * (1.0 + drafted)
@@ -96,18 +95,19 @@ def mixer_seconds(
 
 
 def window_work(model: ModelSpec, t: Ints, drafted: Ints = 0) -> Work:
-    """Return the FLOPs and bytes of one decoding sequence's short convolution on one of t ranks.
+    """Return the FLOPs and bytes of the short convolution of one decoding sequence on one of t
+    ranks.
 
-    Each number of the window and of the drafted tokens is multiplied, read and written once.
+    Each number of the window and of the drafted tokens is read, multiplied and written once.
     """
     numbers = (convolution_kernel(model) + drafted) * convolved_width(model, t)
     return Work(2.0 * numbers, 2.0 * OUTPUT_BYTES * numbers)
 
 
 def state_traffic(model: ModelSpec, t: Ints, drafted: Ints = 0) -> Floats:
-    """Return the bytes of recurrent state moved per decoding sequence on one of t ranks.
+    """Return the bytes of recurrent state that one decoding sequence moves on one of t ranks.
 
-    The state is read once and written for each of the sequence's tokens.
+    The state is read once, and written for each of the sequence's tokens.
     """
     state = state_numbers(model, t) - convolution_numbers(model, t)
     return STATE_BYTES * state * (2.0 + drafted)
@@ -125,9 +125,9 @@ def index_seconds(
     """Return the seconds of one layer's index scores and top-k, shape (n,); zero for layers without
     an indexer.
 
-    Every rank has the complete indexer. A score takes 2 heads x width FLOPs, in 8 bits if the GPU
-    supports them. Decoding reads the keys of `context` tokens once per sequence. A prompt's tokens
-    score all previous keys, and the scores are written and read.
+    Each rank has the complete indexer. A score takes 2 heads x width FLOPs, in 8 bits if the GPU
+    supports them. Decoding reads the keys of `context` tokens once per sequence. Each token of a
+    prompt is scored with all previous keys, and the scores are written and read.
     """
     model, gpu = case.model, case.cluster.gpu
     if not has_indexer(model):
@@ -164,12 +164,12 @@ def chosen_attention_seconds(
     prompt_tokens: FloatArray,
     drafted: int = 0,
 ) -> FloatArray:
-    """Return the seconds of one layer's attention over selected keys, on one of t ranks; shape
+    """Return the seconds of one layer's attention over the selected keys, on one of t ranks; shape
     (n,).
 
     `case.model` has an `index_topk`. A token uses min(context, index_topk) keys, which are latent
-    vectors in prompts too. Gathering and processing `index_topk` positions takes the same time on
-    GPUs of different bandwidth, so the seconds per token (`token_s`) depend on the number of
+    vectors in prompts, too. Gathering `index_topk` positions takes the same time on GPUs of
+    different bandwidth, so each token takes a time (`token_s`) that depends on the number of
     positions.
     """
     model, gpu, most = case.model, case.cluster.gpu, float(case.model.index_topk or 0)
@@ -191,11 +191,11 @@ def chosen_attention_seconds(
 
 
 def mixer_log_sd(case: ServingCase) -> float:
-    """Return the standard deviation of log(measured / predicted) of the case's recurrent or sparse
-    kernels; 0 for other attention.
+    """Return the standard deviation of log(measured / predicted) of the recurrent or sparse kernels
+    of the case; 0 for other attention.
 
-    No serving run with them was measured, so it is the deviation for GPU types that were left out
-    of the fit.
+    No serving run with such kernels was measured, so it is the deviation for GPU types that the fit
+    left out.
     """
     model, timed = case.model, case.profile.gpu.mixers
     if not model.is_recurrent and model.index_topk is None:

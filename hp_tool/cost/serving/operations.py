@@ -1,4 +1,5 @@
-"""Seconds of the operations of a forward pass: thin matmuls, cached attention, small collectives.
+"""Seconds of the operations of a forward pass: matmuls with few rows, cached attention, and small
+collectives.
 
 Layers with a sliding window attend to, and cache, only the last w tokens; attention time is the
 mean over the layers. Engines free keys and values that a windowed layer no longer needs (vLLM's
@@ -32,7 +33,7 @@ from hp_tool.domain.model import ModelSpec
 
 
 def seen_tokens(model: ModelSpec, tokens: float) -> float:
-    """Return the tokens of a context that a layer attends to, averaged over the layers.
+    """Return the number of tokens in a context that a layer attends to, averaged over the layers.
 
     (F n + W min(n, w)) / L, with F layers without a window and W layers with a window w.
     """
@@ -44,8 +45,8 @@ def seen_tokens(model: ModelSpec, tokens: float) -> float:
 
 
 def read_tokens(case: ServingCase, t: IntArray, tokens: float) -> float | FloatArray:
-    """Return the cached tokens that attention reads for a sequence of this length, averaged over
-    the layers.
+    """Return the number of cached tokens that attention reads for a sequence of this length,
+    averaged over the layers.
     """
     kinds = case.model.kinds
     if len(kinds) == 1:
@@ -93,10 +94,12 @@ def cached_tokens(
 
 
 def requests_in_cache(case: ServingCase, t: IntArray, room: Floats, tokens: float) -> Floats:
-    """Return the number of sequences of this length that a cache of `room` tokens can contain.
+    """Return the number of sequences of this length that a cache with room for `room` tokens can
+    contain.
 
-    With n requests in G prefix groups, the cache contains min(n, G) prefixes: n w tokens for up to
-    G requests of w tokens, and G p + n (w - p) beyond, where p is the number of tokens in a prefix.
+    n requests in G prefix groups share min(n, G) prefixes. They take n w tokens for up to G
+    requests of w tokens, and G p + n (w - p) tokens for more requests, where p is the number of
+    tokens of a prefix.
     """
     whole = cached_tokens(case, t, tokens)
     apart = room / whole
@@ -108,17 +111,17 @@ def requests_in_cache(case: ServingCase, t: IntArray, room: Floats, tokens: floa
 
 
 def shared_tokens(case: ServingCase, t: IntArray) -> float | FloatArray:
-    """Return the number of cache tokens of one prefix."""
+    """Return the number of cache tokens that one prefix occupies."""
     length = case.prefix_cache_hit_rate * case.input_length
     return cached_tokens(case, t, length, shared=True)
 
 
 def state_block(case: ServingCase) -> int:
-    """Return the tokens per vLLM cache block for a model with recurrent layers; 1 for any other
-    model.
+    """Return the number of tokens per vLLM cache block for a model with recurrent layers; 1 for
+    other models, whose prefixes may end at any token.
 
-    The keys and values of a block in one layer are as large as a layer's state on one rank. Caches
-    of other models can be divided anywhere.
+    The keys and values of a block in one layer are as large as the state of a recurrent layer on
+    one rank.
     """
     layers = cached_layers(case, np.ones(1, dtype=np.int64))
     attention = [each for each in layers if each.token_bytes.any()]
@@ -132,8 +135,8 @@ def prefill_keys(model: ModelSpec, *, length: float, cached: float) -> float:
     """Return the number of keys that a computed prompt token attends to, averaged over tokens and
     layers.
 
-    The tokens are at positions from `cached` to `length` (causal): (cached + length) / 2 without a
-    window.
+    Tokens are at positions from `cached` to `length` (causal). Without a window the mean is (cached
+    + length) / 2.
     """
     full = 0.5 * (cached + length)
     windowed = windowed_layers(model)
@@ -148,7 +151,7 @@ def prefill_keys(model: ModelSpec, *, length: float, cached: float) -> float:
 
 def visible_keys(length: float, *, cached: float = 0.0, most: float = np.inf) -> float:
     """Return the number of keys that a prompt token attends to, at most `most`, averaged over the
-    positions `cached` to `length`.
+    positions from `cached` to `length`.
     """
     if length <= most or length <= cached:
         return min(0.5 * (cached + length), most)
@@ -158,13 +161,14 @@ def visible_keys(length: float, *, cached: float = 0.0, most: float = np.inf) ->
 
 
 OUTPUT_BYTES = 2.0
-"""Bytes per number of a layer's outputs, which are 16-bit."""
+"""Bytes per number of a layer's outputs, which have 16 bits."""
 
 
-def thin_roof(case: ServingCase, precision: Precision) -> Roofline:
+def thin_roofline(case: ServingCase, precision: Precision) -> Roofline:
     """Return the roofline constants of matmuls with any number of rows.
 
-    A precision without measurements uses the constants of bf16, scaled by the datasheet.
+    A precision without measurements uses the constants of bf16, scaled by the peaks in the
+    datasheet.
     """
     roofs = case.profile.gpu.thin_matmul or case.profile.gpu.matmul
     return roofs.get(precision, roofs["bf16"])
@@ -180,14 +184,15 @@ def matmuls_seconds(
 ) -> FloatArray:
     """Return the seconds of y[tokens, n] = x[tokens, k] w[n, k]^T for each (n, k).
 
-    2 tokens n k FLOPs; weights in their stored precision are read once. Below 16 bits a kernel
-    first quantises x, unless the engine fuses this step with another kernel.
+    A matmul has 2 tokens n k FLOPs and reads the weights once in their stored precision. For
+    precisions below 16 bits, a kernel first quantises x, unless the engine fuses this step with
+    another kernel.
     """
     compute = precision or case.compute_precision
     stored = case.weight_bytes if weight_bytes is None else weight_bytes
     gpu = case.cluster.gpu
     roof, peak, element = (
-        thin_roof(case, compute),
+        thin_roofline(case, compute),
         peak_flops(gpu, precision=compute),
         ELEMENT_BYTES[compute],
     )
@@ -227,12 +232,13 @@ def attention_seconds(
     prefill_requests: FloatArray,
     drafted: int = 0,
 ) -> FloatArray:
-    """Return the seconds of one layer's attention, averaged over windowed and other layers.
+    """Return the seconds of one layer's attention, averaged over layers with and without a window.
 
     `decoding` sequences attend to `context` cached tokens each, and prompts of I tokens to
-    themselves. Decoding reads every cached number once, for a sequence's next token and its drafted
-    ones together. Prefill computes half of the full I^2 (causal), minus the prefix cache, and reads
-    and writes Q, K, V and O once. A pass without decoding or without prompts has no cost for it.
+    themselves. Decoding reads each cached number once, for the next token and the drafted tokens of
+    a sequence together. Prefill computes half of I^2 (causal), minus the prefix cache, and reads
+    and writes Q, K, V and O once. A pass without decoding, or without prompts, has no seconds for
+    it.
     """
     model, gpu, profile = case.model, case.cluster.gpu, case.profile.gpu
     # Attention stays in 16 bits if the matmuls are narrower.
@@ -278,10 +284,10 @@ def attention_seconds(
 def all_reduce_seconds(
     case: ServingCase, message_bytes: FloatArray, *, group_size: IntArray
 ) -> FloatArray:
-    """Return the seconds of the faster of two all-reduces: a ring, and, inside one NVLink domain,
-    the one-kernel all-reduce.
+    """Return the seconds of the faster of two all-reduces: a ring, or, inside one NVLink domain, a
+    single kernel that reads the memory of its peers.
 
-    The one-kernel all-reduce reads the memory of its peers. Zero for a group of one.
+    The result is zero for a group of one.
     """
     n = group_size
     wire = 2.0 * message_bytes * (n - 1.0) / n
@@ -302,8 +308,8 @@ def exchange_seconds(
     """Return the seconds of an all-to-all among `group_size` neighbouring ranks; zero for a group
     of one.
 
-    Each rank sends `near_bytes` inside its NVLink domain and, at the same time, `far_bytes` out of
-    it through its network port.
+    Each rank sends `near_bytes` inside its NVLink domain and, at the same time, `far_bytes` through
+    its network port.
     """
     n, domain = group_size, case.cluster.nvlink_domain_size
     link, network = case.profile.gpu.all_to_all, case.profile.framework.network

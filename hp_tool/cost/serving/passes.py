@@ -1,6 +1,4 @@
-"""Table of the seconds of one configuration's passes by their contents, for fast event
-simulation.
-"""
+"""Table of the seconds of one configuration's passes, which the event simulation looks up."""
 
 import math
 from dataclasses import dataclass, replace
@@ -12,8 +10,8 @@ from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
 from hp_tool.cost.serving.engine import (
     drafted_tokens,
     drafting_factor,
-    first_token_alone,
-    launching,
+    first_token_wait_seconds,
+    min_launch_seconds,
     prompt_overhead,
     tokens_per_pass,
     with_host,
@@ -23,61 +21,61 @@ from hp_tool.cost.serving.memory import serving_bytes
 from hp_tool.cost.serving.operations import cached_tokens, read_tokens
 
 _FEW_ROWS = 16
-"""Counts up to this one all have an entry in the table; beyond, entries are spaced geometrically
-and interpolated linearly.
+"""Number up to which each count has its own entry in the table; larger entries are spaced
+geometrically and interpolated linearly.
 """
 _PROMPT = 1024.0
-"""Tokens of the prompt with which prefill passes are timed; the keys that it attends to are counted
+"""Tokens of the prompt with which prefill passes are timed; attention to its keys is counted
 separately.
 """
 PROMISED = {"mixed": (0.0, 0.0), "prefill_first": (0.7, 0.098)}
-"""Fractions that vLLM and SGLang reserve, by schedule (SGLang's init_new_token_ratio and its final
-value).
+"""Fractions of the future output that vLLM and SGLang reserve, by schedule: initial and final value
+(SGLang's init_new_token_ratio).
 """
 _LONG = 1e5
-"""Cached tokens of a sequence at which the slope over cached tokens is computed."""
+"""Cached tokens per sequence at which the slope over cached tokens is computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTable:
     """Seconds of a scheduler's passes on GPU and host, for one configuration.
 
-    seconds = base(decoding sequences, prompt tokens) + cached_token_s (cached tokens they attend
-    to) + key_s (keys that the prompt tokens attend to) + prompt_s (prompts that end)
+    seconds = base(decoding sequences, prompt tokens) + cached_token_s (cached tokens that they
+    attend to) + key_s (keys that the prompt tokens attend to) + prompt_s (number of prompts that
+    end)
     """
 
     decoding: FloatArray
-    """Numbers of decoding sequences; shape (d,)."""
+    """Numbers of decoding sequences in the table; shape (d,)."""
     prompt: FloatArray
-    """Numbers of prompt tokens; shape (q,)."""
+    """Numbers of prompt tokens in the table; shape (q,)."""
     base: FloatArray
-    """Seconds of a pass by decoding sequences and prompt tokens; shape (d, q)."""
+    """Seconds of a pass, by decoding sequences and prompt tokens; shape (d, q)."""
     cached_token_s: float
     key_s: float
     prompt_s: float
     request_s: float
-    """Seconds of the front end's serial work per request."""
+    """Seconds of serial front-end work per request."""
     stream_s: float
-    """Seconds of the front end's serial work per streamed token."""
+    """Seconds of serial front-end work per streamed token."""
     first_token_s: float
-    """Seconds before a first token in which GPU and front end are idle."""
+    """Seconds before a first token in which neither GPU nor front end works on the request."""
     cache_tokens: float
-    """Room for keys, values and states, in tokens of keys and values."""
+    """Size of the cache, in tokens of keys and values."""
     state_tokens: int = 0
-    """Tokens of the cache that the recurrent states of one request occupy, whatever its length."""
+    """Cache tokens that the recurrent states of a request occupy, whatever its length."""
     max_num_seqs: int
     max_num_batched_tokens: int
     prefill_first: bool
     promised: tuple[float, float]
-    """Fractions of the running requests' future tokens kept free when another request is admitted,
-    which in turn reserves its output in full.
-
-    The initial value, and the value after SETTLED passes without preemption. (1, 1): no preemption;
-    (0, 0): only the prompt needs room.
+    """Fractions of the running requests' future tokens that are kept free when another request is
+    admitted; the new request reserves its output in full. The first value applies initially, the
+    second after SETTLED passes without preemption. (1, 1): no preemption; (0, 0): only the prompt
+    needs room.
     """
 
     def row(self, decoding: int) -> list[float]:
-        """Return `base` for this number of decoding sequences, by `prompt`."""
+        """Return `base` for this number of decoding sequences, for each number in `prompt`."""
         at = int(np.clip(np.searchsorted(self.decoding, decoding), 1, len(self.decoding) - 1))
         low, high = self.decoding[at - 1], self.decoding[at]
         share = (decoding - low) / (high - low)
@@ -86,11 +84,11 @@ class PassTable:
 
 
 def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0) -> PassTable:
-    """Return the table of one candidate on one scheduler; for a pipeline, the time that one more
-    pass adds.
+    """Return the table of one candidate on one scheduler. For a pipeline, the seconds are those
+    that one more pass adds.
 
-    Layers with a window count as in the closed form: by the mean number of tokens they attend to at
-    the case's lengths.
+    Layers with a window count with the mean number of tokens that they attend to at the case's
+    lengths, as in `serving_costs`.
     """
     one = candidates.take(slice(row, row + 1))
     engine, stages = case.engine, int(one.pipeline_parallel_size[0])
@@ -124,7 +122,7 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
     )
     few, many = (seconds(nothing + 1.0, nothing, context=context)[0] for context in (0.0, _LONG))
     device = seconds(d, q)
-    device = np.where(q > 0.0, np.maximum(device, launching(case)), device)
+    device = np.where(q > 0.0, np.maximum(device, min_launch_seconds(case)), device)
     base = with_host(engine, device, d).reshape(len(decoding), len(prompt))
     added = (base[:, 1:] - base[:, :1] - key_s * 0.5 * _PROMPT * prompt[1:]) / stages
     base = np.hstack([base[:, :1] * factor, base[:, :1] * factor + added])
@@ -153,7 +151,7 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
         prompt_s=prompt_overhead(case) / stages,
         request_s=engine.request_overhead_s,
         stream_s=engine.stream_overhead_s,
-        first_token_s=first_token_alone(case),
+        first_token_s=first_token_wait_seconds(case),
         cache_tokens=float(max(memory.kv_capacity[0], 0.0) / memory.kv_per_token[0]) / per_token,
         state_tokens=math.ceil(states / per_token),
         max_num_seqs=int(one.max_num_seqs[0]),
@@ -166,7 +164,9 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
 
 
 def _places(most: int) -> FloatArray:
-    """Return 0, the first counts one by one, and then geometrically spaced counts up to `most`."""
+    """Return 0, the counts up to _FEW_ROWS one by one, and then geometrically spaced counts up to
+    `most`.
+    """
     few = np.arange(0.0, min(_FEW_ROWS, most) + 1.0)
     more = np.geomspace(_FEW_ROWS, most, 48) if most > _FEW_ROWS else np.array([])
     return np.unique(np.concatenate([few, more]))

@@ -12,7 +12,7 @@ import numpy as np
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.serving.candidates import ServingCandidates
 from hp_tool.cost.serving.engine import most_running, serving_costs
-from hp_tool.cost.serving.load import steady
+from hp_tool.cost.serving.load import without_waves
 from hp_tool.domain.targets import Targets
 from hp_tool.questions.serving.estimates import has_forbidden_queue, meets_targets
 from hp_tool.questions.serving.problem import QUEUE_LATENCIES, CostedRows, Loads, ServingProblem
@@ -67,7 +67,7 @@ def max_loads(
     if not by_rate:
         return np.floor(running) * candidates.schedulers.astype(np.float64)
     full = candidates.loaded(np.ceil(running) * candidates.schedulers)
-    costs = serving_costs(case=steady(problem), candidates=full)
+    costs = serving_costs(case=without_waves(problem), candidates=full)
     return costs.output_tokens_per_second_per_gpu * candidates.devices / problem.output_length
 
 

@@ -203,4 +203,4 @@ def mixers_log_sds(rows: CostedRows, row: int) -> tuple[float, float]:
 
 def _kernels_only_log_sd(problem: ServingProblem) -> float:
     """Return the log_sd of a model in which only recurrent and sparse kernels take time."""
-    return max(mixer_log_sd(problem.of(kind)) for _, kind in problem.model.kinds)
+    return max(mixer_log_sd(problem.with_layers(kind)) for _, kind in problem.model.kinds)

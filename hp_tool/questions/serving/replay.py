@@ -10,8 +10,8 @@ import numpy as np
 
 from hp_tool.cost.arrays import FloatArray
 from hp_tool.cost.serving.candidates import ServingCandidates
-from hp_tool.cost.serving.events import Served, serve
-from hp_tool.cost.serving.fluid import flow
+from hp_tool.cost.serving.events import Served, simulate_requests
+from hp_tool.cost.serving.fluid import simulate_flow
 from hp_tool.cost.serving.passes import pass_table
 from hp_tool.domain.measurement import Tail, Tails
 from hp_tool.domain.result import Reason
@@ -106,7 +106,7 @@ def flow_latencies(
     arrival = arrivals_s(problem)
     assert arrival is not None
     counts, edges = np.histogram(arrival, bins=NUM_FLUID_STEPS)
-    latencies = flow(
+    latencies = simulate_flow(
         case=problem,
         candidates=candidates,
         arrivals=counts.astype(np.float64),
@@ -134,7 +134,7 @@ def _simulate(rows: CostedRows, *, schedulers: int) -> Served:
     assert trace is not None
     n, arrival = len(trace.input_tokens), arrivals_s(problem)
     mine = slice(0, min(n, MAX_SIMULATED_REQUESTS * schedulers), schedulers)
-    return serve(
+    return simulate_requests(
         table=pass_table(case=problem, candidates=rows.candidates),
         input_tokens=trace.input_tokens[mine],
         output_tokens=trace.output_tokens[mine],

@@ -14,10 +14,10 @@ from hp_tool.cost.serving.engine import ServingCosts, most_running, serving_cost
 from hp_tool.cost.serving.load import (
     Quantiles,
     costs_at_rate,
+    equivalent_loads,
     load_deviations,
     open_quantiles,
-    steady,
-    two_loads,
+    without_waves,
 )
 from tests.cost.serving.serving_cases import Serving, serving, servings
 from tests.cost.serving.test_serving_properties import few
@@ -51,7 +51,7 @@ def at_rates(setup: Serving, of_capacity: np.ndarray) -> tuple[ServingCosts, lis
     """Costs at these fractions of the capacity, and the quantiles at EVERY_SHARE of each."""
     one = ServingCandidates.from_configs([setup.config], concurrency=[1])
     full = one.loaded(np.ceil(most_running(case=setup.case, candidates=one)) * one.schedulers)
-    tokens = serving_costs(case=steady(setup.case), candidates=full)
+    tokens = serving_costs(case=without_waves(setup.case), candidates=full)
     capacity = tokens.output_tokens_per_second_per_gpu * one.devices / setup.case.output_length
     costs, load = costs_at_rate(
         case=setup.case,
@@ -119,7 +119,7 @@ def test_two_loads_have_the_moments_of_a_load_between_one_and_its_places(
     rng = np.random.default_rng(0)
     drawn = np.clip(rng.normal(mean, deviation, 1_000_000), 1.0, places)
     arrays = (np.array([float(value)]) for value in (mean, deviation, places))
-    low, high, share = (float(values[0]) for values in two_loads(*arrays))
+    low, high, share = (float(values[0]) for values in equivalent_loads(*arrays))
     assert 1.0 <= low <= high <= places
     middle = low + share * (high - low)
     assert middle == pytest.approx(drawn.mean(), rel=2e-3)

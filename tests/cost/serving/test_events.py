@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hp_tool.cost.parameters import total_parameters
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates
 from hp_tool.cost.serving.engine import serving_costs
-from hp_tool.cost.serving.events import Served, serve
-from hp_tool.cost.serving.fluid import flow
+from hp_tool.cost.serving.events import Served, simulate_requests
+from hp_tool.cost.serving.fluid import simulate_flow
 from hp_tool.cost.serving.forward import forward_seconds
 from hp_tool.cost.serving.load import costs_at_rate
 from hp_tool.cost.serving.passes import PassTable, pass_table
@@ -56,17 +56,19 @@ def test_states_keep_requests_waiting_however_short() -> None:
         "output_tokens": np.full(3, 10),
         "arrival_s": np.zeros(3),
     }
-    crowded = serve(table=replace(TABLE, cache_tokens=1_300.0, state_tokens=600), **load)
-    slots = serve(table=replace(TABLE, max_num_seqs=2), **load)
+    crowded = simulate_requests(
+        table=replace(TABLE, cache_tokens=1_300.0, state_tokens=600), **load
+    )
+    slots = simulate_requests(table=replace(TABLE, max_num_seqs=2), **load)
     assert (
         crowded.finish_s.tolist()
         == slots.finish_s.tolist()
-        != serve(table=TABLE, **load).finish_s.tolist()
+        != simulate_requests(table=TABLE, **load).finish_s.tolist()
     )
 
 
 def test_one_request_takes_the_sum_of_its_passes() -> None:
-    found = serve(
+    found = simulate_requests(
         table=TABLE, input_tokens=equal(1, 512), output_tokens=equal(1, 11), concurrency=1
     )
     first = 0.011 + 1e-9 * 512 * 256 + 1e-4
@@ -79,7 +81,7 @@ def test_a_long_prompt_goes_in_chunks_beside_decoding() -> None:
     """The second prompt is two chunks, less the token that the first request decodes beside
     each.
     """
-    found = serve(
+    found = simulate_requests(
         table=TABLE,
         input_tokens=np.array([512, 1000]),
         output_tokens=np.array([50, 2]),
@@ -94,10 +96,10 @@ def test_a_long_prompt_goes_in_chunks_beside_decoding() -> None:
 def test_prefill_first_stops_decoding() -> None:
     table = replace(TABLE, prefill_first=True)
     arrivals = np.array([0.0, 0.02])
-    alone = serve(
+    alone = simulate_requests(
         table=table, input_tokens=equal(1, 512), output_tokens=equal(1, 100), concurrency=1
     )
-    both = serve(
+    both = simulate_requests(
         table=table,
         input_tokens=equal(2, 512),
         output_tokens=np.array([100, 1]),
@@ -162,7 +164,7 @@ def test_many_passes_at_once_are_as_many_one_by_one(
     table = replace(TABLE, max_num_seqs=most)
     inputs, outputs, gaps = (list(column) for column in zip(*requests, strict=True))
     arrivals = np.cumsum(gaps)
-    found = serve(
+    found = simulate_requests(
         table=table,
         input_tokens=np.array(inputs),
         output_tokens=np.array(outputs),
@@ -175,19 +177,19 @@ def test_many_passes_at_once_are_as_many_one_by_one(
 
 def test_a_full_cache_puts_the_youngest_back_and_loses_no_token() -> None:
     table = replace(TABLE, cache_tokens=2000.0)
-    found = serve(
+    found = simulate_requests(
         table=table, input_tokens=equal(8, 400), output_tokens=equal(8, 300), concurrency=8
     )
     assert found.preemptions > 0
     assert np.all(found.finish_s > found.first_token_s) and np.all(np.isfinite(found.finish_s))
-    promised = serve(
+    promised = simulate_requests(
         table=replace(table, promised=(1.0, 1.0)),
         input_tokens=equal(8, 400),
         output_tokens=equal(8, 300),
         concurrency=8,
     )
     assert promised.preemptions == 0
-    roomy = serve(
+    roomy = simulate_requests(
         table=TABLE, input_tokens=equal(8, 400), output_tokens=equal(8, 300), concurrency=8
     )
     assert roomy.finish_s.max() < min(found.finish_s.max(), promised.finish_s.max())
@@ -203,13 +205,13 @@ def test_what_was_put_back_waits_until_it_can_stay(
     """
     table = replace(TABLE, cache_tokens=20 * 8192.0, promised=promised, prefill_first=prefill_first)
     arrivals = np.cumsum(np.random.default_rng(1).exponential(0.75, 300))
-    found = serve(
+    found = simulate_requests(
         table=table,
         input_tokens=equal(300, 8000),
         output_tokens=equal(300, 500),
         arrival_s=arrivals,
     )
-    roomy = serve(
+    roomy = simulate_requests(
         table=replace(table, cache_tokens=1e9),
         input_tokens=equal(300, 8000),
         output_tokens=equal(300, 500),
@@ -234,7 +236,7 @@ def test_littles_law(concurrency: int) -> None:
     concurrency until the end.
     """
     n = 40 * concurrency
-    found = serve(
+    found = simulate_requests(
         table=TABLE, input_tokens=equal(n, 300), output_tokens=equal(n, 40), concurrency=concurrency
     )
     rate, latency = n / found.finish_s.max(), (found.finish_s - found.arrival_s).mean()
@@ -246,7 +248,7 @@ def test_more_load_never_serves_faster_nor_fewer() -> None:
     rng = np.random.default_rng(7)
     inputs, outputs = rng.integers(50, 500, 600), rng.integers(10, 100, 600)
     runs = [
-        serve(table=TABLE, input_tokens=inputs, output_tokens=outputs, concurrency=c)
+        simulate_requests(table=TABLE, input_tokens=inputs, output_tokens=outputs, concurrency=c)
         for c in (1, 2, 4, 8, 16, 32, 64)
     ]
     assert np.all(np.diff([run.finish_s.max() for run in runs]) <= 0)
@@ -255,7 +257,7 @@ def test_more_load_never_serves_faster_nor_fewer() -> None:
 
 def test_a_slow_front_end_bounds_the_rate() -> None:
     table = replace(TABLE, request_s=0.05)
-    found = serve(
+    found = simulate_requests(
         table=table, input_tokens=equal(200, 16), output_tokens=equal(200, 2), concurrency=64
     )
     assert 200 / found.finish_s.max() == pytest.approx(1 / 0.05, rel=0.05)
@@ -298,7 +300,7 @@ def test_requests_in_step_are_the_closed_form(load: int) -> None:
     case = replace(setup.case, engine=engine, prefill_group=float(load), wave_share=0.0)
     closed = serving_costs(case=case, candidates=row(setup, load))
     table = pass_table(case=case, candidates=row(setup, load))
-    found = serve(
+    found = simulate_requests(
         table=table,
         input_tokens=equal(4 * load, 128),
         output_tokens=equal(4 * load, 256),
@@ -333,7 +335,7 @@ def test_decoding_never_beats_bytes_over_bandwidth(tensor: int, load: int) -> No
     least = (weights + keys) / device.memory_bandwidth_bytes_per_second
     table = pass_table(case=setup.case, candidates=row(setup))
     n = 2 * load
-    found = serve(
+    found = simulate_requests(
         table=replace(table, cache_tokens=1e12),
         input_tokens=equal(n, 512),
         output_tokens=equal(n, 64),
@@ -356,7 +358,7 @@ def test_arrivals_by_events_by_the_closed_form_and_as_a_fluid_agree(share: float
     rate = share * 256.0 / full.request_latency_s[0]
     rng = np.random.default_rng(3)
     arrivals = np.cumsum(rng.exponential(1.0 / rate, 4000))
-    events = serve(
+    events = simulate_requests(
         table=pass_table(case=setup.case, candidates=one),
         input_tokens=equal(4000, 1024),
         output_tokens=equal(4000, 256),
@@ -368,7 +370,9 @@ def test_arrivals_by_events_by_the_closed_form_and_as_a_fluid_agree(share: float
         requests_per_second=rate,
     )
     counts = np.histogram(arrivals, bins=2000, range=(0.0, arrivals[-1]))[0].astype(float)
-    fluid = flow(case=setup.case, candidates=one, arrivals=counts, step_s=arrivals[-1] / 2000)
+    fluid = simulate_flow(
+        case=setup.case, candidates=one, arrivals=counts, step_s=arrivals[-1] / 2000
+    )
     middle = events.tpot_s[500:].mean()
     assert closed.tpot_s[0] == pytest.approx(middle, rel=0.1) and fluid.tpot_s[0] == pytest.approx(
         middle, rel=0.1
@@ -387,7 +391,7 @@ def test_in_an_idle_fluids_first_step_half_of_what_stays_is_there_on_average() -
     """Requests come evenly over the step, and those that end leave in its middle."""
     setup = serving(input_length=1024, output_length=256)
     latency_s = serving_costs(case=setup.case, candidates=row(setup, 8.0)).request_latency_s[0]
-    fluid = flow(
+    fluid = simulate_flow(
         case=setup.case, candidates=row(setup), arrivals=np.array([16.0]), step_s=8.0 * latency_s
     )
     assert 2.0 < fluid.completed[0] < 16.0

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from hp_tool.cost.serving.engine import ServingCosts
-from hp_tool.cost.serving.events import serve
-from hp_tool.cost.serving.fluid import flow
-from hp_tool.cost.serving.load import steady
+from hp_tool.cost.serving.events import simulate_requests
+from hp_tool.cost.serving.fluid import simulate_flow
+from hp_tool.cost.serving.load import without_waves
 from hp_tool.cost.serving.passes import pass_table
 from tests.cost.serving.serving_cases import Serving, serving
 from tests.cost.serving.test_events import row
@@ -86,17 +86,17 @@ def test_device_and_front_end_do_not_wait_for_each_other_where_requests_come_at_
         request_overhead_s=5e-3,
         stream_overhead_s=2.5e-4,
     )
-    full = replace(setup, case=steady(setup.case)).costs(concurrency=[256])
+    full = replace(setup, case=without_waves(setup.case)).costs(concurrency=[256])
     rate, n = 0.7 * 256 / full.request_latency_s[0], 2000
     arrivals = np.cumsum(np.random.default_rng(1).exponential(1.0 / rate, n))
-    played = serve(
+    played = simulate_requests(
         table=pass_table(case=setup.case, candidates=row(setup)),
         input_tokens=np.full(n, 1024),
         output_tokens=np.full(n, 512),
         arrival_s=arrivals,
     )
     counts = np.histogram(arrivals, bins=1000, range=(0.0, arrivals[-1]))[0].astype(np.float64)
-    fluid = flow(
+    fluid = simulate_flow(
         case=setup.case, candidates=row(setup), arrivals=counts, step_s=arrivals[-1] / 1000
     )
     assert fluid.tpot_s[0] == pytest.approx(played.tpot_s.mean(), rel=0.04)
