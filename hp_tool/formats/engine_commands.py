@@ -305,7 +305,10 @@ def read_command(
     served = (flags.get("served-model-name") or [""])[0]
     if model is not None and model.startswith("/") and catalog.has_entry("models", served):
         reading.ignored.append(
-            Ignored(flag=model, reason=f"a folder; taken for {served}, by --served-model-name")
+            Ignored(
+                flag=model,
+                reason=f"a folder; its model is assumed to be {served} (--served-model-name)",
+            )
         )
         model = served
     groups, t = (

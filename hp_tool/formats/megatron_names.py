@@ -185,7 +185,7 @@ def printed_flags(listed: list[Setting], *, reading: Reading) -> list[Setting]:
             why = (
                 argument.why
                 if argument is not None and argument.fate == "ignored"
-                else "printed, and as if it were left out"
+                else "printed default"
             )
             reading.ignore(setting, why)
     again = {"encoder-num-layers", "encoder-seq-length"}

@@ -162,7 +162,7 @@ class Reading:
     def note_length_bound(self, flag: str) -> None:
         """Record that each sample is assumed to have the maximum length that `flag` sets."""
         reason = (
-            "a bound, taken for each sample's length: if samples are shorter, set "
+            "an upper bound, assumed for each sample: if samples are shorter, set "
             "training.sequence_lengths, or training.sequence_length to their mean"
         )
         self.ignored.append(Ignored(flag=flag, reason=reason))
@@ -327,9 +327,7 @@ def sort_settings(
         if (before := last.pop(setting.name, None)) is not None:
             flag = " ".join((before.written, *before.values))
             reading.ignored.append(
-                Ignored(
-                    flag=flag, reason="it is given again, and the last one counts", line=before.line
-                )
+                Ignored(flag=flag, reason="overridden by a later occurrence", line=before.line)
             )
         last[setting.name] = setting
     for setting in tuple(last.values()):
@@ -371,7 +369,7 @@ def sort_settings(
             )
         elif argument.fate == "ignored" or value in (*argument.harmless, "none"):
             reading.ignore(
-                setting, argument.why if argument.fate == "ignored" else "as if it were left out"
+                setting, argument.why if argument.fate == "ignored" else "same as omitting it"
             )
         else:
             reading.refused.append(f"{setting.written}: {argument.why}")
@@ -455,7 +453,7 @@ def parse_flags(
                 and not (texts or unknown)
             ):
                 reading.refuse(
-                    f"{name}: takes a value, and none follows it"
+                    f"{name}: requires a value, but none follows"
                     + (f" (line {head.line})" if head.line else "")
                 )
             settings.append(
@@ -502,8 +500,7 @@ def parse_flags(
             )
         else:
             reading.refused.append(
-                f"{word.text!r}: no flag takes this word"
-                + (f" (line {word.line})" if word.line else "")
+                f"{word.text!r}: belongs to no flag" + (f" (line {word.line})" if word.line else "")
             )
     close()
     return settings

@@ -169,7 +169,7 @@ def test_a_null_is_as_if_it_were_left_out() -> None:
 def test_a_bound_of_lengths_is_named_unless_rows_are_packed(text: str, flag: str) -> None:
     def bounds(text: str) -> list[str]:
         reading = read_configuration(text, overrides=H100, num_gpus=8)
-        return [each.flag for each in reading.ignored if each.reason.startswith("a bound")]
+        return [each.flag for each in reading.ignored if each.reason.startswith("an upper bound")]
 
     assert bounds(text) == [flag]
     assert (

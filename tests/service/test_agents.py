@@ -429,7 +429,7 @@ def test_an_agent_reads_which_argument_is_wrong() -> None:
         ),
         (
             "# on our H200\ntorchrun pretrain_gpt.py --bf16",
-            "cluster.gpu; add gpu h200-nvl-141gb (the file speaks of h200)",
+            "cluster.gpu; add gpu h200-nvl-141gb (the file mentions h200)",
         ),
         ("torchrun --nproc-per-node $N pretrain_gpt.py --bf16", "(variables N=...); add num_gpus"),
         ("source more.sh\ntorchrun pretrain_gpt.py --bf16", "pass it with files"),

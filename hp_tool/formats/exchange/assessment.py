@@ -303,7 +303,7 @@ def summarize_log(log: Sequence[str]) -> LogSummary:
     reader, facts = _read_log_facts(log, readers=())
     if not facts.has_times and facts.reserved_bytes is None and facts.allocated_bytes is None:
         raise InputError(
-            "the log has no step time, no memory and no start of a server; known are the logs of "
+            "the log contains no step time, memory or server start; supported are logs of "
             f"{', '.join(READERS)}, and the start of vLLM and SGLang",
             field="--log",
         )

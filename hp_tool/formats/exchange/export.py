@@ -249,7 +249,7 @@ def _write_as_predicted(
     assert estimate.time is not None and stated.time is not None  # The layout is legal.
     if estimate.feasible and not stated.feasible:
         raise UnsupportedError(
-            "this layout fits in memory only with settings that the format cannot state together: "
+            "this layout fits in memory only with settings that the format cannot set together: "
             f"{_assignments(values)}; name another layout, or rank for the tool with --for",
             field="training.recipe",
         )
@@ -406,7 +406,7 @@ def export_for_tool(
     else_ = "; the query's own best offloads to the host" if offloads else ""
     else_ += f"; left out, as it has no setting for them: {', '.join(left_out)}" if left_out else ""
     raise refusal or InputError(
-        f"nothing that {format} runs fits this query (rejected: {why}){else_}",
+        f"no layout that {format} supports fits this query (rejected: {why}){else_}",
         field="for",
         code="infeasible",
     )

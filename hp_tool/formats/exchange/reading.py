@@ -152,7 +152,7 @@ def _note_missing(reading: Reading, supplied: Mapping[str, Any], text: str) -> N
     if not isinstance(cluster, str):
         named = cluster if isinstance(cluster, Mapping) else {}
         if "gpu" not in named and "stages" not in named:
-            why = f"the file speaks of {gpu.split('-')[0]}" if gpu else "`hp-tool gpus` lists them"
+            why = f"the file mentions {gpu.split('-')[0]}" if gpu else "`hp-tool gpus` lists them"
             reading.add_missing(
                 "cluster.gpu", "add", example=gpu or "h100-sxm-80gb", after=f" ({why})"
             )
@@ -172,7 +172,7 @@ def _note_missing(reading: Reading, supplied: Mapping[str, Any], text: str) -> N
             after=", or its config.json",
         )
     if not model:
-        why = f"a {reading.tool} configuration does not name the model"
+        why = "the configuration does not name the model"
         reading.add_missing(
             "model", f"{why}; add", example="llama-3-8b", after=", or a config.json"
         )

@@ -168,8 +168,8 @@ def _read_training(keys: Settings, reading: Reading) -> dict[str, Any]:
         quantized = keys.text("quantization.bnb-4bit-quant-type", "fp4")
         if quantized != "nf4" or not nested:
             reading.refuse(
-                f"quantization {quantized}{'' if nested else ' with scales of 32 bits'}: nf4 with "
-                "quantised scales is modelled"
+                f"quantization {quantized}{'' if nested else ' with 32-bit scales'} is not "
+                "supported; supported: nf4 with double quantisation"
             )
         training["frozen_precision"] = "nf4"
     return training

@@ -197,7 +197,7 @@ def read(source: Source, reading: Reading) -> None:
     if reading.refused:
         return
     if "MMDataLoader" in _names_of_calls(functions, trainer.arguments.get("dataloader")):
-        why = "its images are part of the sequence; the encoder of images is not timed"
+        why = "images count as tokens of the sequence; the image encoder is not modelled"
         reading.ignored.append(
             Ignored(flag="dataloader MMDataLoader", reason=why, line=trainer.line)
         )

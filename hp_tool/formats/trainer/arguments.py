@@ -275,7 +275,7 @@ def add_checkpoint_precision(training: dict[str, Any], model: str, reading: Read
     if stored in (None, "bf16") or given:
         return
     if training.get("task") != "lora":
-        reading.refuse(f"{model}: its {stored} weights cannot be trained; name one in 16 bits")
+        reading.refuse(f"{model}: its {stored} weights cannot be trained; use a 16-bit checkpoint")
     elif stored == "int4":
         training["frozen_precision"] = "nf4" if re.search("bnb|-4bit", name) else "int4"
     else:
@@ -382,7 +382,7 @@ def _read_optimizer(
         return
     kind = next((kind for kind in ("adam", "sgd", "muon") if kind in word), None)
     if kind is None or _OTHER_ADAMS.search(word):
-        reading.refused.append(f"optimizer {name}: is not modelled; adam, sgd and muon are")
+        reading.refused.append(f"optimizer {name} is not modelled; supported: adam, sgd, muon")
     elif kind != "adam":
         training["optimizer"] = kind
 
@@ -452,7 +452,8 @@ def _read_four_bit_weights(
         reading.ignored.append(
             Ignored(
                 flag="load_in_4bit",
-                reason="scales are not quantised: 0.37 bits a frozen weight more than counted",
+                reason="scales are not quantised, which takes 0.37 bits per frozen weight more "
+                "than estimated",
             )
         )
     training["frozen_precision"] = "nf4"

@@ -143,7 +143,7 @@ def _chat_arguments(words: list[Setting], reading: Reading) -> list[Setting]:
         reading.refuse("DeepSpeed-Chat's training on preferences or rewards is not supported")
     if values.get("lora-dim", "0") != "0":
         reading.refuse(
-            "--lora_dim: DeepSpeed-Chat's adapters with trained other weights are not supported"
+            "--lora_dim: DeepSpeed-Chat's LoRA, which also trains other weights, is not supported"
         )
     dtype = values.get("dtype", "fp16")
     changed = [word for word in words if word.name not in ("dtype", "offload")]

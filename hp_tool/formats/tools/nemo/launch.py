@@ -121,9 +121,7 @@ def read_launch_command(source: Source, reading: Reading) -> None:
 def _unknown_name_error(option: str, name: str, known: str) -> UnsupportedError:
     """Return the error for an unknown recipe or preset, with similar names."""
     hint = f"; the nearest are {known}" if known else ""
-    return UnsupportedError(
-        f"--{option} {name} is none of the recipes that are known here{hint}", field=f"--{option}"
-    )
+    return UnsupportedError(f"--{option} {name} is an unknown recipe{hint}", field=f"--{option}")
 
 
 def _first_text(settings: Mapping[str, Setting], *names: str) -> str:
@@ -349,7 +347,7 @@ def _read_library(
         training["task"] = "sft"
     if recipe.packed:
         reading.ignored.append(
-            Ignored(flag="dataset", reason="packs samples; a row is taken as one sequence")
+            Ignored(flag="dataset", reason="packs samples; each row is assumed to be one sequence")
         )
     reading.query["model"] = recipe.model
     _drop_missing_shape(reading)

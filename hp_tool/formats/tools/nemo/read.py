@@ -92,7 +92,7 @@ def read(source: Source, reading: Reading) -> None:
         _read_overrides(with_overrides({}, words, reading=reading), source=source, reading=reading)
     else:
         raise InputError(
-            "this is neither a file of keys nor a list of recipe overrides", field="format"
+            "this is neither a YAML file nor a list of recipe overrides (KEY=VALUE)", field="format"
         )
 
 
