@@ -195,7 +195,6 @@ def _computed_value(row: Cells, words: list[str], whole: bool) -> float | None:
 
 
 def _recipe_settings(row: Cells) -> Values:
-    """Return the settings of a measured Megatron Bridge recipe."""
     precision, scaling = FP8.get(row["precision"], (row["precision"], None))
     lora, quantised = row["task"] == "LoRA", row["fp8_params"] == "1"
     narrow = "fp8" if quantised and precision in ("fp8", "mxfp8") else None

@@ -114,7 +114,7 @@ def _value(cell: str, column: Column) -> Any:
             raise ValueError(f"{cell!r} is neither true nor false")
         return cell == "true"
     if column.type == "date" and not _DATE.fullmatch(cell):
-        raise ValueError(f"{cell!r} is no ISO date (2026-08-21, 2026-08 or 2026)")
+        raise ValueError(f"{cell!r} is not an ISO date (2026-08-21, 2026-08 or 2026)")
     if column.name == "other" and not _OTHER.fullmatch(cell):
         raise ValueError(f"{cell!r} is not `name=value; name=value`")
     return cell

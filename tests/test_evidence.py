@@ -177,7 +177,7 @@ def test_rows_that_cannot_be_right_are_refused_by_line(
         ({"allocated_bytes": "2", "reserved_bytes": "1"}, "allocated_bytes 2 is above"),
         ({"num_gpus": "8", "data_parallel_size": "4"}, "TP x PP x CP x DP is 4, not num_gpus 8"),
         ({"mfu": "0.6", "hfu": "0.5"}, "mfu 0.6 is above hfu 0.5"),
-        ({"date": "2026-13"}, "date: '2026-13' is no ISO date"),
+        ({"date": "2026-13"}, "date: '2026-13' is not an ISO date"),
         ({"cuda_graphs": "yes"}, "cuda_graphs: 'yes' is neither true nor false"),
         ({"other": "a sentence"}, "other: 'a sentence' is not"),
         ({"speed": "3"}, "unknown columns of kind training: speed"),

@@ -119,7 +119,7 @@ def read(folder: Path, name: str) -> list[Row]:
     """Return the rows of one file; an empty list (with a notice) if the folder does not have it."""
     path = folder / name
     if not path.is_file():
-        print(f"skipped: {path} is not there", file=sys.stderr)
+        print(f"skipped: {path} does not exist", file=sys.stderr)
         return []
     with path.open(newline="", encoding="utf-8") as stream:
         return list(csv.DictReader(stream))

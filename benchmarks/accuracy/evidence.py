@@ -210,7 +210,6 @@ def _unfamiliar(folder: Path) -> Rows:
 
 
 def _hybrids(folder: Path) -> Rows:
-    """Return pre-training of models whose layers differ."""
     return {"Nemotron 3 Nano on an unseen GPU": megatron.hybrids_left_out(folder)}
 
 
@@ -415,7 +414,6 @@ def _by_framework(cases: Iterable[Case], name: str) -> list[Comparison]:
 
 
 def _schedules(folder: Path) -> list[Comparison]:
-    """Return the seconds of a schedule relative to those of 1F1B."""
     rows = []
     for base, other in schedule_cases(folder):
         plain, row = compare_all([base, other], Prepared.shipped)

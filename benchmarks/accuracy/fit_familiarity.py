@@ -41,7 +41,6 @@ def groups(folder: Path) -> list[Group]:
 
 
 def _trainings(folder: Path) -> Iterator[tuple[Setting, str]]:
-    """Yield the settings of each timed training, and its source."""
     known = set(frameworks())
     for table, file in FILE_OF.items():
         if not file.startswith("training/"):
@@ -90,7 +89,6 @@ def _servings(folder: Path) -> Iterator[tuple[Setting, str]]:
 
 
 def _grouped(found: Iterable[tuple[Setting, str]]) -> list[Measured]:
-    """Return a group for each setting and source, with the largest number of GPUs of its runs."""
     counts: Counter[tuple[Setting, str]] = Counter()
     most: dict[tuple[Setting, str], int] = {}
     for setting, source in found:

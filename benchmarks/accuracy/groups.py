@@ -131,7 +131,6 @@ Rows = dict[str, list[Comparison]]
 
 @functools.cache
 def _entries_by_title() -> dict[str, dict[str, str]]:
-    """Return the entries of groups.csv by title."""
     with Path(__file__).with_name("groups.csv").open(newline="", encoding="utf-8") as stream:
         return {line.pop("title"): line for line in csv.DictReader(stream)}
 

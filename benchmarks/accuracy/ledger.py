@@ -176,7 +176,6 @@ def _all_named(summaries: Mapping[str, Mapping[str, Any]]) -> dict[str, Entry]:
 
 
 def _rounded(value: Any) -> Any:
-    """Return a report rounded to four digits."""
     if isinstance(value, dict):
         return {key: _rounded(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -396,7 +395,7 @@ def main() -> None:
     for line in found:
         print(line, file=sys.stderr)
     print(
-        f"{len(found)} differences from the ledger" if found else "the ledger holds",
+        f"{len(found)} differences from the ledger" if found else "no differences from the ledger",
         file=sys.stderr,
     )
     sys.exit(1 if found else 0)

@@ -129,7 +129,6 @@ KINDS = {
 
 
 def _table(columns: str, rows: Iterable[str]) -> str:
-    """Return a table of rows whose cells are joined by ` | `."""
     rule = f"|---{'|---' * columns.count('|')}|"
     return "\n".join([f"| {columns} |", rule, *(f"| {row} |" for row in rows)])
 

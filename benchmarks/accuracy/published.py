@@ -52,7 +52,7 @@ def fastest(query: Mapping[str, Any]) -> Recommendation:
     """Return the first recommendation for a training query."""
     found = recommend(query=parse_query({"kind": "training", **query}), top=1).recommendations
     if not found:
-        raise RuntimeError(f"nothing fits: {query['model']}")
+        raise RuntimeError(f"no layout fits in memory: {query['model']}")
     return found[0]
 
 

@@ -66,7 +66,6 @@ def _of(
 
 
 def _rows(folder: Path, table: str) -> list[Row]:
-    """Return the rows whose models and GPUs are in the catalogue."""
     return [row for row in rows(folder, table) if is_known(row)]
 
 

@@ -247,7 +247,6 @@ def _bandwidth_share(row: Row, name: str) -> float:
 
 
 def _roofline(rows: list[Row], name: str, kind: str, title: str) -> dict[str, Any]:
-    """Return the constants of a GroupedRoofline for one kernel."""
     (tokens, hidden, width, top_k, experts, ranks), seconds, cards = medians(rows, SHAPES)
     copies, weights, bandwidth = (
         tokens * top_k / ranks,

@@ -130,9 +130,6 @@ def split_evenly(seconds: FloatArray, parts: int) -> list[int]:
 
 
 def _split_with_equal_middle(seconds: FloatArray, stages: int) -> list[int] | None:
-    """Return the best split in which all stages except the first and the last have equally many
-    layers.
-    """
     layers, between, before = len(seconds), stages - 2, np.concatenate([[0.0], np.cumsum(seconds)])
 
     def slowest(sizes: Sequence[int]) -> tuple[float, float]:

@@ -197,7 +197,6 @@ def _step_with_graphs_s(
 def _with_training_totals(
     estimate: Estimate, *, case: TrainingCase, tokens: float, step_s: float, busy: float
 ) -> Estimate:
-    """Return the estimate with days, GPU-hours, cost and energy for `total_tokens`."""
     cluster, workload, kept = case.cluster, case.workload, estimate.goodput
     assert workload.total_tokens is not None
     seconds = workload.total_tokens / tokens * step_s

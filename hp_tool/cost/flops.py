@@ -111,9 +111,6 @@ def _token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
 
 
 def _active_entries(model: ModelSpec, *, layers: float) -> float:
-    """Return the number of matrix entries that multiply each token in `layers` layers of one
-    kind.
-    """
     second: Floats = 0.0
     if model.num_experts:
         second = active_expert_matrices(model)

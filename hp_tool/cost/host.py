@@ -222,7 +222,6 @@ and add the result (MixtralSparseMoeBlock of huggingface/transformers 4).
 
 
 def _expert_launches(case: TrainingCase, c: Candidates) -> tuple[Floats, Floats]:
-    """Return the (forward, backward) launches of a layer's experts that run in a loop."""
     model, known = case.model, framework_facts(case.workload.framework)
     if not model.num_experts or not loops_experts(case.workload):
         return 0.0, 0.0

@@ -111,7 +111,6 @@ def mixer_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Bloc
 
 
 def _second_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
-    """Return the activation bytes of the feed-forward block."""
     if case.model.feed_forward == "none":
         return NO_BYTES
     return (
@@ -122,7 +121,6 @@ def _second_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> B
 
 
 def _second_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
-    """Return the seconds of the feed-forward block."""
     if case.model.feed_forward == "none":
         return NO_TIME
     return (

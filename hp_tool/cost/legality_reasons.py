@@ -59,23 +59,20 @@ def host_memory_reason(*, needed: float, available: float) -> Reason:
     """Return the reason if offloaded bytes exceed host memory."""
     return Reason(
         code="host_memory",
-        message=f"offloads {format_gib(needed)} a device, whose share of host memory is "
-        f"{format_gib(available)}; "
-        "lower training.offload_fraction",
+        message=f"offloads {format_gib(needed)} per device, but the host has "
+        f"{format_gib(available)} per device; lower training.offload_fraction",
         needed=needed,
         available=available,
     )
 
 
 def _micro_batches(case: TrainingCase, config: ParallelConfig) -> int:
-    """Return the number of micro-batches per replica and step."""
     return case.workload.global_batch_size // max(
         config.data_parallel_size * config.micro_batch_size, 1
     )
 
 
 def _micro_batch_arithmetic(config: ParallelConfig) -> str:
-    """Return the calculation of the number of micro-batches, as text."""
     return (
         f"global_batch_size / (data {config.data_parallel_size} x micro {config.micro_batch_size})"
     )
@@ -119,19 +116,17 @@ def _layers(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     layers, framework = case.model.num_hidden_layers, case.workload.framework
     if framework_facts(framework).balances_blocks:
         message = (
-            f"{framework} splits {layers} layers and the output layer by weight: with "
-            f"pipeline_parallel_size {p} x "
-            f"virtual_pipeline_parallel_size {v}, stages without a block: "
-            f"{split_candidates(case.model, p).empty}; choose fewer stages "
-            "and one chunk"
+            f"{framework} gives stages equal weight in {layers} layers and the output layer. "
+            f"pipeline_parallel_size {p} x virtual_pipeline_parallel_size {v} would leave "
+            f"{split_candidates(case.model, p).empty} stages empty; choose fewer stages and "
+            "virtual_pipeline_parallel_size 1"
         )
     else:
         message = (
             f"pipeline_parallel_size {p} x virtual_pipeline_parallel_size {v} does not divide "
-            f"num_hidden_layers {layers}, and a chunk would have no layer, or the schedule "
-            "requires equal chunks; choose a product "
-            f"below {layers}, under zbv "
-            f"among {list(divisors(layers, limit=layers))}"
+            f"num_hidden_layers {layers}. Uneven chunks would leave one without layers, or the "
+            f"schedule requires equal chunks; choose a product below {layers} "
+            f"(zbv: one of {list(divisors(layers, limit=layers))})"
         )
     return message, p * v, layers
 
@@ -183,12 +178,11 @@ def _experts(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     ep, etp = config.expert_parallel_size, config.expert_tensor_parallel_size
     t, c, d = config.tensor_parallel_size, config.context_parallel_size, config.data_parallel_size
     fix = (
-        f"choose an expert_parallel_size that divides num_experts {case.model.num_experts} and, "
-        "times "
-        f"expert_tensor_parallel_size {etp}, the {t * c * d} ranks of a stage (tensor {t} x "
-        f"context {c} x data {d})"
+        f"choose an expert_parallel_size that divides num_experts {case.model.num_experts}, and "
+        f"whose product with expert_tensor_parallel_size {etp} divides the {t * c * d} ranks of a "
+        f"stage (tensor {t} x context {c} x data {d})"
         if case.model.num_experts
-        else "the model has no experts; leave both at 1"
+        else "the model has no experts; set both to 1"
     )
     return (
         f"expert_parallel_size {ep} x expert_tensor_parallel_size {etp} does not fit: {fix}",
@@ -234,11 +228,11 @@ def _shards(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     return (
         f"data_parallel_shard_size {size} does not divide data_parallel_size {d}"
         + (
-            ", or its replicas do not divide the ranks that hold the same experts"
+            ", or its replicas do not divide the ranks with the same experts"
             if case.model.num_experts
             else ""
         )
-        + f"; choose one of {list(divisors(d, limit=d))}, or 0 for all of them",
+        + f"; choose one of {list(divisors(d, limit=d))}, or 0 to shard over all replicas",
         size,
         d,
     )
@@ -256,8 +250,8 @@ def _kinds(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     shares = " and ".join(f"{kind.num_gpus} x {kind.gpu.name}" for kind in kinds)
     whole = case.cluster.num_gpus // math.gcd(*(kind.num_gpus for kind in kinds))
     return (
-        f"pipeline_parallel_size {p} does not divide {shares} into stages of one kind each; choose "
-        f"a multiple of {whole}",
+        f"pipeline_parallel_size {p} does not divide {shares} into stages with a single kind of "
+        f"GPU; choose a multiple of {whole}",
         whole,
         p,
     )
@@ -266,9 +260,8 @@ def _kinds(case: TrainingCase, config: ParallelConfig) -> _Explanation:
 def _encoder_decoder(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     p, c = config.pipeline_parallel_size, config.context_parallel_size
     return (
-        f"{case.model.name} has an encoder and a decoder, which frameworks run without pipeline "
-        f"(pipeline {p}) and "
-        f"context parallelism (context {c}); set both sizes to 1",
+        f"{case.model.name} is an encoder-decoder model, for which frameworks support neither "
+        f"pipeline parallelism (here {p}) nor context parallelism (here {c}); set both sizes to 1",
         p * c,
         1,
     )
@@ -289,28 +282,27 @@ def _mixer(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     sizes = f"here tensor_parallel_size is {t}, context_parallel_size {c}"
     if kind.is_recurrent and training_engine(framework) != "megatron-core":
         rule = (
-            f"{framework} runs them whole: choose 1 for all three of tensor, context and "
-            "pipeline_parallel_size"
+            f"{framework} does not split them; set tensor_parallel_size, context_parallel_size and "
+            "pipeline_parallel_size to 1"
         )
     elif kind.mixer == "mamba2":
         rule = (
-            f"their {kind.mamba_num_heads} heads and {kind.mamba_n_groups} groups must divide by "
-            "the tensor-parallel ranks, a "
-            "rank's heads by the context-parallel ones, of whose number a rank's groups are a "
-            "divisor or a multiple, and "
-            f"virtual_pipeline_parallel_size (here {v}) must be 1 unless "
-            "training.framework_version is 0.17 or later"
+            f"tensor_parallel_size must divide their {kind.mamba_num_heads} heads and "
+            f"{kind.mamba_n_groups} groups; context_parallel_size must divide the heads of a "
+            "rank, and must divide or be a multiple of its groups; "
+            f"virtual_pipeline_parallel_size (here {v}) must be 1 before "
+            "training.framework_version 0.17"
         )
     elif kind.is_recurrent:
         rule = (
-            f"their {key_heads(kind)} heads of keys must divide by the tensor-parallel ranks, "
-            "times the context-parallel ones "
-            "from training.framework_version 0.18 on; choose a context_parallel_size of 1 before"
+            f"tensor_parallel_size must divide their {key_heads(kind)} key heads; before "
+            "training.framework_version 0.18, context_parallel_size must be 1; from 0.18 on, "
+            "tensor_parallel_size x context_parallel_size must divide the key heads"
         )
     else:
-        rule = "choose a context_parallel_size of 1"
-    what = kind.mixer if kind.is_recurrent else "chosen keys (index_topk)"
-    return f"layers of {what}: {rule}; {sizes}", max(t * c, v), 1
+        rule = "set context_parallel_size to 1"
+    what = kind.mixer if kind.is_recurrent else "selected keys (index_topk)"
+    return f"layers with {what}: {rule}; {sizes}", max(t * c, v), 1
 
 
 _EXPLANATIONS: dict[str, Callable[[TrainingCase, ParallelConfig], _Explanation]] = {

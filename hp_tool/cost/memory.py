@@ -176,7 +176,6 @@ def retry_slowdown(
 
 
 def _saved_activation_bytes(case: TrainingCase, c: Candidates, *, layer: LayerBytes) -> Floats:
-    """Return the activation bytes that one micro-batch saves in all layers."""
     if case.profile.framework.retry_bytes_per_second is None:
         return 0.0
     return chunk_activations(candidates=c, layer=layer, layers=float(case.model.total_layers))

@@ -245,7 +245,6 @@ _weights: Shared[Floats] = Shared()
 
 
 def _layer_weights(kind: ModelSpec, t: Ints) -> Floats:
-    """Return the parameters of a layer of one kind on one rank, excluding routed experts."""
     of_layer = moe_shared_parameters if kind.num_experts else layer_parameters
     return of_layer(kind, tensor_parallel_size=t)
 
@@ -267,7 +266,6 @@ def stage_matrices(case: TrainingCase, candidates: Candidates, pipeline: Pipelin
 def _shared_bytes(
     case: TrainingCase, candidates: Candidates, pipeline: Pipeline, size: BytesPerParameter
 ) -> list[StageBytes]:
-    """Return the bytes of each stage's parameters, excluding routed experts."""
     nothing: list[Floats] = [0.0] * len(pipeline.stages)
     columns = zip(
         stage_parameters(case, candidates, pipeline),
@@ -285,7 +283,6 @@ def _shared_bytes(
 def _expert_bytes(
     case: TrainingCase, candidates: Candidates, pipeline: Pipeline, size: BytesPerParameter
 ) -> list[StageBytes]:
-    """Return the bytes of routed experts on one rank of each stage."""
     ranks = candidates.expert_parallel_size * candidates.expert_tensor_parallel_size
     experts = max(
         expert_parameters(kind) for _, kind in case.model.kinds

@@ -248,7 +248,6 @@ def _exchange_seconds(
 def _dispatched_seconds(
     one_copy: Floats, *, case: TrainingCase, group: Group, dispatcher: TokenDispatcher
 ) -> Floats:
-    """Return the seconds of one exchange by a given dispatcher."""
     if dispatcher == "allgather":
         return group_ring(machine=case, group=group).seconds(one_copy * (group.size - 1.0))
     near, away = travelling_copies(case=case, group=group, dispatcher=dispatcher)
@@ -354,7 +353,6 @@ def used_share(parts: int, *, experts: int, chosen: int, groups: int, kept: int)
 
 
 def _share_by_parts(parts: Ints, share: Callable[[int], float]) -> Floats:
-    """Return the probability for each number of parts; each distinct number is computed once."""
     if not isinstance(parts, np.ndarray):
         return share(int(parts))
     different, which = np.unique(parts, return_inverse=True)

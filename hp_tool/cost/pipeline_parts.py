@@ -111,7 +111,6 @@ def _select_costs(condition: Numbers, yes: TrainingCosts, no: TrainingCosts) -> 
 
 
 def _as_rows(candidates: Candidates) -> Candidates:
-    """Return the candidates as rows."""
     return candidates.take(slice(None)) if len(candidates.shape) > 1 else candidates
 
 
@@ -337,7 +336,6 @@ def _kinds(layout: PipelineLayout, stages: Ints, *, model: ModelSpec) -> list[St
 
 
 def _as_columns(kinds: Sequence[StageKind], inverse: NDArray[np.intp]) -> StageKind:
-    """Return the groups of stages as one group with array fields."""
     plain = len(StageKind._fields) - 1
     columns = np.array([(*kind[:plain], *kind.kinds) for kind in kinds])[inverse].T
     fields = dict(zip(StageKind._fields[:plain], columns, strict=False))
@@ -389,7 +387,6 @@ def _kind(model: ModelSpec, chunks: tuple[LayoutChunk, ...], rank: int, stages: 
 
 
 def _counts(model: ModelSpec, chunks: tuple[LayoutChunk, ...]) -> tuple[float, ...]:
-    """Return layers of each kind in these chunks."""
     if len(model.kinds) == 1:
         return (float(sum(chunk.layers + chunk.mtp_layers for chunk in chunks)),)
     counts = [float(sum(chunk.mtp_layers for chunk in chunks) * count) for count in model.mtp_kinds]

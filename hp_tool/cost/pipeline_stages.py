@@ -362,7 +362,6 @@ def _fullest(
 
 
 def _select(condition: Bools, one: Kinds, other: Kinds) -> Kinds:
-    """Return `one` where the condition is true, else `other`."""
     return tuple(where(condition, *each) for each in zip(one, other, strict=True))
 
 

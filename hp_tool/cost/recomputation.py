@@ -214,7 +214,6 @@ def repeated_token_flops(model: ModelSpec, c: Candidates, *, attention: float) -
 
 
 def _is_recomputed(modules: Ints, bit: int) -> Ints:
-    """Return 1 if the module is recomputed, else 0."""
     return (modules & bit) // bit
 
 
@@ -303,5 +302,4 @@ def per_op_matrices(model: ModelSpec) -> float:
 
 
 def _rank_sizes(model: ModelSpec, s: Shapes) -> tuple[Floats, Floats, Floats]:
-    """Return the (query heads, key/value heads, MLP width) of one tensor-parallel rank."""
     return query_heads(model, s.t), kv_heads(model, s.t), model.ffn_size / s.t

@@ -182,8 +182,8 @@ def with_attention_kernel(
     else:
         names = ", ".join(dict.fromkeys((*timed, *framework.attention_kernels))) or "none"
         raise UnsupportedError(
-            f"attention kernel {name} was not measured on this GPU; known: {names}; remove it to "
-            "use the framework's default",
+            f"attention kernel {name} was not measured on this GPU (measured: {names}); remove "
+            "attention_kernel to use the framework's default",
             field="training.attention_kernel",
         )
     return replace(framework, attention_kernel=name, attention_slowdown=slowdown)

@@ -89,7 +89,6 @@ def _overlap_broken(c: Candidates) -> Any:
 
 
 def _recomputes(c: Candidates, modules: int) -> Any:
-    """Return whether any of the modules (bits of MODULES) is recomputed separately."""
     return (c.recompute_modules & modules) != 0
 
 
@@ -164,11 +163,9 @@ def explain_strategy(name: str, *, case: TrainingCase, config: ParallelConfig) -
             message="training.overlap.expert_parallel merges the passes of two micro-batches: "
             "choose an expert_parallel_size "
             f"above 1 (here {config.expert_parallel_size}), no recomputation of whole layers or of "
-            "moe, and with a "
-            f"pipeline_parallel_size above 1 (here {config.pipeline_parallel_size}) interleaving, "
-            "so a "
-            f"virtual_pipeline_parallel_size above 1 (here "
-            f"{config.virtual_pipeline_parallel_size}); or leave the overlap out",
+            "moe, and, if pipeline_parallel_size is above 1 "
+            f"(here {config.pipeline_parallel_size}), a virtual_pipeline_parallel_size above 1 "
+            f"(here {config.virtual_pipeline_parallel_size}); or remove the overlap",
             needed=2,
             available=min(config.expert_parallel_size, config.virtual_pipeline_parallel_size),
         )
@@ -177,11 +174,9 @@ def explain_strategy(name: str, *, case: TrainingCase, config: ParallelConfig) -
         p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
         return Reason(
             code=name,
-            message=f"pipeline_layout has {count} model chunks: choose a pipeline_parallel_size "
-            f"(here {p}) that times "
-            f"virtual_pipeline_parallel_size (here {v}) is {count}, the schedule 1f1b or "
-            "interleaved, and m in the last chunk "
-            "of its rank",
+            message=f"pipeline_layout has {count} model chunks: choose sizes for which "
+            f"pipeline_parallel_size (here {p}) x virtual_pipeline_parallel_size (here {v}) is "
+            f"{count}, the schedule 1f1b or interleaved, and place m in the last chunk of its rank",
             needed=count,
             available=p * v,
         )
@@ -204,10 +199,9 @@ def explain_strategy(name: str, *, case: TrainingCase, config: ParallelConfig) -
         modules = ", ".join(recorded_modules(case.workload, model) or ("whole iterations",))
         return Reason(
             code=name,
-            message=f"CUDA graphs record {modules}, and Megatron Core then recomputes neither "
-            "whole layers nor recorded "
-            "modules with dropout nor, if they record the router, moe; choose recompute none or "
-            "other modules, or set "
+            message=f"Megatron Core does not combine CUDA graphs of {modules} with this "
+            "recomputation: graphs exclude whole layers, recorded modules with dropout and, if the "
+            "router is recorded, moe; set parallel.recompute to none or to other modules, or "
             "training.cuda_graphs to false",
             needed=1,
             available=0,
@@ -220,11 +214,10 @@ def explain_strategy(name: str, *, case: TrainingCase, config: ParallelConfig) -
     heads, kv = (max(count // t, 1) for count in (model.num_attention_heads, model.kv_heads))
     return Reason(
         code=name,
-        message=f"context_parallel_communication {kind} gives {ranks} context ranks heads of their "
-        "own, and a tensor-parallel "
-        f"rank has {heads} query and {kv} key/value heads; choose a context_parallel_size that "
-        "divides both, a smaller "
-        "tensor_parallel_size, or context_parallel_communication p2p",
+        message=f"context_parallel_communication {kind} divides the heads of a tensor-parallel "
+        f"rank ({heads} query and {kv} key/value heads) over {ranks} context-parallel ranks; "
+        "choose a context_parallel_size that divides both numbers, a smaller tensor_parallel_size, "
+        "or context_parallel_communication p2p",
         needed=ranks,
         available=kv,
     )

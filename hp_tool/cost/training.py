@@ -235,7 +235,6 @@ def _retry_seconds(
 
 
 def _with_retries(parts: dict[str, Floats], retries: Floats) -> dict[str, Floats]:
-    """Return the exposed seconds of a step, with retries added to its overhead."""
     if isinstance(retries, float) and not retries:
         return parts
     return parts | {"overhead": parts["overhead"] + retries * sum(parts.values())}

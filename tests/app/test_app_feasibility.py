@@ -106,12 +106,12 @@ ILLEGAL = [
     (
         "shards_not_divisible",
         {"data_parallel_shard_size": 3},
-        ("3", "data_parallel_size 8", "[1, 2, 4, 8]", "0 for all"),
+        ("3", "data_parallel_size 8", "[1, 2, 4, 8]", "0 to shard over all"),
     ),
     (
         "encoder_decoder_not_split",
         {"model": "t5-11b", "context_parallel_size": 2},
-        ("t5-11b", "context 2", "both sizes to 1"),
+        ("t5-11b", "context parallelism (here 2)", "both sizes to 1"),
     ),
     (
         "schedule_not_applicable",
@@ -136,7 +136,7 @@ ILLEGAL = [
     (
         "context_heads_not_divisible",
         {"context_parallel_size": 16, "context_parallel_communication": "a2a"},
-        ("16 context ranks", "8 query and 8 key/value heads", "communication p2p"),
+        ("16 context-parallel ranks", "8 query and 8 key/value heads", "communication p2p"),
     ),
     (
         "exchange_overlap_not_applicable",
@@ -145,7 +145,7 @@ ILLEGAL = [
             "recompute": "none",
             "training": {"overlap": {"expert_parallel": True}},
         },
-        ("expert_parallel_size above 1 (here 1)", "leave the overlap out"),
+        ("expert_parallel_size above 1 (here 1)", "remove the overlap"),
     ),
     (
         "layout_not_applicable",
@@ -169,7 +169,7 @@ ILLEGAL = [
             "recompute": "full",
             "training": {"cuda_graphs": True, "framework_version": "0.16"},
         },
-        ("attn, moe_router, moe_preprocess", "recompute none", "cuda_graphs to false"),
+        ("attn, moe_router, moe_preprocess", "recompute to none", "cuda_graphs to false"),
     ),
 ]
 

@@ -77,7 +77,7 @@ def test_biases_by_distance_keep_the_kernel_that_took_them() -> None:
 
 
 def test_a_kernel_without_figures_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedError, match="known: cudnn") as caught:
+    with pytest.raises(UnsupportedError, match="measured: cudnn") as caught:
         answer("fa3", framework="megatron-core", gpu="b200-sxm-180gb")
     assert caught.value.field == "training.attention_kernel"
 

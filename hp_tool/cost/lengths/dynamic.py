@@ -99,13 +99,13 @@ def compare_context_parallelism(
     if clock.case.workload.global_batch_size % clock.config.data_parallel_size:
         raise InputError(
             f"data_parallel_size {clock.config.data_parallel_size} does not divide "
-            "global_batch_size "
-            f"{clock.case.workload.global_batch_size}",
+            f"global_batch_size {clock.case.workload.global_batch_size}; change one of them",
             field="parallel.data_parallel_size",
         )
     if clock.config.micro_batch_size != 1:
         raise InputError(
-            "packed rows are micro-batches: micro_batch_size must be 1",
+            "dynamic_context_parallel uses one packed row per micro-batch; set "
+            "micro_batch_size to 1",
             field="parallel.micro_batch_size",
         )
     short = distribution.cut(clock.case.workload.sequence_length)
@@ -183,8 +183,8 @@ def _step_sequences(
     expected = batch * capacity / short.mean
     if expected > MAX_SEQUENCES:
         raise InputError(
-            f"a step has about {expected:,.0f} sequences; at most {MAX_SEQUENCES:,} are "
-            "scheduled one by one",
+            f"a step has about {expected:,.0f} sequences, but dynamic_context_parallel schedules "
+            f"at most {MAX_SEQUENCES:,}; lower global_batch_size",
             field="training.global_batch_size",
         )
     count = int(1.1 * expected) + 16
@@ -224,7 +224,6 @@ def _smallest_groups(lengths: IntArray, *, smallest: int, clock: MicroBatchClock
 def _time_rows(
     lengths: IntArray, rows: IntArray, *, size: int, clock: MicroBatchClock
 ) -> _MicroBatches:
-    """Return the rows as micro-batches, each on `size` ranks."""
     wide = lengths.astype(np.float64)
     tokens, squares = (
         np.bincount(rows, weights=wide**power).astype(np.float64) for power in (1, 2)
@@ -235,7 +234,6 @@ def _time_rows(
 
 
 def _static_seconds(rows: _MicroBatches, *, clock: MicroBatchClock) -> float:
-    """Return the seconds until the last replica ends, with rows assigned round-robin."""
     seconds, between = (
         column.reshape(-1, clock.config.data_parallel_size)
         for column in (rows.seconds, rows.between_s)
@@ -277,11 +275,14 @@ class MicroBatchClock:
     def __post_init__(self) -> None:
         if self.case.model.num_experts:
             raise UnsupportedError(
-                "micro-batches of unequal size are modelled for dense models only", field="model"
+                "micro-batches of unequal size are modelled for dense models only; remove "
+                "dynamic_context_parallel",
+                field="model",
             )
         if self.case.workload.attention == "unfused":
             raise UnsupportedError(
-                "packed rows require training.attention: flash", field="training.attention"
+                "packed rows need fused attention; set training.attention to flash",
+                field="training.attention",
             )
 
     def seconds(
@@ -367,7 +368,6 @@ class MicroBatchClock:
         return {name: float(part) for name, part in parts.items()}
 
     def _parts_without_waits(self) -> dict[str, float]:
-        """Return the parts of a step with full rows on equally fast devices."""
         profile = self.case.profile
         alike = dataclasses.replace(profile.framework, device_log_sd=0.0, micro_batch_log_sd=0.0)
         profile = dataclasses.replace(profile, framework=alike)

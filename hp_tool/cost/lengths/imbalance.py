@@ -89,7 +89,6 @@ def _per_replica(
 
 
 def _extra_lengths(rows: Rows, *, candidates: Candidates, workload: TrainingWorkload) -> Floats:
-    """Return `expected_extra` of each candidate; each distinct combination is computed once."""
     c = candidates
     d, b = c.data_parallel_size, c.micro_batch_size
     # If experts span several replicas, or gradients or weights are sharded, replicas wait for each
