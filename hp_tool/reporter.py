@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 CAPACITY = 100_000
 """Maximum number of steps that wait for the service: a day of one-second steps. The oldest steps
-are dropped first, and the service is told how many.
+are dropped first, and the service receives their number.
 """
 AT_ONCE = 500
 EVERY_S = 1.0
@@ -161,7 +161,9 @@ class Reporter:
             self._start()
         if (thread := self._thread) is not None:
             thread.join(timeout_s)
-            if thread.is_alive():  # the thread ends after the answer that it waits for
+            if (
+                thread.is_alive()
+            ):  # The thread ends when it has received the answer to its last message.
                 return False
         self._thread = None
         self._closing.clear()
@@ -229,7 +231,7 @@ class Reporter:
             with urllib.request.urlopen(request, timeout=LIMIT_S) as response:  # noqa: S310
                 stored = int(json.load(response)["acknowledged"])
         except Exception as error:
-            if getattr(error, "code", None) == 413:  # the service accepts smaller messages only
+            if getattr(error, "code", None) == 413:  # The service accepts only smaller messages.
                 self._at_once = max(self._at_once // 2, 1)
             if not self._warned:
                 print(f"hp-tool: steps wait for {self.url}: {error}", file=sys.stderr)

@@ -400,7 +400,7 @@ def main() -> None:
     )
     for name, why in left_out.items():
         print(f"{name}: {why}")
-    print(f"{len(lines)} recipes, {len(aliases)} aliases; {len(left_out)} left out")
+    print(f"{len(lines)} recipes, {len(aliases)} aliases; {len(left_out)} skipped")
 
 
 if __name__ == "__main__":

@@ -117,9 +117,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         if destination is None:
             return text
         up = "../" * source.count("/")
-        if (
-            anchor and path.suffix == ".py"
-        ):  # a function, whose entry in the reference has its full name
+        # A function, whose entry in the reference is its full name.
+        if anchor and path.suffix == ".py":
             anchor = f"#{_dotted(path)}.{anchor[1:]}"
         return f"[{text}]({up}{destination}{anchor})"
 

@@ -69,7 +69,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
         with logs.log_errors("look for outdated calibrations", log):
             if notice := await run_in_threadpool(outdated_notice, opened):
                 log.warning(notice)
-        threading.Thread(target=prepare, name="load what fits need").start()
+        threading.Thread(target=prepare, name="load the modules of fits").start()
         async with agents.open():
             yield
         if store is None:
@@ -106,7 +106,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     )
     others = (estimates.formats, measurements.calibrations, searches.plans, watches.losses)
     for router in (*(module.router for module in modules), *others):
-        # A second of CPU time.
+        # Importing the modules takes a second of CPU time.
         app.router.routes.extend(router.routes)
     app.router.routes.append(Route(AGENTS_PATH, agents, methods=["POST"]))
     pages.mount_assets(app)
@@ -128,9 +128,8 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.add_middleware(Gate, settings=settings, keyring=keyring)
     app.add_middleware(ErrorPages)
     app.add_middleware(Compression)
-    app.add_middleware(
-        RequestLog, metrics=metrics, store=opened
-    )  # The middleware added last is the outermost.
+    # The middleware added last is the outermost.
+    app.add_middleware(RequestLog, metrics=metrics, store=opened)
     return app
 
 
@@ -138,7 +137,7 @@ def _refit(store: AccessStore) -> tuple[MadeCalibration, ...]:
     """Return the result of `learning.refit`. If it fails, return nothing; answers then report the
     fit as pending.
     """
-    with logs.log_errors("fit calibrations to what measurements teach now", log):
+    with logs.log_errors("fit due calibrations", log):
         return refit(store=store)
     return ()
 

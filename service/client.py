@@ -111,7 +111,7 @@ def batches(lines: Iterable[bytes]) -> Iterator[bytes]:
     """
     body, count = bytearray(), 0
     for line in lines:
-        if not line.strip():  # It has no answer.
+        if not line.strip():  # An empty line has no answer.
             continue
         body += line.rstrip(b"\n") + b"\n"
         count += 1

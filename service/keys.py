@@ -47,7 +47,7 @@ class Principal:
 
 
 OPERATOR = Principal(owner=None, scope=Scope.ADMIN)
-"""Caller that runs the service: it knows HP_API_KEY, or uses the service's machine if no key is
+"""Caller that runs the service: it sends HP_API_KEY, or uses the service's machine if no key is
 needed.
 """
 

@@ -255,9 +255,8 @@ def work(
     announcing: threading.Thread | None = None
     try:
         log.info("worker %s on %s", holder := default_holder(), stores.masked(url))
-        storage = tuning.study_storage(
-            url
-        )  # Imports the rest of SQLAlchemy before a second thread uses it.
+        # Imports the rest of SQLAlchemy before a second thread uses it.
+        storage = tuning.study_storage(url)
         settings = webhook_settings()
         delivering = (
             partial(warn_of_overdue, store=store, stopping=stopping)

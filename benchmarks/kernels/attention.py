@@ -58,7 +58,8 @@ def attention_kernels(names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
             }
             try:
                 yield row | _times(kernel(name), row)
-            except Exception as error:  # a kernel that lacks a shape says so in its row
+            except Exception as error:
+                # The row of a kernel that does not support a shape contains the error.
                 torch.cuda.empty_cache()
                 yield row | {"error": f"{type(error).__name__}: {error}"[:300]}
 

@@ -195,9 +195,8 @@ class Copy:
             name: value for name, value in os.environ.items() if not name.startswith("HP_")
         }
         environment["PYTHONPATH"] = f"{self.root}{os.pathsep}{ROOT}"
-        shutil.rmtree(
-            self.root / ".hypothesis", ignore_errors=True
-        )  # examples that failed with other faults
+        # Examples that failed with other faults.
+        shutil.rmtree(self.root / ".hypothesis", ignore_errors=True)
         done = subprocess.run(
             command,
             cwd=self.root,

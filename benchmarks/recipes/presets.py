@@ -111,9 +111,8 @@ def _kind(row: Row) -> str:
 def _settings(row: Row) -> dict[str, Setting]:
     values: Setting = {key: None for keys in GROUPS.values() for key in keys}
     if row["cuda_graph_impl"] not in (None, "none"):
-        modules = [
-            name for name in _modules(row["cuda_graph_modules"]) if name != "full"
-        ]  # an older name of the whole layer
+        # An older name of the complete layer.
+        modules = [name for name in _modules(row["cuda_graph_modules"]) if name != "full"]
         whole = row["cuda_graph_impl"] != "transformer_engine" or modules == ["full_iteration"]
         values["training.cuda_graphs"] = True
         values["training.cuda_graph_modules"] = None if whole else modules or WHOLE_LAYER
@@ -127,7 +126,7 @@ def _settings(row: Row) -> dict[str, Setting]:
         values["parallel.expert_tensor_parallel_size"] = row["expert_tensor_parallel_size"] or 1
     layers = model(row["model"]).num_hidden_layers
     offloaded = row["cpu_offloading_num_layers"]
-    # A count of all layers, which Megatron Core refuses, stands beside a switch that is off
+    # Megatron Core rejects a number of all layers, so the switch is off
     # (perf_recipes/gpt_oss/common.py).
     if offloaded and offloaded < layers:
         values["training.offload"] = "activations"

@@ -230,7 +230,8 @@ def _cover(
         if _text(_filled(setting(rules, preset), group)) != value:
             wrong |= 1 << place
     chosen: list[Rule] = []
-    for sizes in (False, True):  # sizes tell apart only what nothing else does
+    # Sizes are conditions only if no other attribute distinguishes the presets.
+    for sizes in (False, True):
         boxes = _boxes(presets, of_models=of_models, sizes=sizes) if wrong else []
         while wrong and (pure := _purest(boxes, wrong, places_of)) is not None:
             conditions, mask, value = pure

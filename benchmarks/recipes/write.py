@@ -38,7 +38,7 @@ LATER: dict[str, tuple[Rule, ...]] = {
 }
 """The same for a later release: 25.11 drops no tokens."""
 NOTES = {
-    "25.09": "mixtures of experts on B200 and GB200 pad to the mean load and drop tokens",
+    "25.09": "MoE models on B200 and GB200 pad to the mean load and drop tokens",
     "25.11": "no token is dropped",
 }
 ALIASES = ("megatron-bridge",)

@@ -161,9 +161,7 @@ def main() -> None:
         f"{len(rows)} layouts: "
         + ", ".join(f"{name} {share:.0%}" for name, share in summary(rows).items())
     )
-    print(
-        f"{untold} rows left out: they do not tell their sequence length, or are of no known model"
-    )
+    print(f"{untold} rows skipped: no sequence length, or an unknown model")
     for source, figures in cells.items():
         print(f"{source}: " + ", ".join(f"{name} {value:.3g}" for name, value in figures.items()))
 

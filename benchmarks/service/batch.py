@@ -140,7 +140,7 @@ def _send_all(connection: socket.socket, data: bytes, ending: float) -> None:
     while time.monotonic() < ending:
         try:
             connection.sendall(chunk(len(data), data))
-        except OSError:  # the server takes no more, as it should
+        except OSError:  # The server accepts no more data, as intended.
             time.sleep(max(ending - time.monotonic(), 0.0))
 
 

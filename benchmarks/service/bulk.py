@@ -54,9 +54,8 @@ def seed_everything(*, url: str, measurements: int, seed: int = 0) -> dict[str, 
         for table in (tables.searches, tables.runs, tables.measurements)
         for index in table.indexes
     ]
-    with (
-        engine.begin() as connection
-    ):  # Indexes are created at the end, which takes a tenth of the time.
+    # Indexes are created at the end, which takes a tenth of the time.
+    with engine.begin() as connection:
         for index in indexes:
             index.drop(connection)
     counts = {
@@ -69,7 +68,7 @@ def seed_everything(*, url: str, measurements: int, seed: int = 0) -> dict[str, 
             index.create(connection)
     options = {"isolation_level": "AUTOCOMMIT"} if engine.dialect.name == "postgresql" else {}
     with engine.connect().execution_options(**options) as connection:
-        # As autovacuum does within minutes: statistics, and which pages an index may answer for
+        # Statistics and the visibility map, which autovacuum updates within minutes.
         # alone.
         connection.exec_driver_sql(
             "VACUUM ANALYZE" if engine.dialect.name == "postgresql" else "ANALYZE"
@@ -163,7 +162,7 @@ def _measurements(dice: random.Random, ids: Sequence[str], number: int) -> Itera
 
 
 def _model(dice: random.Random) -> str:
-    return f"model-{int(MODELS * dice.random() ** 3)}"  # a few are everybody's, most are somebody's
+    return f"model-{int(MODELS * dice.random() ** 3)}"  # A few models have most rows.
 
 
 def _owner(dice: random.Random) -> str:

@@ -88,7 +88,7 @@ def clock_campaign(
         environment = false_clock.environment(Path(folder) / "clock")
         if not environment or engine != "local":
             sys.stderr.write(
-                f"{fault}, {kind}: left out, "
+                f"{fault}, {kind}: skipped, "
                 f"{'no libfaketime' if not environment else f'not on {engine}'}\n"
             )
             return None

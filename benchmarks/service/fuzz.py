@@ -72,9 +72,8 @@ class Tally:
                 )
                 sys.stderr.write(self.faults[-1] + "\n")
 
-        with contextlib.suppress(
-            hypothesis.errors.Unsatisfiable
-        ):  # nothing invalid can be sent to what takes nothing
+        # An operation without parameters has no invalid requests.
+        with contextlib.suppress(hypothesis.errors.Unsatisfiable):
             each()
 
 
@@ -108,9 +107,8 @@ def fuzz(
         # In an order of the seed's, so that a run that ends early does not always leave out the
         # same ones.
         turns = random.Random(seed).sample(operations, len(operations))
-        while (
-            left := requests - sum(tally.statuses.values())
-        ) > 0:  # few can be sent to what takes little
+        # An operation with few parameters has few different requests.
+        while (left := requests - sum(tally.statuses.values())) > 0:
             number = at_once or -(-left // (len(operations) * len(modes)))
             for operation in turns:
                 for mode in modes:

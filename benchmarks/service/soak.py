@@ -71,9 +71,8 @@ def soak(*, home: Path, seconds: float) -> dict[str, Any]:
             with httpx.Client(base_url=service.url, timeout=120.0) as client:
                 number = 0
                 while not over.wait(seconds / SAMPLES):
-                    for path in (
-                        PATHS
-                    ):  # pages beside what the clients ask, and estimates that no cache has
+                    # Pages that the clients do not request, and estimates that are not cached.
+                    for path in PATHS:
                         client.get(path).raise_for_status()
                         training = ESTIMATE["training"] | {
                             "global_batch_size": 8 * (number := number + 1)

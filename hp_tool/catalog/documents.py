@@ -64,9 +64,9 @@ def read(path: Path) -> dict[str, Any]:
 def parse(text: str, *, origin: Path) -> dict[str, Any]:
     """Return the mapping in a YAML or JSON document.
 
-    The suffix of `origin`, the file that errors name, determines the format.
-
-    The suffix of `origin` determines the format; errors name it.
+    Args:
+        text: The document.
+        origin: File that errors name. Its suffix determines the format.
     """
     try:
         document = json.loads(text) if origin.suffix == ".json" else load_yaml(text)

@@ -449,9 +449,8 @@ def version_key(version: str) -> tuple[tuple[int, str], ...]:
     parts: list[tuple[int, str]] = []
     for part in version.removeprefix("v").replace("-", ".").split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        parts.append(
-            (int(digits[:18] or 0), part[len(digits) :] or "~")
-        )  # "~": a release follows its candidates
+        # "~": a release follows its candidates.
+        parts.append((int(digits[:18] or 0), part[len(digits) :] or "~"))
     parts += [(0, "~")] * (3 - len(parts))
     return tuple(parts)
 

@@ -65,7 +65,7 @@ def cluster(query: Cluster) -> ClusterSpec:
         query = ClusterQuery(name=query, node_type=query)
     try:
         return _cached_cluster(query, library.folders())
-    except TypeError:  # A device described by its datasheet has no hash.
+    except TypeError:  # A device described by its fields has no hash.
         return _resolve_cluster(query)
 
 

@@ -223,5 +223,5 @@ def _config_path(name: str) -> Path:
 def _contains_config(path: Path) -> bool:
     try:
         return (path / "config.json").is_file()
-    except OSError:  # Too long for a path, so it is not one.
+    except OSError:  # The name is too long for a path.
         return False

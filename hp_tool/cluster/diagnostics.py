@@ -251,7 +251,7 @@ def check_unknown_jobs(database_url: str | None) -> Iterator[Check]:
                 store.database_url(database_url), folders.union(*running_on.values())
             )
         )
-    except HpToolError:  # Reported by the checks of the database.
+    except HpToolError:  # The checks of the database report the error.
         return
     cause = "the database was restored from an older backup, or another one uses {}"
     for name, running in running_on.items():

@@ -49,7 +49,7 @@ GPU_SECONDS = sa.func.coalesce(sa.func.sum(tables.runs.c.gpu_seconds), 0.0)
 SPENT = sa.select(GPU_SECONDS).where(tables.runs.c.search_id == ID)
 READ_ONLY_FIX = "give this user write access to the file and its folder, or use the primary server"
 DISK_FULL_FIX = "free space on the database's disk"
-LOCKED_FIX = "another client, such as a dump, holds the table: retry when it has finished"
+LOCKED_FIX = "another client, such as a dump, locks the table: retry when it has finished"
 FIXES = {
     **dict.fromkeys(("readonly database", "read-only transaction"), READ_ONLY_FIX),
     **dict.fromkeys(("disk is full", "No space left"), DISK_FULL_FIX),

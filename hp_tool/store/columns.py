@@ -117,6 +117,6 @@ def decode_configuration(value: JsonObject | str) -> RunConfig:
 
 
 def _decode(adapter: TypeAdapter[T], value: JsonObject | str) -> T:
-    if isinstance(value, str):  # faster than parsing to Python objects first
+    if isinstance(value, str):  # Parsing to Python objects first would be slower.
         return adapter.validate_json(value, extra="ignore")
     return adapter.validate_python(value, extra="ignore")

@@ -35,9 +35,6 @@ MAX_LOST_CLAIMS = 5
 """Number of workers lost in a row, without progress of a run, at which a search fails. One or two
 workers may die by chance, such as by a restart of the host. A search that kills every worker would
 otherwise stop all of them.
-
-One or two workers may die by chance (host restart, out of memory). A search that kills every worker
-would otherwise take them all down.
 """
 NO_LEASE = {"lease_holder": None, "lease_expires_at": None, "heartbeat_at": None}
 RECENT_RELEASE = timedelta(minutes=5)
@@ -52,11 +49,8 @@ IS_ABANDONED = sa.and_(
     sa.or_(SEARCH.c.lease_expires_at < AT, SEARCH.c.heartbeat_at > FUTURE),
 )
 """Condition that a search runs but its lease has expired. A heartbeat in the future means that the
-clock was set back, which would prolong the lease, so it counts as expired. A live holder then loses
-the search to the next claim.
-
-A heartbeat in the future means that the clock was set back, which would prolong the lease. A live
-holder loses such a search to the next claim, as with any expired lease.
+clock was set back, which would prolong the lease, so the lease counts as expired. A live holder
+then loses the search to the next claim.
 """
 OCCUPIED = sa.select(SEARCH.c.owner, SEARCH.c.cluster, SEARCH.c.lease_holder).where(
     SEARCH.c.state == SearchState.RUNNING, sa.not_(IS_ABANDONED)
@@ -122,7 +116,7 @@ class Coordination(StoreBase):
                 candidates, states = [search_id], (SearchState.QUEUED, SearchState.PAUSED)
             claimed = CLAIMED.with_for_update(skip_locked=search_id is None)
             for candidate in candidates:
-                # Skips rows that another worker is claiming.
+                # Skip the rows that another worker is claiming.
                 row = connection.execute(
                     claimed, {**_time_parameters(at), ID.key: candidate, "states": states}
                 ).one_or_none()

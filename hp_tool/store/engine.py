@@ -23,8 +23,6 @@ _POLL_INTERVAL_S = 0.002
 IDLE_TRANSACTION_TIMEOUT_S = 30.0
 """Seconds after which PostgreSQL ends an idle transaction. Its process may be stopped, or its host
 asleep, while others wait for its rows.
-
-Its process may be stopped or its host asleep, while others wait for its rows.
 """
 WRITES = "hp_writes"
 """Execution option of transactions that write."""
@@ -117,7 +115,9 @@ def open_engine(url: str, *, foreign_keys: bool = True) -> Iterator[sa.Engine]:
 def _set_up_postgresql(engine: sa.Engine) -> None:
     @sa.event.listens_for(engine, "connect")
     def end_idle_transactions(connection: Any, _: object) -> None:
-        connection.autocommit = True  # settings made in a transaction end with it
+        connection.autocommit = (
+            True  # Outside a transaction, because a setting made in one ends with it.
+        )
         connection.execute(
             f"SET idle_in_transaction_session_timeout = {round(1000 * IDLE_TRANSACTION_TIMEOUT_S)}"
         )
@@ -129,12 +129,12 @@ def _set_up_sqlite(engine: sa.Engine, *, foreign_keys: bool) -> None:
 
     @sa.event.listens_for(engine, "do_connect")
     def make_file(*_: object) -> None:
-        guard.check()  # before SQLite creates an empty file
+        guard.check()  # Create the file before SQLite does, which would let others read it.
         guard.make()
 
     @sa.event.listens_for(engine, "connect")
     def set_pragmas(connection: sqlite3.Connection, _: object) -> None:
-        connection.isolation_level = None  # transactions begin in the "begin" listener
+        connection.isolation_level = None  # The listener of "begin" starts the transactions.
         if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
             # In WAL mode readers and the writer do not block each other.
             connection.execute("PRAGMA journal_mode = WAL")
@@ -203,7 +203,7 @@ class _FileGuard:
 
     def make(self) -> None:
         """Create the file, readable by its owner only. SQLite's side files copy its mode."""
-        with suppress(OSError):  # it exists, or SQLite will report the error
+        with suppress(OSError):  # The file exists, or SQLite will report the error.
             self._path.touch(mode=0o600, exist_ok=False)
 
     def remember(self) -> None:

@@ -56,9 +56,8 @@ class Knowledge(StoreBase):
             **series
         )
         with self._writing() as connection:
-            for _ in range(
-                MAX_VERSION_ATTEMPTS
-            ):  # a concurrent save may take this version; try the next
+            # A concurrent call may have saved this version; try the next.
+            for _ in range(MAX_VERSION_ATTEMPTS):
                 values |= {
                     "version": connection.execute(newest).scalar_one() + 1,
                     "created_at": now(connection),
@@ -141,7 +140,8 @@ class Knowledge(StoreBase):
                 **changed,
             }
             if not insert_if_new(connection, REGISTRATION, new):
-                connection.execute(update)  # a concurrent insert won; the last write counts
+                # A concurrent call inserted the row; the last write counts.
+                connection.execute(update)
             return _record(
                 connection.execute(sa.select(REGISTRATION).where(*_key_of(kind, name, owner))).one()
             )

@@ -235,7 +235,8 @@ def state_of(connection: sa.Connection) -> DatabaseState:
 
 
 def _overdue_webhooks(connection: sa.Connection) -> int:
-    if not sa.inspect(connection).has_table(HOOK.name):  # no schema, or a preview's
+    # The database has no schema, or that of a preview.
+    if not sa.inspect(connection).has_table(HOOK.name):
         return 0
     # A first attempt is due when the search ends, but its `next_attempt_at` is the submission time.
     before = now(connection) - timedelta(seconds=OVERDUE_S)

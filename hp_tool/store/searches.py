@@ -223,7 +223,8 @@ class Searches(StoreBase):
             if row.state == SearchState.RUNNING:
                 update_search(connection, search_id, at=at, requested=None)
             elif row.state != SearchState.QUEUED:
-                if row.state == SearchState.FAILED:  # its remaining budget is no longer reserved
+                # The search's remaining budget is no longer reserved.
+                if row.state == SearchState.FAILED:
                     admit(
                         connection,
                         limits,

@@ -53,7 +53,8 @@ class Strays(StoreBase):
     def book_stray(self, *, run_id: str, gpu_seconds: float) -> None:
         with self._writing() as connection:
             search = locked_search(connection, read_run(connection, run_id).search_id)
-            run = read_run(connection, run_id)  # read again: the search is locked now
+            # Read the run again, because the search is locked now.
+            run = read_run(connection, run_id)
             if not run.state.ended and not SearchState(search.state).ended:
                 return  # the search was resumed
             if run.state.ended and gpu_seconds <= (run.gpu_seconds or 0.0):
@@ -97,7 +98,7 @@ def _stray_queries(
     """
     runs = WITH_MEASUREMENT.join(SEARCH, SEARCH.c.id == RUN.c.search_id)
     here, ended = SEARCH.c.cluster == cluster, SEARCH.c.state.in_(ENDED)
-    # The engine reported no wall time for the last attempt, so its job may have run.
+    # The cluster reported no wall time of the last attempt, so the job may have run.
     silent = sa.and_(
         MEASURED.c.status.in_(("crashed", "preempted")),
         MEASURED.c.measurement["wall_s"].as_float().is_(None),

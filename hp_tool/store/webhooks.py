@@ -126,7 +126,7 @@ def _due(at: datetime, except_of: Collection[str | None]) -> sa.Select[Any]:
     """Select the webhook that has waited longest among those of ended searches, except owners in
     `except_of`.
     """
-    clock_went_back = (  # the wait exceeds the longest one that is ever scheduled
+    clock_went_back = (  # The wait is longer than any that is scheduled.
         sa.and_(
             HOOK.c.attempts == n,
             HOOK.c.next_attempt_at > at + timedelta(seconds=wait_s(attempt=n)) + CLOCK_SLACK,

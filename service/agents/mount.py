@@ -40,7 +40,7 @@ class AgentsRoute:
             if self._mounted is None:
                 from service.agents.server import MountedServer
 
-                assert self._tasks is not None  # open while the application runs
+                assert self._tasks is not None  # The endpoint is open while the application runs.
                 mounted = MountedServer()
                 await self._tasks.start(mounted.run)
                 self._mounted = mounted

@@ -184,7 +184,7 @@ class MountedServer:
 def _as_caller(context: Context) -> AbstractAsyncContextManager[AsyncClient]:
     """Return a client with the caller's key, so that all checks of a route apply."""
     request = context.request_context.request
-    assert isinstance(request, Request)  # the transport is HTTP
+    assert isinstance(request, Request)  # The transport is HTTP.
     transport = httpx.ASGITransport(request.app, raise_app_exceptions=False)
     key = token_of(request.headers) or ""
     return AsyncClient(server=f"http://{request.headers['host']}", api_key=key, transport=transport)

@@ -96,9 +96,8 @@ def _analyse(job: Job, folder: Path) -> bytes | None:
         error = refused
     except MemoryError:
         error = limits.out_of_memory()
-    write_error(
-        folder, error
-    )  # Outside the except block, where the frames that hold the memory are gone.
+    # Outside the except block, where the frames that hold the memory are gone.
+    write_error(folder, error)
     return None
 
 

@@ -130,7 +130,7 @@ SentBody = Annotated[SentQuery, Depends(_sent_body)]
 
 async def _body(request: Request, query: AskedBody, find: FindDep) -> Query:
     if has_registered_names(query):
-        request.state.by_owner = True  # do not cache the answer
+        request.state.by_owner = True  # The answer must not be cached.
         return await run_in_threadpool(resolve, query, find=find)
     refuse_trainer(query)
     return query
@@ -209,7 +209,7 @@ def stream_answers(
                 lines = splitter.feed(chunk)
                 for start in range(0, len(lines), LINES_PER_TURN):
                     yield await run_in_threadpool(turn, lines[start : start + LINES_PER_TURN])
-            last = splitter.feed(b"\n")  # the last line may lack its newline
+            last = splitter.feed(b"\n")  # The last line may lack its line end.
         except ClientDisconnect:
             return
         except HpToolError as error:

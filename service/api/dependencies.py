@@ -165,7 +165,7 @@ async def refuse_body(request: Request) -> None:
     """
     if (await request.body()).strip() not in (b"", b"{}"):
         raise InputError(
-            "This route takes no body. Pass its options as query parameters.", code="unknown_key"
+            "This route has no body. Pass its options as query parameters.", code="unknown_key"
         )
 
 

@@ -197,9 +197,9 @@ class ImportRequest(BaseModel):
     """
     format: Readable = None
     num_gpus: Annotated[int | None, Field(ge=1, le=1 << 20)] = None
-    """Number of devices, if the configuration does not give it."""
+    """Number of devices, if the configuration does not contain it."""
     overrides: Annotated[dict[str, Any], Field(max_length=100)] = {}
-    """Values that it does not give, by dotted path: cluster.gpu, model, model.vocab_size."""
+    """Values that the configuration lacks, by dotted path: cluster.gpu, model, model.vocab_size."""
     variables: Annotated[
         dict[str, Annotated[str, Field(max_length=10_000)]], Field(max_length=200)
     ] = {}

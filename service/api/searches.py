@@ -122,7 +122,7 @@ def submit(
     if idempotency_key is not None:
         earlier = store.earlier_search(**sent)
         if earlier is not None:
-            # Return it even if its names now mean something else, or no worker could run it.
+            # Even if its names now mean something else, or no worker can run the search.
             return _accepted(earlier, response)
     return _accepted(
         store.create_search(**prepare_search(body.query, sent=body.mapping, find=find), **sent),
@@ -228,7 +228,7 @@ def change_budget(
 ) -> SearchView:
     """Change the budget of a search.
 
-    Its worker follows within seconds and does not interrupt a run in progress.
+    Its worker applies it within seconds and does not interrupt a run in progress.
     """
     return SearchView.of(update_budget(store, search_id=search_id, change=change))
 
@@ -259,7 +259,8 @@ def get_trials(
     """
     record = store.get_search(search_id=search_id)
     page = store.list_runs(search_id=search_id, state=state, status=status, limit=limit, **paging)
-    calibrated = calibrated_predictions(record)  # part of the result, so available after the end
+    # The estimates are part of the result, so they exist only after the end.
+    calibrated = calibrated_predictions(record)
     trials = [TrialView.of(run, calibrated=calibrated.get(run.parallel)) for run in page.items]
     return TrialsView(
         search_id=search_id, state=record.state, trials=trials, next_cursor=page.next_cursor
@@ -393,7 +394,7 @@ def _route(action: Action) -> Callable[..., SearchView]:
 
 
 for _action, _meaning in ACTION_DESCRIPTIONS.items():
-    if _action != "clone":  # the others are idempotent and need no key
+    if _action != "clone":  # The other actions are idempotent and need no key.
         router.add_api_route(
             f"/{{search_id}}/{_action}",
             _route(_action),
@@ -456,7 +457,8 @@ def apply_action(
             ):
                 return earlier
             edition = count_query_terms()
-            if (record.edition or 0) <= edition:  # else only newer workers can judge it
+            # Otherwise only newer workers can check the query.
+            if (record.edition or 0) <= edition:
                 resolve_search(schema.parse_query(query))
             return store.create_search(
                 query=query,

@@ -127,9 +127,8 @@ def begin(
     query: JsonObject | None = None
     expected: JsonObject | None = None
     if new.query is not None:
-        resolved = schema.parse_query(
-            schema.to_dict(resolve(new.query, find=find))
-        )  # also checks rules that span several fields
+        # Also checks rules that span several fields.
+        resolved = schema.parse_query(schema.to_dict(resolve(new.query, find=find)))
         query, expected = (
             schema.query_mapping(resolved),
             schema.to_dict(expected_pace(resolved, calibrations=calibrations)),

@@ -45,7 +45,7 @@ def searches_in(store: Store, state: SearchState) -> Sequence[SearchRecord]:
 
 
 def workers(store: Store, *, running: Sequence[SearchRecord]) -> list[WorkerView]:
-    """Return live workers, each with those of the `running` searches that it holds."""
+    """Return the live workers, each with its searches among `running`."""
     leases = [(record.lease.holder, record.id) for record in running if record.lease is not None]
     return [
         WorkerView.of(

@@ -156,7 +156,7 @@ class RequestReader:
         self._timer = asyncio.get_running_loop().call_later(LISTEN_AFTER_S, self._begin)
 
     def _begin(self) -> None:
-        if self._asked:  # the route itself is reading
+        if self._asked:  # The route itself is reading the request.
             self._wait()
             return
         self._heard = asyncio.Queue(1)

@@ -124,7 +124,7 @@ class RequestLog:
                 outcome=str(status),
                 request_id=scope["state"]["request_id"],
             )
-        except HpToolError as error:  # The response is sent; the request log has the request.
+        except HpToolError as error:  # The response was sent, and the log contains the request.
             log.error("Cannot write the audit log: %s", error.message)
 
 

@@ -47,7 +47,8 @@ class Turns:
             async with asyncio.timeout(self._max_wait_s):
                 await granted
         except BaseException as error:
-            if granted.done() and not granted.cancelled():  # Granted at the same moment.
+            if granted.done() and not granted.cancelled():
+                # The turn was granted at the moment of the timeout.
                 self._end(turn_key)
             else:
                 self._leave(turn_key, granted)
@@ -72,7 +73,7 @@ class Turns:
         granted = self._waiting[turn_key].popleft()
         if not self._waiting[turn_key]:
             del self._waiting[turn_key]
-        if not granted.done():  # Otherwise its request has just ended.
+        if not granted.done():  # If it is done, its request has just ended.
             self._at_work[turn_key] += 1
             self._free -= 1
             granted.set_result(None)

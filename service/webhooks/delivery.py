@@ -391,7 +391,7 @@ def _resolve_host(host: str, port: int, *, limit_s: float) -> list[Address]:
             outcome.put(
                 list(dict.fromkeys(ipaddress.ip_address(answer[4][0]) for answer in answers))
             )
-        except (OSError, ValueError):  # invalid names raise UnicodeError, a ValueError
+        except (OSError, ValueError):  # An invalid name raises UnicodeError, which is a ValueError.
             outcome.put(None)
 
     threading.Thread(target=look_up, name="webhook-name", daemon=True).start()

@@ -178,7 +178,7 @@ FAMILIES: dict[str, Family] = {
             "num_attention_heads": 8,
             "num_key_value_heads": 4,
             "vocab_size": 262_208,
-        },  # Multimodal files omit them.
+        },  # Multimodal files omit these keys.
         full_attention_every=6,
     ),
     "vaultgemma": GEMMA.but(full_attention_every=2),

@@ -69,8 +69,6 @@ _KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
 """Kinds of attention layers: True for windowed attention. Chunked attention (Llama 4) counts as a
 window of the chunk's width, which is exact up to one chunk; beyond, a window has at most twice the
 keys.
-
-The window is exact up to one chunk; beyond, it counts at most twice the keys.
 """
 
 

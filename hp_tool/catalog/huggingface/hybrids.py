@@ -77,7 +77,7 @@ def _nemotron_h(config: Config) -> dict[str, Any]:
     blocks = layer_list(config, key, _NEMOTRON_H, layers=layers) or []
     _check_prediction(config, blocks)
     fields = {"num_hidden_layers": layers, **layer_fields(blocks)}
-    if _NEMOTRON_H["E"] not in blocks:  # The class names experts that no layer has.
+    if _NEMOTRON_H["E"] not in blocks:  # The class defines experts although no layer has them.
         fields |= {
             "num_experts": None,
             "num_experts_per_tok": None,
@@ -230,7 +230,7 @@ def _kimi_linear(config: Config) -> dict[str, Any]:
         ),
         "linear_full_rank_gate": linear.get("use_full_rank_gate", False),
     }
-    # A norm and a vector before attention and MLP each.
+    # Attention and MLP each have a norm and a vector before them.
     norms = {"norms_per_layer": 6} if config.get("attn_res_block_size") else {}
     gate = {"attention_output_gate": "channel"} if config.get("mla_use_output_gate") else {}
     return (

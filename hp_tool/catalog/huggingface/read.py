@@ -74,7 +74,7 @@ def _spec(
         or "model"
     )
     known = {"name": name, **family.defaults, **fields, **family.fixed, **family.derive(written)}
-    if "gemma3" not in model_type:  # Their max_position_embeddings are already scaled.
+    if "gemma3" not in model_type:  # In these types, max_position_embeddings is already scaled.
         known |= _scaled_positions(written, known.get("max_position_embeddings"))
     layers = known.get("num_hidden_layers")
     if isinstance(layers, int) and not family.describes_layers and "blocks" not in known:
@@ -89,7 +89,7 @@ def _spec(
         known["tower_parameters"] = sum(
             tower_parameters(tower, into=width) for tower in beside.values()
         )
-        # vLLM runs these by transformers (AutoModel.from_config in gemma4_mm.py).
+        # vLLM runs these towers with transformers (AutoModel.from_config in gemma4_mm.py).
         known["tower_replicated"] = "gemma4" in model_type
     return build(ModelSpec, known, field="model")
 
@@ -140,11 +140,12 @@ def _language_model(config: Config) -> tuple[Config, str, dict[str, Tower]]:
         )
         return config, ", ".join(describe_tower(*each) for each in beside.items()), beside
     inner = dict(config[key])
+    # Keys that the wrapping class has outside the language model's part.
     for shared in (
         "name",
         "_name_or_path",
         "tie_word_embeddings",
-    ):  # Where the wrapping class reads them.
+    ):
         if config.get(shared) is not None:
             inner.setdefault(shared, config[shared])
     if "model_type" not in inner and (named := f"{config.get('model_type')}_text") in FAMILIES:

@@ -43,9 +43,8 @@ def tower_parameters(tower: Tower, *, into: int) -> int:
     kind, into = str(tower.get("model_type")), _first_size(tower, ("out_hidden_size",)) or into
     depth, width = _first_size(tower, _DEPTH), _first_size(tower, _WIDTH)
     inner = _first_size(tower, _INNER) or int(width * _mlp_ratio(tower))
-    if kind.startswith(
-        "glm4v"
-    ):  # Its width is that of its tokens inside, and `intermediate_size` that after it.
+    # Its width is that of its tokens inside, and `intermediate_size` that after it.
+    if kind.startswith("glm4v"):
         inner = into
     layers = depth * (4 * width**2 + (3 if kind.startswith(_GATED) else 2) * width * inner)
     patch = (

@@ -71,7 +71,7 @@ _RENDEZVOUS_TIMEOUT = re.compile(
 )
 """Errors of a node that met too few other nodes, which the configuration does not cause."""
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
-_KILLED_IN_LOG = f"Signal {int(signal.SIGKILL)} (SIGKILL)"  # torchrun's report on a rank
+_KILLED_IN_LOG = f"Signal {int(signal.SIGKILL)} (SIGKILL)"  # torchrun's report about a rank
 
 
 def check_name(name: str) -> str:
@@ -138,7 +138,7 @@ def create_folder(folder: Path, *, files: Mapping[str, str]) -> None:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-        temporary.rename(folder)  # Fails if another process was first.
+        temporary.rename(folder)  # Fails if another process has created the folder.
         parent = os.open(folder.parent, os.O_RDONLY)
         try:
             os.fsync(parent)
@@ -295,7 +295,8 @@ def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardwar
     if failed.status == "crashed" and any(
         trouble in (failed.cause or "") for trouble in _DISK_ERRORS
     ):
-        failed = replace(failed, status="preempted")  # Independent of the configuration.
+        # The configuration is not the cause, so another node may run the job.
+        failed = replace(failed, status="preempted")
     if (
         failed.status in ("timeout", "preempted")
         and ending.reason != "cancelled"

@@ -112,7 +112,8 @@ class KubernetesLauncher(StreamedLauncher):
         for them.
         """
         handle = object_name(plan.job_name)
-        owned_objects(self._options, plan=plan)  # rejects large files before anything is created
+        # This rejects large files before anything is created.
+        owned_objects(self._options, plan=plan)
         if self._ended(handle) is not None:
             return handle
         job = self._running(handle) or self._create(workload_object(self._options, plan=plan))
@@ -261,7 +262,7 @@ class KubernetesLauncher(StreamedLauncher):
                 yield self._kubectl("logs", pod["metadata"]["name"], "--container=run", limit)
             except LauncherError as error:
                 if isinstance(error, EngineAwayError) and not _NODE_ERROR.search(error.message):
-                    raise  # the log may contain the result
+                    raise  # The log may contain the result.
 
     def _create(self, job: dict[str, Any]) -> dict[str, Any]:
         """Create an object; return the existing object if an earlier call or another process

@@ -112,7 +112,7 @@ def workload_object(options: KubernetesOptions, *, plan: LaunchPlan) -> dict[str
         "spec": {
             **keep,
             "failurePolicy": {"maxRestarts": 0},
-            "network": {"enableDNSHostnames": False},  # `belongings` has a Service
+            "network": {"enableDNSHostnames": False},  # `owned_objects` contains a Service.
             "replicatedJobs": [{"name": _REPLICATED, "replicas": 1, "template": {"spec": spec}}],
         },
     }

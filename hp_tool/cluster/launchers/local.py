@@ -118,7 +118,8 @@ class LocalLauncher:
                 raise LauncherError(f"Job {job_name} did not end within {_CANCEL_TIMEOUT_S:g} s.")
             time.sleep(0.02)
         if jobs.read_submission(folder) is None or not readback.path_exists(folder / _STARTED):
-            _await_processes(folder)  # The folder gives no state; the supervisor sees the mark.
+            # The folder has no valid state, but the supervisor will find the mark.
+            _await_processes(folder)
 
     def open_jobs(self) -> list[str]:
         started = (path.parent for path in self._root.glob(f"*/{_STARTED}"))
@@ -184,10 +185,11 @@ class LocalLauncher:
                 raise LauncherError(
                     f"The supervisor of {folder.name} did not detach within {_START_TIMEOUT_S:g} s."
                 ) from None
-        if done.returncode == 0:  # it has the job
+        if done.returncode == 0:  # Another supervisor has the job.
             return
         deadline = time.monotonic() + _START_TIMEOUT_S
-        while not readback.path_exists(folder / _STARTED):  # immediate unless two callers race
+        # It starts at once, unless two callers start the job at the same time.
+        while not readback.path_exists(folder / _STARTED):
             if done.returncode != supervisor.EXIT_ALREADY_RUN or time.monotonic() > deadline:
                 raise LauncherError(
                     f"The supervisor of {folder.name} did not start. See "
@@ -196,12 +198,13 @@ class LocalLauncher:
             time.sleep(0.02)
 
     def _state(self, folder: Path) -> JobState:
-        if folder.is_symlink():  # perhaps to another job's folder
+        if folder.is_symlink():  # The link may lead to another job's folder.
             _end_processes(folder)
             return JobState.FINISHED
         if not readback.path_exists(folder / _STARTED):
             return JobState.CANCELLED if readback.path_exists(folder / _CANCEL) else JobState.LOST
-        if _is_locked(folder / "lock"):  # the lock is reliable; other files may be the job's
+        # Only the lock is reliable; the job may have written the other files.
+        if _is_locked(folder / "lock"):
             return (
                 JobState.RUNNING
                 if readback.path_exists(folder / "running.json")
@@ -243,7 +246,8 @@ def _processes(folder: Path) -> list[psutil.Process]:
     """Return the processes of the job and its supervisor, found by an environment variable."""
     marked = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):  # Ended, or another user's.
+        # The process has ended, or belongs to another user.
+        with contextlib.suppress(psutil.Error, OSError):
             if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(
                 _FOLDER_VARIABLE
             ) == str(folder):

@@ -172,7 +172,8 @@ class RayLauncher(streamed.StreamedLauncher):
         try:
             return self._ask(lambda client: client.get_job_info(handle))
         except LauncherError as error:
-            if "does not exist" in error.message:  # a bare 404 may come from a proxy
+            # A 404 without Ray's message may come from a proxy.
+            if "does not exist" in error.message:
                 return None
             raise
 
@@ -188,7 +189,7 @@ class RayLauncher(streamed.StreamedLauncher):
 
     def _ending(self, handle: str, job: Any) -> Ending:
         state = self._state(job)
-        began = self._printed(handle).began  # Ray's start time is the submission
+        began = self._printed(handle).began  # Ray reports the time of the submission as the start.
         wall_s = (
             0.0 if began is None else max(job.end_time / 1e3 - began, 0.0) if job.end_time else None
         )
@@ -212,9 +213,9 @@ class RayLauncher(streamed.StreamedLauncher):
     def _texts(self, handle: str) -> Iterable[str]:
         try:
             text = self._ask(lambda client: client.get_job_logs(handle))
-        except EngineAwayError:  # the log may exist
+        except EngineAwayError:  # The log may exist.
             raise
-        except LauncherError:  # the log's node is gone
+        except LauncherError:  # The node that stored the log is gone.
             text = ""
         return streamed.split_nodes(text[-jobs.MAX_OUTPUT_BYTES :])
 
@@ -224,7 +225,7 @@ class RayLauncher(streamed.StreamedLauncher):
         from ray.job_submission import JobSubmissionClient
 
         for name in ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging"):
-            # They would report every upload on the console.
+            # Ray's loggers would report every upload on the console.
             logging.getLogger(name).setLevel(logging.WARNING)
         return JobSubmissionClient(self._options.address)
 

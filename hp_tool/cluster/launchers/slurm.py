@@ -205,7 +205,7 @@ class SlurmLauncher:
                 return JobState.FINISHED, None
             job = self._job(folder)
             if job is None and self._controller.asked_at <= _submitted_at(folder):
-                # The answer is older than the job.
+                # The controller's answer is older than the job.
                 return slurm_folder.state(folder), None
             job = job or self._job_from_accounting(folder)
             if job is not None and job.state == "PENDING" and job.reason in NEVER_STARTS:
@@ -229,9 +229,9 @@ class SlurmLauncher:
             and cancelled
             and not any(path_exists(folder / name) for name in (ENDED, jobs.RESULT))
         ):
-            state = JobState.CANCELLED  # the script saw the mark and did nothing
+            state = JobState.CANCELLED  # The script found the mark and ran nothing.
         if state in (JobState.PREEMPTED, JobState.LOST) and jobs.has_results(folder):
-            state = JobState.FINISHED  # it has results from before Slurm ended it
+            state = JobState.FINISHED  # The job wrote results before Slurm ended it.
         return state, job
 
     def _submit_again(self, folder: Path) -> None:
@@ -239,7 +239,7 @@ class SlurmLauncher:
 
         A running job that deleted its marks is not submitted twice.
         """
-        # A fresh answer, as one from before its start would not list it.
+        # A new answer is needed, because an answer from before the job's start does not list it.
         if self._job(folder, fresh=True) is not None:
             return
         try:

@@ -134,7 +134,7 @@ def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) 
         and job.elapsed_s is not None
         and (wall_s is None or slurm_state not in ("COMPLETED", "FAILED"))
     ):
-        wall_s = job.elapsed_s  # if Slurm ended the job, its own record is not reliable
+        wall_s = job.elapsed_s  # If Slurm ended the job, the job's own record is not reliable.
     if wall_s is None:
         wall_s = _logged_duration_s(folder)
     if state is JobState.CANCELLED:
@@ -169,7 +169,7 @@ def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) 
     if record is None or not path_exists(folder / jobs.LOG):
         error = f"the batch script ended before the job started: {jobs.last_line(slurm_log)}"
         return Ending(reason="failed_to_start", wall_s=wall_s, error=error)
-    if "reason" in record:  # written by the supervisor, through the log
+    if "reason" in record:  # The supervisor wrote the record, which the log contained.
         return parse_ending(record)
     ended = parse_ending(
         {"reason": "exited", "exit_code": record.get("exit_code"), "wall_s": wall_s}
@@ -189,7 +189,8 @@ def _logged_duration_s(folder: Path) -> float | None:
 
 
 def _wall_s(record: Mapping[str, Any]) -> float | None:
-    with contextlib.suppress(TypeError, ValueError, KeyError):  # the job may have overwritten it
+    # The job may have overwritten the record.
+    with contextlib.suppress(TypeError, ValueError, KeyError):
         wall_s = float(
             record["wall_s"] if "wall_s" in record else record["ended_at"] - record["started_at"]
         )

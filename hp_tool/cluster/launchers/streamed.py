@@ -95,7 +95,7 @@ class StreamedLauncher(ABC):
             if time.monotonic() - self._listed_at >= self._cluster.poll_s:
                 self._jobs = self._list_jobs()
                 self._listed_at = time.monotonic()
-            # An unlisted job may have been submitted since.
+            # A job that is not listed may have been submitted since the listing.
             by_handle = {handle: self._jobs.get(handle) or self._job(handle) for handle in handles}
         except LauncherError:
             if (
@@ -180,7 +180,7 @@ def parse_output(text: str) -> JobOutput:
             log.append(text[position : match.start()])
         position = match.end()
         if "began" in record:
-            if not began:  # written by the supervisor; later ones may be the job's
+            if not began:  # The supervisor wrote this marker; the job may have written later ones.
                 began_at = _finite_number(record["began"])
             began = True
         elif isinstance(record.get("file"), str) and isinstance(record.get("text"), str):

@@ -61,7 +61,7 @@ def main(path: Path) -> int:
         (path / "started.json").touch(exist_ok=False)
     except (BlockingIOError, FileExistsError):
         return EXIT_ALREADY_RUN
-    if os.fork():  # the child keeps the lock, and the caller need not reap it
+    if os.fork():  # The child process keeps the lock, and the caller need not wait for it.
         return 0
     os.setsid()
     folder.write("started.json", {"pid": os.getpid(), "time": time.time()})
@@ -151,9 +151,9 @@ class _Supervisor:
         _prctl(_PR_SET_CHILD_SUBREAPER)
 
     def run(self) -> dict[str, Any]:
-        if "devices_lock" not in self._job:  # the engine assigns devices
+        if "devices_lock" not in self._job:  # The scheduler assigns the devices.
             return self._run_job()
-        # Whoever can open the file can lock it, and block all jobs.
+        # Only this user may open the file, because whoever locks it blocks all jobs.
         private = partial(os.open, mode=0o600)
         with open(self._job["devices_lock"], "a", opener=private) as devices:
             with suppress(PermissionError):  # owned by another user
@@ -162,7 +162,11 @@ class _Supervisor:
             return {"reason": reason, "wall_s": 0.0} if reason is not None else self._run_job()
 
     def _run_job(self) -> dict[str, Any]:
-        started, kills = time.monotonic(), _oom_kills()  # the wall clock may jump
+        # A monotonic clock, because the wall clock may be adjusted.
+        started, kills = (
+            time.monotonic(),
+            _oom_kills(),
+        )
         self._folder.write("running.json", {"time": time.time()})
         reason, exit_code = self._run_command()
         ended = {"reason": reason, "exit_code": exit_code, "wall_s": time.monotonic() - started}

@@ -62,9 +62,8 @@ def main() -> int:
     try:
         request = read_request(arguments.request)
         measurement = profile(request)
-        for result in itertools.chain(
-            [measurement], measure_rivals(request, measurement)
-        ):  # each is safe before the next
+        # Each measurement is stored before the next run.
+        for result in itertools.chain([measurement], measure_rivals(request, measurement)):
             if rank == 0:
                 write_measurement(arguments.result, result)
     except Exception as error:
@@ -82,9 +81,8 @@ def profile(request: RunRequest) -> Measurement:
         connections = device_connections(workload=request.training, parallel=request.parallel)
         if connections is not None:
             os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", connections)
-    warnings.simplefilter(
-        "ignore"
-    )  # Megatron's warnings on every rank would push a failure out of the log's tail
+    # Megatron's warnings on every rank would push a failure out of the log's tail.
+    warnings.simplefilter("ignore")
     started = time.monotonic()
     match request:
         case ProfileRequest():
@@ -239,7 +237,7 @@ def failure(error: Exception, *, rank: int) -> Measurement:
     message = " ".join(str(error).split())[:_CAUSE_CHARACTERS]
     broken = _BROKEN_DEVICE.search(message) is not None
     return Measurement(
-        status="preempted" if broken else status,  # the device's fault
+        status="preempted" if broken else status,  # The device is broken.
         suspects=(socket.gethostname(),) if broken else (),
         cause=f"rank {rank}: {type(error).__name__}: {message}".removesuffix(": "),
         log_tail=traceback.format_exc()[-_LOG_TAIL_CHARACTERS:],

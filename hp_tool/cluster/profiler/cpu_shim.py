@@ -42,9 +42,8 @@ def install() -> None:
     from megatron.core.transformer.moe import token_dispatcher
 
     token_dispatcher.maybe_move_tensor_to_cpu = _split_sizes
-    logging.getLogger(random.__name__).setLevel(
-        logging.ERROR
-    )  # it warns at each use that the CPU's generator changes, as intended
+    # It warns at each use that the CPU's generator changes, as intended.
+    logging.getLogger(random.__name__).setLevel(logging.ERROR)
 
 
 class _Stream:

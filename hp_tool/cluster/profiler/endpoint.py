@@ -108,9 +108,8 @@ class Endpoint:
             usage, _ = await self._tokens(self._prompt(length, cached=0), max_tokens=1)
             self._words_per_token = length / max(usage["prompt_tokens"], 1)
         versions = {"python": platform.python_version()}
-        with suppress(
-            httpx.HTTPError, ValueError, KeyError, TypeError
-        ):  # vLLM tells, others need not
+        # VLLM has this route; other servers may not.
+        with suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
             response = await self._client.get(self._client.base_url.copy_with(path="/version"))
             versions[self._request.inference.engine] = str(response.json()["version"])[:100]
         return versions
@@ -143,7 +142,7 @@ class Endpoint:
                     for _ in range(users):
                         group.create_task(user())
                     return
-                assert isinstance(rate, int | float)  # a search has a single rate
+                assert isinstance(rate, int | float)  # A search has only one rate.
                 for arrival in self._arrivals(rate):
                     if waiting > 10 * self._request.num_requests + _BACKLOG:
                         break
@@ -265,9 +264,8 @@ def _requests(request: InferenceRequest) -> list[tuple[int, int, int]]:
                 int(load.prefix_cache_hit_rate * load.input_length),
             )
         ]
-    assert isinstance(trace.input_tokens, tuple) and isinstance(
-        trace.output_tokens, tuple
-    )  # the search drew them
+    # The search has drawn the requests.
+    assert isinstance(trace.input_tokens, tuple) and isinstance(trace.output_tokens, tuple)
     shared = trace.prefix_tokens or (0,) * len(trace.input_tokens)
     return list(zip(trace.input_tokens, trace.output_tokens, shared, strict=True))
 
@@ -346,9 +344,8 @@ def main(folder: Path) -> int:
     except (EndpointError, httpx.HTTPError, HpToolError, ValueError) as error:
         away = isinstance(error, httpx.ConnectError)  # independent of the configuration
         texts = (f"{where['url']}: {type(error).__name__}: {error}", traceback.format_exc())
-        cause, tail = (
-            text.replace(key, "***") if key else text for text in texts
-        )  # a server may repeat it
+        # A server may repeat it.
+        cause, tail = (text.replace(key, "***") if key else text for text in texts)
         print(tail, file=sys.stderr)
         report = Measurement(
             status="preempted" if away else "crashed",

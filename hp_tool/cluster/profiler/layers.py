@@ -104,9 +104,8 @@ class FlashAttention(MegatronModule):
             parallel_state.get_context_parallel_world_size(),
             parallel_state.get_context_parallel_rank(),
         )
-        order = [
-            piece for r in range(size) for piece in (r, 2 * size - 1 - r)
-        ]  # as ranks hold them
+        # In the order of the ranks' pieces.
+        order = [piece for r in range(size) for piece in (r, 2 * size - 1 - r)]
 
         def whole(x: torch.Tensor) -> list[torch.Tensor]:
             pieces = gather_from_sequence_parallel_region(x, group=group).chunk(2 * size)

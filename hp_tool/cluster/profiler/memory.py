@@ -40,10 +40,9 @@ class MemoryMeter:
         # torch.optim imports the compiler at its first step: tens of MB that are not the model's.
         importlib.import_module("torch._dynamo")
         gc.collect()
-        with contextlib.suppress(OSError):  # some kernels do not allow this
-            Path("/proc/self/clear_refs").write_text(
-                "5"
-            )  # starts the high-water mark afresh: importing libraries does not count
+        with contextlib.suppress(OSError):  # Some kernels do not allow this.
+            # Reset the peak, so that importing libraries does not count.
+            Path("/proc/self/clear_refs").write_text("5")
         self._before = _resident("RssAnon")
 
     def peak(self) -> PeakMemory:

@@ -45,7 +45,7 @@ def build(request: ProfileRequest, *, device: torch.device) -> list[DistributedD
         DistributedDataParallel(config, ddp, chunk, disable_bucketing=index > 0)
         for index, chunk in enumerate(chunks)
     ]
-    if ddp.overlap_grad_reduce:  # as Megatron's training loop has it, too
+    if ddp.overlap_grad_reduce:  # Megatron's training loop sets it, too.
         config.no_sync_func, config.grad_sync_func = (
             functions if len(wrapped) > 1 else functions[0]
             for functions in (
@@ -308,9 +308,8 @@ def _initialise(
             if "linear_proj" in name or "linear_fc2" in name:
                 std /= math.sqrt(2 * config.num_layers)
             stride = 2 if config.gated_linear_unit and "linear_fc1" in name else 1
-            dim = (
-                weight.partition_dim if getattr(weight, "tensor_model_parallel", False) else None
-            )  # that TP divides
+            # That TP divides.
+            dim = weight.partition_dim if getattr(weight, "tensor_model_parallel", False) else None
             place = {"dim": dim, "shards": _shards(name), "stride": stride}
             _fill(weight.data, **place, std=std, seed=zlib.crc32(f"{seed}/{name}".encode()))
 
@@ -321,7 +320,7 @@ def _global_name(name: str, chunk: torch.nn.Module, *, tied: bool) -> str:
     """
     if tied and name == "output_layer.weight":
         return "embedding.word_embeddings.weight"
-    if predicted := re.match(r"mtp\.layers\.(\d+)\.", name):  # all of them are on one stage
+    if predicted := re.match(r"mtp\.layers\.(\d+)\.", name):  # All layers are on one stage.
         layer = chunk.mtp.layers[int(predicted[1])].transformer_layer
         return predicted[0] + _global_expert(name[predicted.end() :], layer=layer)
     match = re.match(r"decoder\.layers\.(\d+)\.", name)

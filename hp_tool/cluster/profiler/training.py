@@ -21,9 +21,8 @@ _MOMENTS = {
     "fp16": torch.float16,
     "fp8": torch.uint8,
 }
-_LOSS_SCALE = (
-    2.0**12
-)  # low enough that no fp16 step overflows: a skipped step would be timed without its optimizer
+# Low enough that no fp16 step overflows: a skipped step would be timed without its optimizer.
+_LOSS_SCALE = 2.0**12
 
 
 MicroBatch: TypeAlias = dict[str, torch.Tensor]
@@ -42,9 +41,8 @@ def train(
     config.grad_scale_func = optimizer.scale_loss
     batches = _micro_batches(request, device=device)
     schedule = get_forward_backward_func()
-    if (
-        config.cuda_graph_impl != "none"
-    ):  # one step as usual, the next is recorded, all others are played back
+    # The first step runs as usual, the second is recorded, and all others replay it.
+    if config.cuda_graph_impl != "none":
         schedule = FullCudaGraphWrapper(schedule, cuda_graph_warmup_steps=GRAPHS_AFTER - 1)
     return steps.run(
         request, lambda: _step(request, chunks, optimizer, batches, schedule), device=device

@@ -59,7 +59,7 @@ class TrainerLauncher:
         Raises:
             UnsupportedError: An export does not support the configuration.
         """
-        assert isinstance(request, ProfileRequest)  # searches over a trainer only run trainings
+        assert isinstance(request, ProfileRequest)  # Searches with a trainer run only trainings.
         trainer_program = build_program(self._trainer, request=request, problem=self._problem)
         return self._launcher.plan(replace(request, program=trainer_program), job_name=job_name)
 

@@ -331,7 +331,7 @@ def _materialise(
     for each in [module] if only is None else only:
         each.to_empty(device=device)
     if isinstance(module, Decoder):
-        module.tie()  # not earlier: memory is allocated per module parameter
+        module.tie()  # Not earlier, because memory is allocated for each parameter of a module.
     for name, parameter in module.named_parameters(prefix=prefix):
         if parameter.device.type == "meta" or (only is not None and ".layers." in f".{name}"):
             continue
