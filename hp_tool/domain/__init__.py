@@ -1,1 +1,1 @@
-"""Frozen, keyword-only dataclasses that know nothing but the standard library."""
+"""Domain objects: frozen, keyword-only dataclasses, and ports of the store and the launchers."""

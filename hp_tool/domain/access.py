@@ -14,7 +14,7 @@ from hp_tool.domain.webhooks import WebhookRecord, WebhookState
 
 
 class Scope(IntEnum):
-    """Rights of a key; each scope includes the previous ones."""
+    """Permissions of a key; each scope includes the ones before it."""
 
     READ = 1
     """Predict, and read one's own searches and measurements."""
@@ -26,18 +26,18 @@ class Scope(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewKey:
-    """A key to store. The secret is shown once and only its hash is stored."""
+    """A key to store. Its secret is shown to the user once; only the hash is stored."""
 
     id: str
     """Public first part of the key."""
     owner: str
-    """Keys of one owner see the same searches, so that a key can be replaced."""
+    """User or team; all keys of an owner give access to the same searches."""
     scope: Scope
     secret_sha256: str = field(repr=False)
     requests_per_second: float | None = None
     """Rate limit; None for the service's default."""
     gpu_seconds_per_day: float | None = None
-    """Daily quota (UTC) of searches submitted with it; None for no quota."""
+    """Quota per day (UTC) for searches submitted with the key; None for no quota."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class NewAudit(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRecord:
-    """A change or a rejected request."""
+    """Audit log entry of a change or a rejected request."""
 
     id: str
     created_at: datetime
@@ -80,10 +80,10 @@ class AuditRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Usage of the whole store."""
+    """Searches, runs, webhooks and GPU time of the whole store."""
 
     searches: dict[SearchState, int]
-    """Number of searches by state, including 0."""
+    """Number of searches by state, with 0 for states without any."""
     runs: dict[RunState, int]
     gpu_seconds: float
     """Devices x seconds of all profile runs."""
@@ -173,7 +173,7 @@ class AccessStore(Store, WatchStore, Protocol):
         """Return the ended runs with these job names whose searches have also ended."""
 
     def kept(self) -> RetainedData:
-        """Return how many ended searches the database stores and how large the database is."""
+        """Return the number of ended searches in the database and the size of the database."""
 
     def announce_worker(self, *, holder: str, offers: Sequence[Offer]) -> None:
         """Store a worker's heartbeat and the devices that it offers. Workers call this every few
@@ -193,7 +193,9 @@ class AccessStore(Store, WatchStore, Protocol):
         """
 
     def settle_webhook(self, *, webhook: WebhookRecord, error: str | None) -> None:
-        """Store the outcome of a claimed delivery (None: success), unless a newer one began."""
+        """Store the outcome of a claimed delivery (error None: success), unless a newer attempt has
+        begun.
+        """
 
     def engines_in_use(self) -> dict[str, JsonObject]:
         """Return a query for each cluster with runs that are open or ended in the last day."""

@@ -1,4 +1,4 @@
-"""Additions to the ranking of an answer."""
+"""Optional additions to the ranking of an answer."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,9 @@ from hp_tool.domain.serving import PoolRecommendation, ServingRecommendation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerAdditions:
-    """Optional additions to a ranking; `RecommendAnswer` describes them. None unless requested."""
+    """Optional parts of an answer besides its ranking, as in `RecommendAnswer`; None unless
+    requested.
+    """
 
     pareto: tuple[Recommendation, ...] | None = None
     throughput_front: tuple[ServingRecommendation, ...] | None = None

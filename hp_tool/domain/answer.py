@@ -18,16 +18,18 @@ run.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeats:
-    """Runs of one configuration that determine its step time: successful complete runs, or the
-    decisive reduced run. For serving, the time of a request under the whole load, with penalties
-    for missed targets.
+    """Runs that determine the step time of a configuration: its successful complete runs, else its
+    representative reduced run.
+
+    For serving, the step time is the latency of a request under the full load, with penalties for
+    missed targets.
     """
 
     run_id: str
     """Id of the run that represents the configuration."""
     step_s: float
-    """Step time in seconds. A repeat runs twice the steps and was not selected for being fast, so
-    its value is used for both.
+    """Step time in seconds, of the last run if there are several: a repeat runs twice as many
+    steps, and was not chosen because it was fast.
     """
     num_runs: int
     low_s: float
@@ -102,7 +104,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foreseen:
-    """Prediction of a configuration before its run, and the run's measurement."""
+    """Prediction of a configuration before its first run, compared with the measurement."""
 
     step_s: float
     step_s_interval: tuple[float, float]
@@ -158,7 +160,7 @@ class Answer:
 
     @property
     def objective_s(self) -> float:
-        """Quantity that the search minimises, in seconds."""
+        """Quantity that the search minimizes, in seconds."""
         return self.step_s
 
 

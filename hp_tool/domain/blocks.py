@@ -1,6 +1,4 @@
-"""Blocks of layers in models whose layers differ: the token mixer of each layer and its
-feed-forward.
-"""
+"""Blocks of equal layers, in models whose layers differ in token mixer or feed-forward part."""
 
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
@@ -23,7 +21,7 @@ _Size = Annotated[int, Interval(ge=1, le=1 << 26)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block(Strict):
-    """Consecutive identical layers. If a size is None, the model's own value applies."""
+    """Consecutive equal layers. For sizes that are None, the model's value applies."""
 
     count: Annotated[int, Interval(ge=1, le=10_000)] = 1
     """Number of consecutive layers."""

@@ -1,4 +1,4 @@
-"""Limits on the work of one request, set by the caller. Commands and the Python API set none.
+"""Limits on the work of one request, which the service sets; commands and the Python API set none.
 
 The limits are stored in a context variable, so that loops deep in the library can check them
 without passing them through every call.
@@ -77,8 +77,8 @@ def announce_answers(questions: int) -> None:
 
 @contextmanager
 def repeat_search() -> Iterator[None]:
-    """Return a context in which spaces that were already announced are searched again without being
-    counted twice.
+    """Do not count combinations that are announced inside the context, because the same spaces were
+    announced before.
     """
     if (bounds := _CURRENT.get()) is None:
         yield
@@ -152,7 +152,9 @@ def check_yaml(num_bytes: int) -> None:
 
 
 def _too_many_error(count: int, *, most: int, axes: Mapping[str, int], code: str) -> InputError:
-    """Return an error that names the longest axes and how many values of each would fit."""
+    """Return an error that names the longest axes and the number of values of each that is
+    permitted.
+    """
     widest_first = sorted(axes.items(), key=lambda axis: -axis[1])
     excess, advice = count / most, []
     for name, values in widest_first:

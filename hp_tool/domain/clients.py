@@ -1,8 +1,8 @@
-"""Load generators: benchmark clients with the defaults that their documentation states.
+"""Benchmark clients of serving engines, with the defaults in their documentation.
 
-In a closed load, requests of equal length that start together also finish together and return
-together; requests of different lengths drift apart. Of a run with n requests per slot, the first
-n-th starts at once.
+In a closed load, requests of equal length that start together also finish together; requests of
+different lengths finish at different times. In a run with n requests per slot, the first of each
+slot start together.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Answers to a training query (`hp_tool.questions.problem.Problem`)."""
+"""Answer training queries."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A training query with its answers."""
+    """A training query; implements `questions.problem.Problem`."""
 
     query: Query
     resolved: ResolvedConfiguration | None = None
-    """Its single configuration, if already resolved or costed."""
+    """The query's single configuration, if already resolved or costed."""
 
     @cached_property
     def configuration(self) -> ResolvedConfiguration:
@@ -42,11 +42,12 @@ class Training:
     def estimate(
         self, *, with_fixes: bool = True, calibrations: Calibrations | None = None
     ) -> tuple[Estimate, Estimate | None]:
-        """Return the estimate with the usual settings of such runs, and the calibrated estimate.
+        """Return the estimate with the usual settings that the query omits, and the calibrated
+        estimate.
 
-        With fixes, also return the setting that would narrow the step-time interval and the step
-        time with the current recipe. A calibrated answer has only the recipe's calibrated step
-        time. If no calibration applies, the provenance states why.
+        With `with_fixes`, an estimate also contains the setting that would narrow its interval
+        most, and the step time with the current recipe; a calibrated estimate contains only the
+        latter. If no calibration applies, the estimate's provenance states why.
         """
         problem = self.configuration.problem
         estimate = asked = self.configuration.estimate(with_fixes=False)

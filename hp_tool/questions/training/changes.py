@@ -133,8 +133,8 @@ def _axis_changes(
 def _overlap_changes(
     query: Query, estimate: Estimate, measured_s: Mapping[str, float]
 ) -> Iterator[Change]:
-    """Return overlaps that the run probably did not use: those where the measured part is nearer to
-    the prediction without overlap.
+    """Yield overlaps that the measured run probably did not use: its measured part is nearer to the
+    prediction without the overlap than to that with it.
     """
     assert estimate.parallel is not None and query.training is not None
     known = query.training.overlap or OverlapSpec()
@@ -182,7 +182,10 @@ def _part_s(query: Query, overlap: OverlapSpec, part: str) -> float | None:
 
 
 def _saving_interval(seconds: float, step_s: float, *, log_sd: float) -> tuple[float, float]:
-    """Return the interval of the saving, from the deviation of the ratio."""
+    """Return the 90% interval of the saving in seconds.
+
+    `log_sd` is the standard deviation of the logarithm of the ratio of two predictions.
+    """
     after = max(step_s - seconds, 0.0)
     wide = math.exp(NORMAL_QUANTILE * log_sd)
     return step_s - after * wide, step_s - after / wide

@@ -1,4 +1,4 @@
-"""The single configuration of a query: resolve, validate, estimate and calibrate it."""
+"""Resolve, check and predict the single configuration of a query."""
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
@@ -39,21 +39,23 @@ class CostedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfiguration:
-    """A query's single configuration, with all inputs of its estimates."""
+    """The single configuration of a query, with everything that its estimates depend on."""
 
     query: Query
     problem: TrainingProblem
     config: ParallelConfig
     candidate: Candidates
-    """The configuration as plain numbers."""
+    """The configuration as a scalar row of candidates."""
     reasons: tuple[Reason, ...]
     """Reasons why the configuration is illegal and has no costs; empty if legal."""
     row: CostedRow | None = None
     """Costs computed together with other configurations; None if not computed yet."""
 
     def estimate(self, *, with_fixes: bool = True) -> Estimate:
-        """Return the cost model's estimate. An infeasible one includes its fixes, which take
-        several hundred estimates.
+        """Return the cost model's estimate.
+
+        With `with_fixes`, an infeasible estimate contains fixes, which take as long as several
+        hundred estimates.
         """
         if self.reasons:
             estimate = Estimate(feasible=False, reasons=self.reasons, parallel=self.config)
@@ -76,7 +78,7 @@ class ResolvedConfiguration:
         )
 
     def calibrated_estimate(self, calibrations: Calibrations | None) -> Estimate | None:
-        """Return the calibrated estimate; None without measurements and for an illegal
+        """Return the calibrated estimate; None without a calibration or for an illegal
         configuration.
         """
         predictor = None if self.reasons or calibrations is None else calibrations(self.problem)
@@ -92,7 +94,7 @@ class ResolvedConfiguration:
         return replace(estimate, parallel=self.config)
 
     def problem_key(self) -> Hashable:
-        """Return a key that is equal for queries whose candidates belong to one problem.
+        """Return a key that is equal for queries whose configurations can be costed together.
 
         Raises:
             TypeError: The query describes a model or a device by a mapping, which has no hash.
@@ -105,11 +107,11 @@ class ResolvedConfiguration:
 
 
 def estimate(*, query: Query, with_fixes: bool = True) -> Estimate:
-    """Predict the configuration in `query.parallel`. Omitted axes are 1, recompute none, and
-    zero_stage 1.
+    """Predict the configuration in `query.parallel`.
 
-    A configuration that is illegal, too large or too slow is returned as an Estimate with
-    feasible=False, its reasons and its fixes.
+    Omitted sizes are 1, recompute is none, and zero_stage is 1, unless the framework has other
+    defaults. If the configuration is illegal, does not fit in memory or misses a limit, the
+    estimate has feasible=False, the reasons and fixes.
     """
     return resolve_configuration(query).estimate(with_fixes=with_fixes)
 
@@ -118,7 +120,7 @@ def resolve_configuration(query: Query) -> ResolvedConfiguration:
     """Return the single configuration in `query.parallel`.
 
     Raises:
-        HpToolError: There is no configuration, or more than one.
+        HpToolError: The query is invalid, or `query.parallel` is not a single configuration.
     """
     query.check_num_gpus()
     problem = resolve_training(query)
@@ -145,8 +147,9 @@ def resolve_configuration(query: Query) -> ResolvedConfiguration:
 def resolve_config(
     parallel: ParallelQuery, *, num_gpus: int, framework: str = "megatron-core"
 ) -> ParallelConfig:
-    """Return the configuration in `parallel`, with data_parallel_size derived and zero_stage as in
-    the framework.
+    """Return the configuration in `parallel`, with the framework's defaults for axes that it omits.
+
+    data_parallel_size follows from the number of devices.
 
     Raises:
         InputError: An axis is a list, or the schedule does not support that number of model chunks.
@@ -187,13 +190,13 @@ def resolve_config(
 
 
 def checkpoints_layers(framework: str, *, sharded: bool) -> bool:
-    """Return whether the framework recomputes every layer by default."""
+    """Return whether the framework recomputes all layers by default."""
     usual = framework_facts(framework).checkpoints
     return usual == "full" or (usual == "sharded" and sharded)
 
 
 def single_values(parallel: ParallelQuery, axes: Iterable[str]) -> dict[str, Any]:
-    """Return the query's value of each of these axes.
+    """Return the query's values of these axes, without axes that it omits.
 
     Raises:
         InputError: An axis is a list.

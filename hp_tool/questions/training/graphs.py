@@ -1,4 +1,4 @@
-"""Whether a training uses CUDA graphs, and the constants with them."""
+"""Determine whether a training can use CUDA graphs, and its efficiency profile with them."""
 
 from __future__ import annotations
 
@@ -32,10 +32,8 @@ def profile_with_graphs(
     workload: TrainingWorkload,
     profile: EfficiencyProfile,
 ) -> EfficiencyProfile | None:
-    """Return the profile with CUDA graphs if framework, GPU and query support them and the query
-    leaves them open.
-
-    A recipe always sets them on or off.
+    """Return the profile with CUDA graphs; None if the query or its recipe sets them on or off, or
+    framework, GPU or model do not support them.
     """
     assert query.training is not None
     settled = query.training.recipe is not None or query.training.cuda_graphs is not None

@@ -1,4 +1,4 @@
-"""Queries with link bandwidths that were fitted to traces instead of the stated ones."""
+"""Apply link bandwidths that were fitted to traces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hp_tool.questions.training.problem import TrainingProblem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """Link bandwidths relative to the stated ones."""
+    """Fitted link bandwidths, relative to those of the cluster's specification."""
 
     network: float = 1.0
     """Links between nodes."""
@@ -30,7 +30,9 @@ class Links:
 
 
 def with_links(problem: TrainingProblem, links: Links) -> TrainingProblem:
-    """Return the query with these links; unchanged for two kinds of GPU, whose links differ."""
+    """Return the problem with fitted link bandwidths; unchanged for two kinds of GPU, whose links
+    differ.
+    """
     if links.as_stated or problem.kinds:
         return problem
     network = links.network * problem.cluster.inter_node_bandwidth_bytes_per_second

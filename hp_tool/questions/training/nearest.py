@@ -1,5 +1,5 @@
-"""The published training of a recipe's source that is nearest to a training that it does not
-publish.
+"""Find the published training of a recipe that is nearest to a training whose model or GPU the
+recipe does not list.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.recipe import Recipe
 
 MAX_SIZE_RATIO = 1.25
-"""Maximum ratio of parameters for which two models of one kind use the same settings."""
+"""Maximum ratio of the numbers of parameters of two models of one kind that use the same
+settings.
+"""
 
 
 def like_model(recipe: Recipe, model: ModelSpec) -> ModelSpec:
-    """Return the listed model of the same kind with the nearest size; the model itself if none is
-    similar.
+    """Return the recipe's model of the same kind with the nearest size; `model` if none is similar.
 
-    Kinds are distinguished by experts, latent attention and recurrent layers.
+    Models of one kind agree in whether they have experts, latent attention and recurrent layers.
     """
     if not recipe.models or model.name in recipe.models:
         return model
@@ -35,8 +36,8 @@ def like_model(recipe: Recipe, model: ModelSpec) -> ModelSpec:
 
 
 def like_gpu(recipe: Recipe, gpu: GpuSpec) -> GpuSpec:
-    """Return the listed GPU of the same die, else with the same NVLink domain size, else with the
-    nearest peak.
+    """Return the recipe's GPU with the same silicon, else with an NVLink domain of similar size,
+    else with the nearest peak rate.
     """
     if not recipe.gpus or gpu.name in recipe.gpus:
         return gpu
@@ -58,19 +59,19 @@ def like_gpu(recipe: Recipe, gpu: GpuSpec) -> GpuSpec:
 
 
 def describe_stand_in(recipe: Recipe, *, model: ModelSpec, gpu: GpuSpec) -> str | None:
-    """Return, in words, which published training stands in for this one; None if the source
-    publishes it.
+    """Return a text that names the published model and GPU whose settings are used instead; None if
+    the recipe lists model and GPU.
     """
     model_like, gpu_like = like_model(recipe, model), like_gpu(recipe, gpu)
     words = []
     if recipe.models and model.name not in recipe.models:
-        usual = "what most models of its kind have"
+        usual = "settings of most models of its kind"
         words.append(
             f"{model.name} is not listed: "
-            f"{usual if model_like is model else f'as {model_like.name}'}"
+            f"{usual if model_like is model else f'settings of {model_like.name}'}"
         )
     if gpu_like is not gpu:
-        words.append(f"{gpu.name} is not listed: as {gpu_like.name}")
+        words.append(f"{gpu.name} is not listed: settings of {gpu_like.name}")
     return f"{recipe.name}; {'; '.join(words)}" if words else None
 
 

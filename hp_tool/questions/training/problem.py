@@ -71,19 +71,19 @@ MAX_PEAK_FACTOR = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usual:
-    """Usual settings of such runs in a problem, and which layouts have them
-    (`training.usual_settings`).
-    """
+    """Usual settings of a problem (`training.usual_settings`), and the layouts that have them."""
 
     plain: TrainingProblem
-    """The problem without them."""
+    """The problem without usual settings."""
     set: Mapping[str, Any]
-    """Their values in the query, by path."""
+    """The usual settings as values of the query, by path."""
     earlier: tuple[TrainingProblem, ...] = ()
-    """Problems with other usual settings, which layouts have if they support them."""
+    """Problems with other usual settings that take precedence for layouts that support them."""
 
     def belong(self, candidates: Candidates, *, problem: TrainingProblem) -> BoolArray:
-        """Return (n,) whether each row has these usual settings, which are `problem`'s."""
+        """Return (n,) whether each row has the usual settings of `problem`, to which `self`
+        belongs.
+        """
         legal = (legality(case=self.plain, candidates=candidates) == 0) & (
             legality(case=problem, candidates=candidates) == 0
         )
@@ -93,7 +93,7 @@ class Usual:
         return belong
 
     def with_parallel(self, **values: Any) -> Usual:
-        """Return the same settings with these values of `parallel`."""
+        """Return the usual settings for a problem with these values of `parallel`."""
         return dataclasses.replace(
             self,
             plain=self.plain.with_parallel(**values),
@@ -119,11 +119,9 @@ class TrainingProblem(TrainingCase):
     chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Values inserted into the query apart from `parallel`, by path; its answers include them."""
     asked: Query | None = None
-    """The query if its layouts have the usual settings of such runs that it leaves open; else
-    None.
-    """
+    """The query, if its layouts have the usual settings that it omits; else None."""
     usual: Usual | None = None
-    """The usual settings in this problem."""
+    """The usual settings of this problem; None without any."""
 
     @property
     def plain(self) -> TrainingProblem:
@@ -148,8 +146,9 @@ class TrainingProblem(TrainingCase):
         return with_imbalance(costs, rows=self.rows, case=self, candidates=candidates)
 
     def scheduled(self, costs: TrainingCosts, candidates: Candidates) -> TrainingCosts:
-        """Return the costs with the strategy's schedule of context parallelism; takes seconds per
-        candidate.
+        """Return the costs with the schedule of dynamic context parallelism, if the query uses it.
+
+        This takes seconds per candidate.
         """
         if not self.strategy.dynamic_context_parallel or self.lengths is None:
             return costs
@@ -158,8 +157,8 @@ class TrainingProblem(TrainingCase):
         return with_dynamic_context(costs, case=self, candidates=candidates, lengths=self.lengths)
 
     def named(self, config: ParallelConfig) -> ParallelConfig:
-        """Return the configuration with the settings common to the query, and the framework's
-        layout of uneven stages.
+        """Return the configuration with the settings that all layouts of the query share, and the
+        framework's pipeline layout if stages are uneven.
         """
         values = common_settings(self.parallel, context_parallel_size=config.context_parallel_size)
         if any(getattr(config, name) != value for name, value in values.items()):
@@ -192,14 +191,11 @@ class TrainingProblem(TrainingCase):
         )
 
     def choosing(self, values: Mapping[str, Any]) -> TrainingProblem:
-        """Return the problem with its answers naming these values of the query, by path."""
+        """Return the problem with these values, by path, in the `set` of its answers."""
         return dataclasses.replace(self, chosen={**self.chosen, **values})
 
     def with_parallel(self, **values: Any) -> TrainingProblem:
-        """Return the problem with these values of `parallel`.
-
-        Its answers contain them in `parallel`, not in `provenance.assumed`.
-        """
+        """Return the problem with these values of `parallel`, which do not count as assumed."""
         parallel = dataclasses.replace(self.parallel, **values)
         strategy = _resolve_strategy(
             parallel, model=self.model, workload=self.workload, cluster=self.cluster
@@ -221,16 +217,17 @@ class TrainingProblem(TrainingCase):
         )
 
     def as_release(self, release: str | None) -> TrainingProblem:
-        """Return the problem under a release of the framework, with the same constants."""
+        """Return the problem with another release of the framework, but the same constants."""
         return dataclasses.replace(
             self, workload=dataclasses.replace(self.workload, framework_version=release)
         )
 
     @property
     def longest_step_s(self) -> float:
-        """Return the step time that just meets max_days or max_cost; infinity if neither is set.
+        """Return the longest step time in seconds with which the training meets max_days and
+        max_cost; infinity if neither is set.
 
-        With training.reliability, both include the time lost to failures.
+        With training.reliability, the time lost to failures counts.
         """
         limits, price, tokens = (
             self.constraints,
@@ -276,8 +273,8 @@ class TrainingProblem(TrainingCase):
         return flops_per_token * step_tokens(workload) / (peak * cluster.num_gpus)
 
     def missed_targets(self, estimate: Estimate) -> tuple[Reason, ...]:
-        """Return a reason for each limit that the estimate exceeds: value, limit, and parts of the
-        step.
+        """Return a reason for each exceeded limit, with its value, the limit, and the value's
+        parts.
         """
         limits, reasons = self.constraints, []
         for name, limit in (("days", limits.max_days), ("cost", limits.max_cost)):
@@ -302,9 +299,7 @@ class TrainingProblem(TrainingCase):
         return tuple(reasons)
 
     def with_missed_targets(self, estimate: Estimate) -> Estimate:
-        """Return the estimate with a reason for each exceeded limit; any reason makes it
-        infeasible.
-        """
+        """Return the estimate with a reason for each exceeded limit, which makes it infeasible."""
         missed = self.missed_targets(estimate)
         return (
             dataclasses.replace(estimate, feasible=False, reasons=estimate.reasons + missed)
@@ -314,12 +309,12 @@ class TrainingProblem(TrainingCase):
 
 
 def resolve_training(query: Query) -> TrainingProblem:
-    """Resolve the names of a query.
+    """Resolve the names and the recipe of a training query, and check its settings.
 
     Raises:
         InputError: The query is invalid.
         NotFoundError: A name is unknown.
-        UnsupportedError: A feature is not modelled.
+        UnsupportedError: A feature is not supported.
     """
     if query.kind != "training" or query.training is None:
         raise UnsupportedError(
@@ -329,8 +324,8 @@ def resolve_training(query: Query) -> TrainingProblem:
         )
     for name, values in query.training.choices.items():
         message = (
-            f"training.{name} has {len(values)} values, but only `recommend` chooses between "
-            "values; set one"
+            f"training.{name} has {len(values)} values, which only `recommend` supports; set one "
+            "value"
         )
         raise InputError(message, field=f"training.{name}")
     unlimited, query = query.leaves_num_gpus_open(), query.with_most_devices()
@@ -412,10 +407,9 @@ def resolve_training(query: Query) -> TrainingProblem:
 
 
 def _describe_parts(estimate: Estimate, value: float, *, currency: str) -> str:
-    """Return `: compute 18.1, pipeline bubble 2.3`: the value divided in the proportions of the
-    step's parts.
+    """Return the parts of a value, largest first, such as `: compute 18.1, pipeline bubble 2.3`.
 
-    The largest part comes first; dollars are written as `$18.1`.
+    The value is divided in the same proportions as the step time.
     """
     if estimate.time is None:
         return ""
@@ -430,8 +424,8 @@ def _describe_parts(estimate: Estimate, value: float, *, currency: str) -> str:
 
 
 def inline_files(query: Query) -> Query:
-    """Return the query with the contents of model and trace files, so that other processes can read
-    it and later changes of the files have no effect.
+    """Return the query with the contents of its model and trace files instead of their paths, so
+    that other processes can use it and later changes of the files have no effect.
     """
     if query.inference is not None and isinstance(query.inference.trace, OwnFile):
         from hp_tool.catalog.traces import request_trace
@@ -448,7 +442,8 @@ def inline_files(query: Query) -> Query:
 
 
 def resolve_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
-    """Return the model's shape from a catalogue name, a local file, a mapping or a shape.
+    """Return the model's specification from a catalogue name, a local file, a mapping or a
+    specification.
 
     Raises:
         InputError: The model is malformed.
@@ -462,14 +457,14 @@ def resolve_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
 def _with_rank_order(
     cluster: ClusterSpec, *, model: ModelSpec, parallel: ParallelQuery
 ) -> ClusterSpec:
-    """Return the cluster with its ranks in the query's order."""
     if parallel.rank_order is None:
         return cluster
     order = checked_order(parallel.rank_order)
     if model.num_experts and not order.endswith("pp"):
         raise UnsupportedError(
-            f"rank_order {order}: with experts pp must come last, so that attention and "
-            "experts share their stages",
+            f"rank_order {order} is not supported for MoE models, whose attention and experts "
+            "share "
+            "pipeline stages; put pp last",
             field="parallel.rank_order",
         )
     return dataclasses.replace(cluster, rank_order=order)
@@ -478,10 +473,10 @@ def _with_rank_order(
 def _resolve_strategy(
     parallel: ParallelQuery, *, model: ModelSpec, workload: TrainingWorkload, cluster: ClusterSpec
 ) -> Strategy:
-    """Return the query's strategy, with the framework's defaults.
+    """Return the settings that all layouts share, with the framework's defaults.
 
     Raises:
-        InputError: A setting would have no effect.
+        InputError: A setting is invalid or has no effect.
     """
     dispatcher: TokenDispatcher = "alltoall"
     if model.num_experts:
@@ -505,8 +500,8 @@ def _resolve_strategy(
 
 
 def _resolve_dispatcher(parallel: ParallelQuery, *, release: str | None) -> TokenDispatcher:
-    """Return the release's default dispatcher if the query allows it, else the first that the query
-    names.
+    """Return the release's default dispatcher, unless the query lists only others; then the first
+    of these.
     """
     named: tuple[TokenDispatcher, ...] = axis_values(parallel.moe_token_dispatcher_type)
     usual = default_dispatcher(release)
@@ -514,10 +509,10 @@ def _resolve_dispatcher(parallel: ParallelQuery, *, release: str | None) -> Toke
 
 
 def _resolve_context_levels(parallel: ParallelQuery, model: ModelSpec) -> tuple[int, int] | None:
-    """Return the query's levels of a2a+p2p.
+    """Return the query's level sizes of the context exchange a2a+p2p; None if it sets none.
 
     Raises:
-        InputError: Megatron Core does not support them.
+        InputError: Megatron Core does not support the sizes.
     """
     sizes, field = (
         parallel.hierarchical_context_parallel_sizes,
@@ -568,8 +563,9 @@ _profiles: Shared[EfficiencyProfile] = Shared()
 def _profile(
     cluster: ClusterSpec, *, model: ModelSpec, workload: TrainingWorkload, name: str
 ) -> EfficiencyProfile:
-    """Return the profile of a GPU under the workload's framework. `name` is that of the whole
-    cluster.
+    """Return the efficiency profile of a GPU with the workload's framework.
+
+    `name` is the name of the whole cluster, which may have more than one kind of GPU.
     """
     objects = (cluster.gpu, model, workload, machine_profile(name))
     return _profiles.get(
@@ -602,8 +598,8 @@ def _new_profile(
 def with_scatter(
     profile: EfficiencyProfile, *, model: ModelSpec, workload: TrainingWorkload, gpu: GpuSpec
 ) -> EfficiencyProfile:
-    """Return the profile with the deviations of step time and memory for this model, task and
-    release.
+    """Return the profile with the standard deviations of step time and memory for this model, task
+    and release.
     """
     if model.num_experts or workload.lora is not None:
         profile = with_pairs(
@@ -628,7 +624,9 @@ def with_scatter(
 def _resolve_lengths(
     workload: TrainingWorkload,
 ) -> tuple[TrainingWorkload, Rows | None, LengthDistribution | None]:
-    """Return the workload with its resolved sequence_lengths, and the contents of packed rows."""
+    """Return the workload with its resolved sequence_lengths, and for packed rows their contents
+    and the distribution of lengths.
+    """
     if workload.sequence_lengths is None:
         return workload, None, None
     from hp_tool.catalog.lengths import sequence_lengths

@@ -1,4 +1,4 @@
-"""The ratio of two configurations' step times, with its interval."""
+"""Compute the ratio of two configurations' step times, with its interval."""
 
 import math
 
@@ -8,16 +8,16 @@ from hp_tool.questions.training.problem import TrainingProblem
 from hp_tool.wording.columns import unmeasured_features
 
 Known = tuple[TrainingProblem, Estimate]
-"""A configuration's problem and its best estimate."""
+"""A configuration's problem, and its calibrated estimate if there is one, else its estimate."""
 
 
 def step_ratio(first: Known, second: Known) -> tuple[float, tuple[float, float]] | None:
-    """Return the second's step time over the first's with its 90% interval; None if one has no step
-    time.
+    """Return the second step time divided by the first, with its 90% interval; None if one of them
+    has no step time.
 
-    Shared errors of both predictions cancel. For one model and workload on one cluster, the ratio
-    scatters like pairs of measured runs. If own runs make both intervals narrower than that, these
-    apply.
+    For one model and workload on one cluster, errors that both predictions share cancel, so the
+    interval is that of pairs of measured runs. If the intervals of both step times are narrower,
+    because the configurations ran, the interval follows from these.
     """
     (problem, one), (other_problem, other) = first, second
     if one.time is None or other.time is None or one.intervals is None or other.intervals is None:

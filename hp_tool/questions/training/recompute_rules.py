@@ -1,4 +1,4 @@
-"""Rules for the recomputation that a training supports."""
+"""Check that framework and model support the recomputation of a training query."""
 
 from hp_tool.domain.frameworks import training_engine
 from hp_tool.domain.model import ModelSpec
@@ -8,7 +8,7 @@ from hp_tool.errors import InputError, UnsupportedError
 
 
 def first_case(*cases: tuple[object, str]) -> str | None:
-    """Return the name of the first case that applies."""
+    """Return the text of the first case whose condition is true; None if there is none."""
     return next((name for holds, name in cases if holds), None)
 
 
@@ -18,7 +18,7 @@ def reject_first_case(
     error: type[InputError] = InputError,
     code: str | None = None,
 ) -> None:
-    """Raise `error` with the message of the first case that applies."""
+    """Raise `error` with the message of the first case whose condition is true."""
     if message := first_case(*cases):
         raise error(message, field=field, code=code)
 
@@ -42,11 +42,11 @@ def check_recompute(spec: Recompute, model: ModelSpec, workload: TrainingWorkloa
 
 
 PER_OP_FRAMEWORKS = ("torch-fsdp", "torchtitan")
-"""Frameworks with torchtitan's selective checkpointing by operation."""
+"""Frameworks that support torchtitan's selective activation checkpointing by operation."""
 
 
 def _check_per_op(model: ModelSpec, workload: TrainingWorkload, *, field: str) -> None:
-    """Check the model: the order of operations is known only for Llama's blocks."""
+    """Check per_op, for which the order of operations must be known, as in Llama's layers."""
     if workload.framework not in PER_OP_FRAMEWORKS:
         raise UnsupportedError(
             f"recompute per_op requires torch-fsdp, not {workload.framework}; choose "
@@ -58,7 +58,7 @@ def _check_per_op(model: ModelSpec, workload: TrainingWorkload, *, field: str) -
             model.architecture != "decoder" or not (model.gated_mlp and model.is_uniform),
             "models unlike Llama-like decoders",
         ),
-        (model.num_experts is not None, "mixtures of experts"),
+        (model.num_experts is not None, "MoE models"),
         (model.kv_lora_rank is not None, "latent attention"),
         (workload.attention != "flash", f"attention {workload.attention}"),
         (workload.precision not in ("bf16", "fp16", "fp32"), f"precision {workload.precision}"),
@@ -76,9 +76,7 @@ def _check_modules(
     *,
     field: str,
 ) -> None:
-    """Check that each module exists in the model; Megatron Core silently ignores some missing
-    ones.
-    """
+    """Check that the model has each module; Megatron Core silently ignores some missing modules."""
     reject_first_case(
         field,
         (not modules, "recompute.modules is an empty list; name modules, or choose recompute none"),
@@ -90,16 +88,16 @@ def _check_modules(
         field,
         (
             training_engine(framework) != "megatron-core",
-            f"recompute.modules are Megatron Core's, not {framework}'s; choose none, selective or "
+            f"recompute.modules requires Megatron Core, not {framework}; choose none, selective or "
             "full",
         ),
         (
             model.architecture == "encoder_decoder",
-            "recompute.modules of encoder-decoder models are not modelled",
+            "recompute.modules is not supported for encoder-decoder models; remove it",
         ),
         (
             workload.lora is not None,
-            "recompute.modules other than core_attn are not modelled under lora",
+            "recompute.modules other than core_attn are not supported with lora; remove them",
         ),
         error=UnsupportedError,
     )
@@ -110,7 +108,7 @@ def _check_modules(
             (
                 again,
                 f"Megatron Core does not recompute {' and '.join(again)} under fp8_recipe "
-                "delayed; remove one of them",
+                "delayed; remove these modules, or choose another fp8_recipe",
             ),
         )
     dense = any(
@@ -128,6 +126,6 @@ def _check_modules(
             field,
             (
                 name in modules and not there,
-                f"recompute.modules {name} needs {wanted}; remove it",
+                f"recompute.modules {name} requires {wanted}; remove it",
             ),
         )

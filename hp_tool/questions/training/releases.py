@@ -1,4 +1,4 @@
-"""Effects of a framework's release: default dispatcher, step time, and deviation of predictions."""
+"""Effects of a framework's release on the default dispatcher, the step time and its uncertainty."""
 
 from __future__ import annotations
 
@@ -17,22 +17,25 @@ from hp_tool.domain.releases import (
 )
 
 MOST_YEARS_AHEAD, MOST_YEARS_BACK = 1.0, 4.0
-"""Limits of extrapolating the release trend, in years: back as far as runs of current frameworks
-exist, and one year ahead.
+"""Limits of extrapolating the trend of releases, in years: as far back as current frameworks were
+measured, and one year ahead.
 """
 
 
 def default_dispatcher(framework_version: str | None) -> TokenDispatcher:
-    """Return flex from the releases of FLEX_IS_DEFAULT on, else alltoall, which runs everywhere."""
+    """Return flex for releases from FLEX_IS_DEFAULT on, else alltoall, which all releases
+    support.
+    """
     return "flex" if is_at_least(framework_version or "", since=FLEX_IS_DEFAULT) else "alltoall"
 
 
 def release_factor(framework: FrameworkEfficiency, release: str | None) -> float:
-    """Return the step time under a release relative to the newest release of its measured runs.
+    """Return the step time with a release divided by that with the newest release of the measured
+    runs.
 
-    It follows the trend of recent releases. Constants of a single software version (2022's, on
-    A100) use the trend only back in time, because none of their runs is newer. The factor is 1 for
-    unknown releases and for Megatron Core's own versions, which have no date.
+    The ratio follows the trend of recent releases. Constants that were measured with a single
+    software version (of 2022, on A100) use the trend for earlier releases only. The ratio is 1
+    without a release, and for Megatron Core's own version numbers, which have no date.
     """
     if not framework.yearly_gain or framework.newest_release is None or release is None:
         return 1.0
@@ -47,8 +50,8 @@ def release_factor(framework: FrameworkEfficiency, release: str | None) -> float
 def release_variance(
     profile: EfficiencyProfile, *, experts: bool, gpu: GpuSpec, release: str | None
 ) -> float:
-    """Return the variance of ln(measured / predicted step time) that experts and the release
-    add.
+    """Return the variance that experts and the release add to ln(measured / predicted step
+    time).
     """
     constants, more = profile.framework, 0.0
     if experts and constants.expert_time_log_sd is None:
@@ -69,8 +72,8 @@ def release_variance(
 def unnamed_release_variance(
     profile: EfficiencyProfile, *, experts: bool, release: str | None
 ) -> float:
-    """Return the part of that variance that is due to an unnamed release and common to all runs on
-    one machine.
+    """Return the part of `release_variance` due to a release that the query omits, which is common
+    to all runs on one machine; 0 if the query names a release.
     """
     constants = profile.framework
     several = (

@@ -47,8 +47,8 @@ def sensitivity(
     there.
 
     Args:
-        query: A query of many configurations.
-        first: Rank 1 of the query; None if nothing is acceptable.
+        query: A query with open axes.
+        first: Rank 1 of the query's ranking; None if no configuration is acceptable.
         calibrations: Calibrations of clusters; None uses only the cost model.
 
     Raises:
@@ -112,9 +112,10 @@ def sensitivity(
 def _with_settings_of(
     first: Recommendation | None, query: Query, calibrations: Calibrations | None
 ) -> tuple[TrainingProblem, CalibratedPredictor | None]:
-    """Return the query's problem with the values that the ranking chose, except the devices.
+    """Return the query's problem with the values that the ranking chose (except the number of
+    devices), and its predictor.
 
-    Also its predictor; without one, rows have the usual settings.
+    Without a calibration the predictor is None, and rows have the usual settings.
     """
     problem = resolve_training(query)  # refuses lists under `training`
     values = {} if first is None else {**first.set}
@@ -129,7 +130,10 @@ def _with_settings_of(
 def _with_better_hardware(
     query: Query, problem: TrainingProblem, first: Recommendation, start: ScalingPoint
 ) -> list[Influence]:
-    """Return the influence of each limit of the cluster; rank 1's own layout is never worse."""
+    """Return the influence of more memory and of faster links on the step time of rank 1.
+
+    The layout of rank 1 is compared as well, so that better hardware is never slower.
+    """
     own = resolve_configuration(_usual_query(first, query))
     now = first.estimate.time
     assert now is not None  # A legal row.
@@ -151,7 +155,9 @@ def _with_better_hardware(
 
 
 def _usual_query(first: Recommendation, query: Query) -> Query:
-    """Return the query of rank 1 alone, with the usual settings that its estimate assumes."""
+    """Return the query with the layout of rank 1 and the usual settings that its estimate
+    assumes.
+    """
     one = Configuration.of(first, query=query).query
     return one if first.calibrated_estimate else answer_with_usual_settings(one)[0]
 
@@ -163,8 +169,8 @@ def _does_not_use(config: ParallelConfig, name: str) -> bool:
 
 
 def _device_counts(problem: TrainingProblem) -> list[int]:
-    """Return the cluster's number of devices, its half, quarter and so on, as far as they can be
-    filled.
+    """Return the cluster's number of devices, half of it, a quarter and so on, if layouts can use
+    them.
     """
     most = problem.cluster.num_gpus
     return [
@@ -182,7 +188,7 @@ def _scale_devices(
     rank_by: RankBy,
     predictor: CalibratedPredictor | None,
 ) -> ScalingPoint | None:
-    """Return rank 1 on this number of devices; None if nothing is acceptable."""
+    """Return rank 1 with this number of devices; None if no configuration is acceptable."""
     if start is not None and num_gpus == start.num_gpus:
         return start
     smaller = problem.with_num_gpus(num_gpus)
@@ -209,7 +215,7 @@ def _scaling_point(problem: TrainingProblem, row: Recommendation) -> ScalingPoin
 def _rank_first(
     problem: TrainingProblem, *, rank_by: RankBy, predictor: CalibratedPredictor | None = None
 ) -> Recommendation | None:
-    """Return rank 1 of the problem; None if nothing is acceptable."""
+    """Return rank 1 of the problem's ranking; None if no configuration is acceptable."""
     bounds.check_work()
     best = search_best(problem, keep=1, rank_by=rank_by, predictor=predictor)
     rows = chosen_recommendations(choose_rows(best, count=1))
@@ -219,7 +225,7 @@ def _rank_first(
 def _best_step_s(
     problem: TrainingProblem, *, rank_by: RankBy, predictor: CalibratedPredictor | None = None
 ) -> float | None:
-    """Return the step time of rank 1 in seconds; None if nothing is acceptable."""
+    """Return the step time of rank 1 in seconds; None if no configuration is acceptable."""
     row = _rank_first(problem, rank_by=rank_by, predictor=predictor)
     return (
         None
@@ -234,7 +240,9 @@ def _problem_without_axis(problem: TrainingProblem, name: str) -> TrainingProble
 
 
 def _improved_clusters(cluster: ClusterSpec) -> list[tuple[str, ClusterSpec]]:
-    """Return one cluster for each limit, with that limit raised."""
+    """Return (name of the improvement, cluster) for more memory and for each faster kind of
+    link.
+    """
     gpu = cluster.gpu
     memory = replace(cluster, gpu=replace(gpu, memory_bytes=int(LARGER_FACTOR * gpu.memory_bytes)))
     clusters = [(f"{LARGER_FACTOR:g} x memory", memory)]

@@ -1,4 +1,4 @@
-"""The setup of a training configuration for other tools' files."""
+"""Collect the settings of a training configuration from which other tools' files are written."""
 
 import math
 from dataclasses import replace
@@ -19,8 +19,8 @@ from hp_tool.questions.training.problem import TrainingProblem
 
 
 def training_setup(problem: TrainingProblem, config: ParallelConfig) -> TrainingSetup:
-    """Return the setup of one training configuration; a reduced run uses fewer devices than the
-    problem.
+    """Return the settings of one training configuration, which may use fewer devices than the
+    problem, as reduced runs do.
     """
     model_parallel = (
         config.tensor_parallel_size * config.pipeline_parallel_size * config.context_parallel_size
@@ -45,8 +45,9 @@ def training_setup(problem: TrainingProblem, config: ParallelConfig) -> Training
 
 
 def _written_dispatcher(strategy: Strategy, config: ParallelConfig) -> TokenDispatcher:
-    """Return the dispatcher to write: alltoall if each rank has all experts, because Megatron Core
-    then rejects flex.
+    """Return the token dispatcher to write to files.
+
+    It is alltoall if each rank has all experts, because Megatron Core then rejects flex.
     """
     if config.expert_parallel_size * config.expert_tensor_parallel_size == 1:
         return "alltoall"
@@ -54,9 +55,10 @@ def _written_dispatcher(strategy: Strategy, config: ParallelConfig) -> TokenDisp
 
 
 def _written_layout(problem: TrainingProblem, config: ParallelConfig) -> PipelineLayout | None:
-    """Return the pipeline layout to write.
+    """Return the pipeline layout to write to files.
 
-    Returns None if the framework derives it from the sizes, or from one layer fewer at the ends.
+    None if the framework derives the layout from the sizes, or from a setting for one layer fewer
+    on the first and last stage.
     """
     layers, dense, own = (
         problem.model.num_hidden_layers,
@@ -78,7 +80,10 @@ def _written_layout(problem: TrainingProblem, config: ParallelConfig) -> Pipelin
         if len(wanted.chunks) != math.prod(sizes.values()):
             chunks = math.prod(sizes.values())
             raise InputError(
-                f"{wanted.text} has {len(wanted.chunks)} chunks, not {chunks}", field=LAYOUT_PATH
+                f"pipeline_layout {wanted.text} has {len(wanted.chunks)} chunks, but stages x "
+                "chunks "
+                f"per stage is {chunks}; change one of them",
+                field=LAYOUT_PATH,
             )
         if usual is None or parse_layout(usual).chunks != wanted.chunks:
             return wanted
