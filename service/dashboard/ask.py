@@ -47,9 +47,9 @@ from service.dashboard.ask_question import (
     OF_MACHINES,
     PATH,
     Question,
-    groups,
+    further_sections,
     layout_values,
-    names,
+    split_names,
 )
 from service.dashboard.configuration import ConfigurationView, configuration_view
 from service.dashboard.figures import BarSpec, Figure, Stack, line, markers, stack
@@ -64,11 +64,11 @@ from service.dashboard.page import (
     csv_response,
     json_href,
     render,
-    rendered,
-    streamed,
+    render_html,
+    stream_page,
 )
 from service.dashboard.ranking import RankedRow, best_by_layout, ranked_row, run_href
-from service.dashboard.searches import SearchRow, newest
+from service.dashboard.searches import SearchRow, list_newest
 
 TOP: dict[Kind, int] = {"training": 40, "inference": 8}
 """Number of best configurations. For serving, the page lists all of them; for training, the best of
@@ -76,7 +76,7 @@ each layout.
 """
 MAX_ROWS = 5
 """Maximum number of listed layouts of a training, each with its fastest configuration."""
-EFFECTS: tuple[tuple[str, bool, RecomputeName], ...] = (
+VARIANTS: tuple[tuple[str, bool, RecomputeName], ...] = (
     ("Neither", False, "none"),
     ("Sequence parallel", True, "none"),
     ("core_attn recomputed", False, "selective"),
@@ -84,8 +84,8 @@ EFFECTS: tuple[tuple[str, bool, RecomputeName], ...] = (
     ("Full recomputation", False, "full"),
 )
 """Variants in figures 7 and 8 of arXiv 2205.05198: (name, sequence parallel, recompute)."""
-THIS = "This configuration"
-LEAST_SLOWER = 0.005
+THIS_CONFIGURATION = "This configuration"
+MIN_SLOWDOWN = 0.005
 """Minimum relative difference from which the shown configuration is compared with the best."""
 RANKED_BY = {
     TTFT.quantile_key: TTFT.noun,
@@ -203,12 +203,12 @@ class AskPage(Page):
     @property
     def named(self) -> list[str]:
         """Names of machines to compare; `priced` selects all machines of the price list."""
-        return names(self.values.get(NODE_TYPE))
+        return split_names(self.values.get(NODE_TYPE))
 
     @property
     def ticked(self) -> list[str]:
         """GPUs of machines to compare."""
-        return names(self.values.get(GPU))
+        return split_names(self.values.get(GPU))
 
     @property
     def flash(self) -> bool:
@@ -263,7 +263,9 @@ class Asked:
             return replace(self.page, error=error.as_dict(), answered=True)
 
 
-def asked(request: Request, store: StoreDep, find: FindDep, calibrations: CalibrationsDep) -> Asked:
+def read_question(
+    request: Request, store: StoreDep, find: FindDep, calibrations: CalibrationsDep
+) -> Asked:
     """Return the query in the address, with the example's values as defaults."""
     question = Question.read(request.url.query).normal()
     kind, several = question.kind, question.several
@@ -295,9 +297,9 @@ def asked(request: Request, store: StoreDep, find: FindDep, calibrations: Calibr
         clusters=clusters,
         nodes=tuple(sorted({*catalog.names("clusters"), *clusters})),
         recipes=recipe_choices(),
-        sections=groups(kind, several=several),
+        sections=further_sections(kind, several=several),
         form_href=address("/searches/new", question.values),
-        recent=() if several else newest(store),
+        recent=() if several else list_newest(store),
     )
     return Asked(
         page=page, question=question, request=request, find=find, calibrations=calibrations
@@ -312,8 +314,8 @@ def _redirect_to_list(request: Request) -> None:
         )
 
 
-OF_THE_LIST = Depends(_redirect_to_list)
-AskedDep = Annotated[Asked, Depends(asked)]
+LIST_REDIRECT = Depends(_redirect_to_list)
+AskedDep = Annotated[Asked, Depends(read_question)]
 
 
 @router.get(f"{PATH}.json", response_model=AskPage)
@@ -328,10 +330,10 @@ async def ask_csv(question: AskedDep) -> Response:
 
 
 @router.get(PATH, response_class=HTMLResponse, include_in_schema=False)
-@router.get("/", response_class=HTMLResponse, include_in_schema=False, dependencies=[OF_THE_LIST])
+@router.get("/", response_class=HTMLResponse, include_in_schema=False, dependencies=[LIST_REDIRECT])
 async def ask_html(question: AskedDep) -> Response:
     if question.question.several:
-        return streamed(
+        return stream_page(
             "ask.html",
             "machines_answer.html",
             page=question.page,
@@ -355,8 +357,10 @@ def ask_of_a_tab(request: Request) -> RedirectResponse:
 def front_page(*, store: Store, calibrations: Calibrations) -> str:
     """Return the front page as HTML, with only the catalogue's names."""
     request = Request({"type": "http", "path": "/", "query_string": b"", "headers": []})
-    page = asked(request, store, find=lambda kind, name: None, calibrations=calibrations).answer()
-    return rendered("ask.html", page=page, section="Ask")
+    page = read_question(
+        request, store, find=lambda kind, name: None, calibrations=calibrations
+    ).answer()
+    return render_html("ask.html", page=page, section="Ask")
 
 
 def _answered(
@@ -369,7 +373,7 @@ def _answered(
     error, this = None, Configuration.of(rows[0], query=free) if rows else None
     if question.at:
         try:
-            this = _chosen(question, find=find, calibrations=calibrations)
+            this = _shown_configuration(question, find=find, calibrations=calibrations)
         except HpToolError as wrong:  # In addition to the ranking, which is valid.
             error, this = wrong.as_dict(), None
     at = {} if this is None else layout_values(this) | question.at
@@ -494,7 +498,7 @@ def _latency_figure(
     }
 
 
-def _chosen(
+def _shown_configuration(
     question: Question, *, find: Find, calibrations: Calibrations | None
 ) -> Configuration | None:
     """Return the configuration in the address; for serving, the best one with these values."""
@@ -526,14 +530,14 @@ def _with_configuration(
         framework = configuration.problem.workload.framework
         named = getattr(configuration.config.recompute, "modules", None) or ()
         possible = dict.fromkeys((*named, *modules(model, framework=framework)))
-        memory, time = _effects(this, query, question, calibrations)
+        memory, time = _variant_charts(this, query, question, calibrations)
         page = replace(
             page,
             modules=tuple(possible),
             recomputed=named,
             effect_memory=memory,
             effect_time=time,
-            slower_fraction=_slower(view, answer, this.query),
+            slower_fraction=_slowdown(view, answer, this.query),
         )
     else:
         model, cluster, framework = resolve_model(query.model), catalog.cluster(query.cluster), ""
@@ -549,7 +553,7 @@ def _with_configuration(
     )
 
 
-def _slower(view: ConfigurationView, answer: RecommendAnswer, query: Query) -> float | None:
+def _slowdown(view: ConfigurationView, answer: RecommendAnswer, query: Query) -> float | None:
     step_s = next((metric.value for metric in view.metrics if metric.name == STEP.label), None)
     best = next(iter(answer.recommendations), None)
     if (
@@ -560,7 +564,7 @@ def _slower(view: ConfigurationView, answer: RecommendAnswer, query: Query) -> f
         return None
     slower = step_s / best.preferred_estimate.time.step_s - 1.0
     throughput = query.objective in (None, "throughput")
-    return slower if throughput and slower >= LEAST_SLOWER else None
+    return slower if throughput and slower >= MIN_SLOWDOWN else None
 
 
 def _ranked(query: Query, *, find: Find, calibrations: Calibrations | None) -> RecommendAnswer:
@@ -587,7 +591,7 @@ def _cached(
     return answer_recommend(parsed, top=TOP[parsed.kind], calibrations=calibrations)
 
 
-def _effects(
+def _variant_charts(
     this: Configuration, query: Query, question: Question, calibrations: Calibrations | None
 ) -> tuple[Stack | None, Stack | None]:
     """Return memory and time with sequence parallelism and recomputation on and off.
@@ -599,10 +603,10 @@ def _effects(
     assert isinstance(shown, ParallelConfig)
     variants = {
         name: replace(shown, sequence_parallel=on, recompute=recompute)
-        for name, on, recompute in EFFECTS
+        for name, on, recompute in VARIANTS
     }
     if shown not in variants.values():
-        variants = {THIS: shown} | variants
+        variants = {THIS_CONFIGURATION: shown} | variants
     for label, changed in variants.items():
         if changed.sequence_parallel and shown.tensor_parallel_size == 1:
             continue  # Sequence parallelism divides work among tensor-parallel ranks.
@@ -616,7 +620,7 @@ def _effects(
         estimate = answer.preferred_estimate
         if not isinstance(estimate, Estimate) or estimate.memory is None or estimate.time is None:
             continue
-        note = "shown" if changed == shown and label != THIS else ""
+        note = "shown" if changed == shown and label != THIS_CONFIGURATION else ""
         href = question.href(question.at | layout_values(replace(this, parallel=changed)))
         limit = estimate.memory.capacity_bytes
         sizes.append(

@@ -110,7 +110,9 @@ class Question:
         try:
             pairs = parse_qsl(text, max_num_fields=MAX_FIELDS)
         except ValueError:
-            raise InputError("the address has too many fields", code="bad_request") from None
+            raise InputError(
+                f"The address has more than {MAX_FIELDS} fields.", code="bad_request"
+            ) from None
         texts: dict[str, list[str]] = {}
         for name, value in pairs:
             if value.strip():
@@ -124,7 +126,7 @@ class Question:
         typed.pop("done", None)
         check_names(typed)
         if typed.get("kind", "training") not in OTHER_KIND:
-            raise InputError("kind must be training or inference", field="kind")
+            raise InputError("`kind` must be training or inference.", field="kind")
         return Question(values=_filled(typed), at=at)
 
     @property
@@ -135,7 +137,10 @@ class Question:
     def several(self) -> bool:
         """Return whether the query compares machines."""
         listed = any("," in self.values.get(path, "") for path in MACHINES)
-        return listed or PRICED in (*names(self.values.get(NODE_TYPE)), self.values.get("cluster"))
+        return listed or PRICED in (
+            *split_names(self.values.get(NODE_TYPE)),
+            self.values.get("cluster"),
+        )
 
     def mapping(self) -> dict[str, Any]:
         """Return the query as a mapping, not yet validated.
@@ -201,7 +206,9 @@ class Question:
         if self.several and not several:
             values.pop(NODE_TYPE)
             values |= {
-                path: names(values[path])[0] for path in (GPU, NUM_GPUS) if names(values.get(path))
+                path: split_names(values[path])[0]
+                for path in (GPU, NUM_GPUS)
+                if split_names(values.get(path))
             }
         return Question(values={"kind": kind, **values}).href()
 
@@ -248,13 +255,13 @@ def layout_values(configuration: Configuration) -> dict[str, str]:
     return values
 
 
-def names(text: str | None) -> list[str]:
+def split_names(text: str | None) -> list[str]:
     """Return the names of a list in one line."""
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
 @cache
-def groups(kind: Kind, *, several: bool) -> tuple[Section, ...]:
+def further_sections(kind: Kind, *, several: bool) -> tuple[Section, ...]:
     """Return the sections of further settings, without those of a search."""
     elsewhere = SENTENCE | (OF_SEVERAL if several else OF_ONE) | {*NOT_ASKED}
     left = (
@@ -333,9 +340,9 @@ def _machines(cluster: dict[str, Any]) -> Any:
 
 def _several(path: str, text: str) -> list[Any]:
     if path != NUM_GPUS:
-        return names(text)
+        return split_names(text)
     try:
-        return [int(part) for part in names(text)]
+        return [int(part) for part in split_names(text)]
     except ValueError:
         raise InputError(
             f"expected whole numbers separated by commas, got {text[:100]!r}", field=path

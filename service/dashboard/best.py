@@ -28,7 +28,7 @@ from hp_tool.wording.fit import unrun_settings_words
 from service.api.search_results import recommended
 from service.dashboard import formats, trials
 from service.dashboard.page import stored_configuration
-from service.dashboard.rivals import Rival, rivals
+from service.dashboard.rivals import Rival, list_rivals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,29 +131,29 @@ def best_of_search(record: SearchRecord, store: Store) -> Best | None:
     row, run_id = recommended(record), record.progress.get("best_run_id")
     answer = (record.result or {}).get("answer")
     if isinstance(row, ServingRecommendation):
-        best = _served(row, record.query, answer and schema.parse(ServingAnswer, answer))
-        return _with_rivals(best, record)
+        best = _serving_best(row, record.query, answer and schema.parse(ServingAnswer, answer))
+        return _add_rivals(best, record)
     if row is not None:
-        best = _trained(row, record.query, answer and schema.parse(Answer, answer))
-        return _with_details(_with_rivals(best, record), record)
+        best = _training_best(row, record.query, answer and schema.parse(Answer, answer))
+        return _add_details(_add_rivals(best, record), record)
     if run_id is None:
         return None
     only = len(store.list_runs(search_id=record.id, state=RunState.FINISHED, limit=2).items) == 1
-    leading = _leading(store.get_run(search_id=record.id, run_id=run_id), record, only=only)
-    return leading and _with_details(leading, record)
+    leading = _best_so_far(store.get_run(search_id=record.id, run_id=run_id), record, only=only)
+    return leading and _add_details(leading, record)
 
 
-def _with_rivals(best: Best, record: SearchRecord) -> Best:
+def _add_rivals(best: Best, record: SearchRecord) -> Best:
     """Return the best with the layouts that may be as fast, unless a single run leaves open how
     fast it is.
     """
-    return best if best.verdict == "repeat" else replace(best, rivals=rivals(record))
+    return best if best.verdict == "repeat" else replace(best, rivals=list_rivals(record))
 
 
-def _with_details(best: Best, record: SearchRecord) -> Best:
+def _add_details(best: Best, record: SearchRecord) -> Best:
     """Return the best with the query's common settings and chosen values."""
     configuration = (
-        None if trials.serves(record.query) else stored_configuration(record.query, best)
+        None if trials.is_serving(record.query) else stored_configuration(record.query, best)
     )
     return (
         best
@@ -162,10 +162,10 @@ def _with_details(best: Best, record: SearchRecord) -> Best:
     )
 
 
-def _trained(row: Recommendation, query: JsonObject, answer: Answer | None) -> Best:
+def _training_best(row: Recommendation, query: JsonObject, answer: Answer | None) -> Best:
     predicted, known, measurement = row.estimate, row.preferred_estimate, row.measurement
     calibrated_step_s = known.time.step_s if known.time else None
-    arithmetic, details = trials.words(row.parallel, query)
+    arithmetic, details = trials.configuration_words(row.parallel, query)
     interval = known.intervals.step_s if known.intervals else None
     return Best(
         parallel=row.parallel,
@@ -183,7 +183,7 @@ def _trained(row: Recommendation, query: JsonObject, answer: Answer | None) -> B
             *filter(None, (unrun_settings_words(predicted.provenance.get("unrun")),)),
         ),
         parts=anatomy.step_excess(known, measurement.objective_s if measurement else None),
-        **_decided(answer, query),
+        **_verdict_fields(answer, query),
         measured=measurement is not None,
         step_s=measurement.objective_s if measurement else calibrated_step_s,
         tokens_per_second_per_gpu=_rate(known, measurement),
@@ -194,7 +194,7 @@ def _trained(row: Recommendation, query: JsonObject, answer: Answer | None) -> B
     )
 
 
-def _decided(answer: Answer | ServingAnswer | None, query: JsonObject) -> JsonObject:
+def _verdict_fields(answer: Answer | ServingAnswer | None, query: JsonObject) -> JsonObject:
     """Return the fields of the verdict; empty for a stored result without an answer."""
     if answer is None:
         return {}
@@ -205,7 +205,7 @@ def _decided(answer: Answer | ServingAnswer | None, query: JsonObject) -> JsonOb
         "title": words.answer_title(answer),
         "num_verdict": 1 if words.decision_sentence(answer) is None else 2,
         "gain": next(iter(gains), None),
-        "kept": None if yours is None else trials.words(yours, query),
+        "kept": None if yours is None else trials.configuration_words(yours, query),
         "recommended": verdict.parallel,
     }
 
@@ -219,7 +219,7 @@ def _measured_alone(measurement: Measurement | None) -> tuple[str, ...]:
     )
 
 
-def _leading(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | None:
+def _best_so_far(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | None:
     """Return the best run so far with its predictions; None without a measurement.
 
     `only` means that no other run has ended.
@@ -236,7 +236,7 @@ def _leading(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | None
         high_s=high_s,
         reduced=not run.fidelity.is_whole,
     )
-    arithmetic, details = trials.words(run.parallel, query)
+    arithmetic, details = trials.configuration_words(run.parallel, query)
     standing = "the only run so far" if only else "the fastest so far"
     best = Best(
         parallel=run.parallel,
@@ -253,7 +253,7 @@ def _leading(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | None
         calibrated_step_s=run.predicted.get("calibrated_step_s"),
         predicted_memory_bytes=run.predicted.get("memory_allocated_bytes"),
     )
-    if not trials.serves(query):
+    if not trials.is_serving(query):
         return best
     try:
         costs = trials.predicted_costs(query, [run.parallel])
@@ -262,7 +262,7 @@ def _leading(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | None
     return replace(
         best,
         predicted_tokens_per_second_per_gpu=float(costs.output_tokens_per_second_per_gpu[0]),
-        misses=trials.misses(measurement.load, query) if measurement.load else (),
+        misses=trials.missed_targets(measurement.load, query) if measurement.load else (),
         latencies=_latencies(
             {name: float(getattr(costs, name)[0]) for name in TARGETS},
             known=None,
@@ -301,10 +301,12 @@ def _peak_memory_bytes(measurement: Measurement) -> int | None:
     return measurement.peak_memory_bytes if measurement.fidelity.is_whole else None
 
 
-def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer | None) -> Best:
+def _serving_best(
+    row: ServingRecommendation, query: JsonObject, answer: ServingAnswer | None
+) -> Best:
     predicted, known, measurement = row.estimate, row.preferred_estimate, row.measurement
     load = measurement.load if measurement else None
-    arithmetic, details = trials.words(row.parallel, query)
+    arithmetic, details = trials.configuration_words(row.parallel, query)
     measured_rate = measurement.tokens_per_second_per_gpu if measurement else None
     measured = words.measured_load_words(load, answer.measured) if load and answer else None
     sentences = words.answer_sentences(answer, measured=measured) if answer else ()
@@ -319,7 +321,7 @@ def _served(row: ServingRecommendation, query: JsonObject, answer: ServingAnswer
             *(formats.arrows(each).replace("per GPU", device) for each in sentences),
             *words.cost_model_error_words(predicted, load),
         ),
-        **_decided(answer, query),
+        **_verdict_fields(answer, query),
         parts={
             formats.words(name): seconds
             for name, seconds in (known.parts_s or {}).items()
@@ -362,7 +364,7 @@ def _latencies(
     )
 
 
-def effects(record: SearchRecord) -> tuple[AxisEffect, ...]:
+def list_axis_effects(record: SearchRecord) -> tuple[AxisEffect, ...]:
     """Return the effect of each setting, from the result of an ended search, the largest first."""
     weighed, answer = [], recommended(record)
     for name, best_s in ((record.result or {}).get("axes") or {}).items():

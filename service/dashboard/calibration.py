@@ -28,7 +28,7 @@ MAX_CALIBRATIONS = 500
 MAX_VERSIONS = 200
 MAX_HELD = 200
 """Maximum number of held measurements that the page counts."""
-FAMILIES = {"dense": "dense models", "moe": "mixtures of experts"}
+FAMILIES = {"dense": "dense models", "moe": "MoE models"}
 COST_MODEL: dict[str, object] = {"color": "--series-8", "symbol": "ring", "size": 8}
 CALIBRATED: dict[str, object] = {"color": "--series-1", "size": 8}
 OUTLIER: dict[str, object] = {"color": "--bad", "symbol": "cross", "size": 14}
@@ -97,7 +97,7 @@ class CalibrationsPage(Page):
     num_held: int
     """Held measurements, counted up to MAX_HELD."""
     held_href: str | None
-    """Page of the held measurements; None without any."""
+    """Page of the held measurements; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +195,8 @@ def series_context(
     ]
     if not records:
         raise NotFoundError(
-            f"there is no calibration of {framework!r} on {cluster_key!r}", field="cluster_key"
+            f"No calibration of {framework!r} on {cluster_key!r}; /calibration lists all",
+            field="cluster_key",
         )
     newest = records[0]
     residuals = residual_report(store=store, record=newest)

@@ -41,7 +41,7 @@ from service.dashboard.configuration import (
     configuration_view,
 )
 from service.dashboard.figures import BarSpec, Stack, stack
-from service.dashboard.live import log_of, running_now
+from service.dashboard.live import get_log_tail, list_running
 from service.dashboard.metrics import (
     ComparedRun,
     Metric,
@@ -53,26 +53,26 @@ from service.dashboard.page import MAX_QUERY, ErrorFields, Page, address, error_
 from service.dashboard.verdict import (
     Before,
     Speed,
-    agreement,
-    before,
+    compare_with_prediction,
+    comparison_words,
     recommended_index,
-    speeds,
-    verdict,
+    relative_speeds,
+    stored_prediction,
 )
 from service.http.sample import SAMPLE
 
 EQUAL = 1e-3
 """Relative changes below this count as equal."""
 
-MOST = 5
+MAX_COMPARED = 5
 """Maximum number of configurations that are compared."""
-MOST_NAMED = 24
+MAX_VALUE_CHARS = 24
 """Maximum number of characters of a setting's value in a name."""
-MOST_SEARCHES = 8
+NUM_SEARCHES = 8
 """Number of the newest searches whose runs are offered for a comparison."""
 More = Annotated[
     tuple[Annotated[str, Field(max_length=MAX_QUERY)], ...],
-    QueryParameter(max_length=MOST, description="Further ones"),
+    QueryParameter(max_length=MAX_COMPARED, description="Further configurations"),
 ]
 
 RUN_ADDRESS = re.compile(r"/searches/([^/]+)/runs/([^/]+)")
@@ -160,7 +160,7 @@ class ComparePage(Page):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of the compared configurations."""
+    """A compared configuration: a query, or a run of a search."""
 
     query: Query
     run: RunRecord | None = None
@@ -206,11 +206,11 @@ def json_of(texts: Sequence[str]) -> str:
 
 def _choices(store: Store) -> Iterator[Choice]:
     """Yield measured runs of the newest searches, the fastest of each search first."""
-    newest = store.list_searches(limit=MOST_SEARCHES).items
+    newest = store.list_searches(limit=NUM_SEARCHES).items
     for place, record in enumerate((*newest, store.get_search(search_id=SAMPLE))):
         runs = [run for run in store.run_figures(search_id=record.id) if run.objective_s]
-        for run in sorted(runs, key=lambda run: run.objective_s or 0.0)[:MOST]:
-            arithmetic, details = trials.words(run.parallel, record.query)
+        for run in sorted(runs, key=lambda run: run.objective_s or 0.0)[:MAX_COMPARED]:
+            arithmetic, details = trials.configuration_words(run.parallel, record.query)
             yield Choice(
                 value=f"/searches/{record.id}/runs/{run.id}",
                 place=place,
@@ -225,7 +225,7 @@ def _run_of(store: Store, search_id: str, run_id: str) -> tuple[SearchRecord, Ru
     return store.get_search(search_id=search_id), store.get_run(search_id=search_id, run_id=run_id)
 
 
-def _side(named: str | tuple[SearchRecord, RunRecord], *, find: Find) -> Side:
+def _read_side(named: str | tuple[SearchRecord, RunRecord], *, find: Find) -> Side:
     """Return a query as text, or a run with its search.
 
     Raises:
@@ -266,24 +266,24 @@ def run_context(
         )
     page = configuration_context(text, calibrations, find, store, search=search_id)
     this = compared_run(run, formats.device_of(record.query))
-    now = () if run.state.ended else running_now(store, record)
-    expected = before(run)
+    now = () if run.state.ended else list_running(store, record)
+    expected = stored_prediction(run)
     return replace(
         page,
         run=this,
-        measured=agreement(this, run) if run.state.ended else None,
+        measured=compare_with_prediction(this, run) if run.state.ended else None,
         before=expected,
-        steps=_steps(this, expected, page.view),
-        why=trials.why(run.predicted.get("chosen_by")),
+        steps=_run_chart(this, expected, page.view),
+        why=trials.reason_words(run.predicted.get("chosen_by")),
         running=next((each for each in now if each.id == run.id), None),
-        log=log_of(record, run),
+        log=get_log_tail(record, run),
         search_href=f"/searches/{search_id}",
         search_name=record.label.name or formats.subject(record.query),
         json_href=f"/searches/{search_id}/runs/{run_id}.json",
     )
 
 
-def _steps(run: ComparedRun, expected: Before, view: ConfigurationView | None) -> Stack | None:
+def _run_chart(run: ComparedRun, expected: Before, view: ConfigurationView | None) -> Stack | None:
     """Return the run's step time as predicted before it, as measured, and as now calibrated.
 
     Returns None until it is measured, and if no prediction was stored.
@@ -314,11 +314,11 @@ def _compared(
 ) -> ComparePage:
     """Return the page that compares these configurations, or the reason why one of them failed."""
     try:
-        if len(named) > MOST:
-            raise InputError(f"compare at most {MOST} configurations", field="more")
-        sides = [_side(each, find=find) for each in named]
+        if len(named) > MAX_COMPARED:
+            raise InputError(f"compare at most {MAX_COMPARED} configurations", field="more")
+        sides = [_read_side(each, find=find) for each in named]
         if len(sides) == 1:
-            sides.append(Side(query=_with_best(sides[0].query, calibrations)))
+            sides.append(Side(query=_replace_by_best(sides[0].query, calibrations)))
         if len({side.query.kind for side in sides}) > 1:
             raise InputError(
                 "a training and a serving configuration cannot be compared", field="second"
@@ -348,7 +348,7 @@ def _compared(
         else _names(views, differences)
     )
     ratios = _ratios(sides, estimates, calibrations)
-    relative = (None, *speeds(runs, ratios))
+    relative = (None, *relative_speeds(runs, ratios))
     unfit = ["" if view.feasible else view.verdict for view in views]
     recommended = recommended_index(unfit, runs, relative)
     predicted = "calibrated" if any(side.run and side.known for side in sides) else "predicted"
@@ -361,13 +361,13 @@ def _compared(
         search_href=search_id and f"/searches/{search_id}",
         speeds=relative,
         recommended=recommended,
-        verdict=verdict(names, unfit, runs, ratios, recommended),
+        verdict=comparison_words(names, unfit, runs, ratios, recommended),
         range_note="" if any(runs) else _range_note(ratios, views),
         predicted=predicted,
         differences=differences,
         rows=_rows(views, runs),
-        memory=_fullest_stages(names, views, runs),
-        time=_times(names, views, sides, predicted),
+        memory=_memory_chart(names, views, runs),
+        time=_time_chart(names, views, sides, predicted),
     )
 
 
@@ -424,7 +424,7 @@ def _interval_width(view: ConfigurationView) -> float | None:
     return metric.high / metric.low if metric and metric.low and metric.high else None
 
 
-def _with_best(query: Query, calibrations: Calibrations | None) -> Query:
+def _replace_by_best(query: Query, calibrations: Calibrations | None) -> Query:
     """Return the query with the configuration that ranks first; unchanged if none is feasible."""
     free = replace(query, parallel=type(query.parallel)())
     best = problem_of(free).rank(top=1, calibrations=calibrations).recommendations
@@ -442,7 +442,7 @@ def _names(
         if len(set(names)) == len(names):
             break
         longer = tuple(
-            f"{name}, {row.name} {value[:MOST_NAMED]}"
+            f"{name}, {row.name} {value[:MAX_VALUE_CHARS]}"
             for name, value in zip(names, row.values, strict=True)
         )
         names = longer if len(set(longer)) > len(set(names)) else names
@@ -499,7 +499,7 @@ def _text(value: Any) -> str:
 def _rows(
     views: Sequence[ConfigurationView], runs: Sequence[ComparedRun | None]
 ) -> tuple[MetricRow, ...]:
-    """Return each predicted figure, followed by the measured one if there is one."""
+    """Return a row for each figure: predicted, then measured if a run measured it."""
     predicted = [{metric.name: metric for metric in view.metrics} for view in views]
     measured = [{metric.name: metric for metric in run.metrics} if run else {} for run in runs]
     # A prediction of a configuration that cannot run never counts as better, nor does one compared
@@ -548,12 +548,12 @@ def _row(name: str, metrics: Sequence[Metric | None], *, judged: bool, measured:
         unit=unit,
         values=values,
         changes=changes,
-        best=_best(values, unit) if judged else None,
+        best=_best_index(values, unit) if judged else None,
         measured=measured,
     )
 
 
-def _best(values: Sequence[float | None], unit: Unit) -> int | None:
+def _best_index(values: Sequence[float | None], unit: Unit) -> int | None:
     known = [value for value in values if value is not None]
     least, most = min(known), max(known)
     if most - least <= EQUAL * abs(least):
@@ -561,7 +561,7 @@ def _best(values: Sequence[float | None], unit: Unit) -> int | None:
     return values.index(least if unit in LESS_IS_BETTER else most)
 
 
-def _fullest_stages(
+def _memory_chart(
     names: Sequence[str], views: Sequence[ConfigurationView], runs: Sequence[ComparedRun | None]
 ) -> Stack | None:
     """Return the fullest stage of each as predicted, and the largest peak of its complete run."""
@@ -583,7 +583,7 @@ def _fullest_stages(
     return stack(rows, unit="bytes") if rows else None
 
 
-def _times(
+def _time_chart(
     names: Sequence[str], views: Sequence[ConfigurationView], sides: Sequence[Side], predicted: str
 ) -> Stack | None:
     """Return each prediction, calibrated if the cluster was measured (its bar then comes first),

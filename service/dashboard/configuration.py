@@ -35,7 +35,13 @@ from service.api.dependencies import CalibrationsDep, FindDep, StoreDep
 from service.api.views import View
 from service.dashboard import formats
 from service.dashboard.ask_question import question_of
-from service.dashboard.evidence import SearchId, known_to, newest, of_search, sources
+from service.dashboard.evidence import (
+    SearchId,
+    calibration_words,
+    estimate_of_search,
+    list_sources,
+    search_evidence_words,
+)
 from service.dashboard.figures import BarSpec, Stack, stack
 from service.dashboard.fixes import FixRow, fix_row
 from service.dashboard.live import Running
@@ -180,7 +186,7 @@ def configuration_context(
     record = store.get_search(search_id=search) if search else None
     try:
         configured = read_query(query.encode(), find=find)
-        known = None if record is None else known_to(record, query=configured)
+        known = None if record is None else estimate_of_search(record, query=configured)
         page = configuration_page(
             configured, json_href=json_href, calibrations=calibrations, known=known
         )
@@ -188,7 +194,9 @@ def configuration_context(
             page = replace(
                 page,
                 view=replace(
-                    page.view, evidence=of_search(record), evidence_href=f"/searches/{record.id}"
+                    page.view,
+                    evidence=search_evidence_words(record),
+                    evidence_href=f"/searches/{record.id}",
                 ),
             )
         return page
@@ -362,13 +370,13 @@ def _view(
         left_open=()
         if isinstance(known, InferenceEstimate)
         else tuple(filter(None, (cuda_graphs_words(known), recipe_words(known)))),
-        evidence=newest(calibrated),
+        evidence=calibration_words(calibrated),
         evidence_href="/calibration" if calibrated is not None else None,
         memory=memory,
         shown_stages=shown_stages,
         num_stages=num_stages,
         time=time,
-        provenance=sources(estimate, calibrated),
+        provenance=list_sources(estimate, calibrated),
         query_text=json.dumps(mapping, indent=2, ensure_ascii=False),
         href=configuration_href(this),
     )

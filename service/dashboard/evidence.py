@@ -20,23 +20,26 @@ from service.dashboard.page import Fact
 ALONE = "the cost model alone"
 SearchId = Annotated[
     str | None,
-    QueryParameter(max_length=64, description="A search, whose evidence the figures then rest on"),
+    QueryParameter(max_length=64, description="Search whose measurements the figures use"),
 ]
 
 
-def known_to(record: SearchRecord, *, query: Query) -> Estimate | InferenceEstimate | None:
-    """Return a search's estimate of a query's configuration; None unless its result contains the
-    configuration in full.
+def estimate_of_search(
+    record: SearchRecord, *, query: Query
+) -> Estimate | InferenceEstimate | None:
+    """Return a search's calibrated estimate of a query's configuration.
+
+    Returns None unless the result of the search contains this configuration.
     """
-    of_search, this = schema.parse_query(record.query), _alone(query)
+    of_search, this = schema.parse_query(record.query), _configuration_fields(query)
     for row in complete_rows(record):
-        if _alone(Configuration.of(row, query=of_search).query) == this:
+        if _configuration_fields(Configuration.of(row, query=of_search).query) == this:
             return row.calibrated_estimate
     return None
 
 
-def _alone(query: Query) -> dict[str, Any]:
-    """Return the parts of a query that describe its configuration."""
+def _configuration_fields(query: Query) -> dict[str, Any]:
+    """Return the query without its search settings."""
     return {
         name: value
         for name, value in schema.query_mapping(query).items()
@@ -44,24 +47,18 @@ def _alone(query: Query) -> dict[str, Any]:
     }
 
 
-def newest(calibrated: Estimate | None) -> str:
-    """Return the words for an estimate's evidence without a search; `calibrated` is None without a
-    calibration.
-    """
-    learnt = None if calibrated is None else calibrated.provenance.get("calibration")
-    if not isinstance(learnt, dict):
+def calibration_words(calibrated: Estimate | None) -> str:
+    """Return the source of an estimate in words; `calibrated` is None without a calibration."""
+    calibration = None if calibrated is None else calibrated.provenance.get("calibration")
+    if not isinstance(calibration, dict):
         return ALONE
-    return (
-        f"version {learnt.get('version')} of the calibration of {learnt.get('cluster_key')}, "
-        "the newest"
-    )
+    version, cluster = calibration.get("version"), calibration.get("cluster_key")
+    return f"the newest calibration of {cluster} (version {version})"
 
 
-def of_search(record: SearchRecord) -> str:
-    """Return the words for a search's evidence."""
-    return (
-        f"what search {record.label.name or record.id} learnt, by its own runs and those before it"
-    )
+def search_evidence_words(record: SearchRecord) -> str:
+    """Return the source of a search's estimates in words."""
+    return f"the runs of search {record.label.name or record.id} and earlier runs"
 
 
 def calibration_in_words(value: Any) -> str:
@@ -89,7 +86,7 @@ def calibration_in_words(value: Any) -> str:
     )
 
 
-def sources(
+def list_sources(
     estimate: Estimate | InferenceEstimate, calibrated: Estimate | None
 ) -> tuple[Fact, ...]:
     """Return the sources of an estimate's numbers, and those that calibration adds."""
@@ -101,13 +98,13 @@ def sources(
     if estimate.intervals is not None and estimate.intervals.source:
         known["intervals"] = estimate.intervals.source
     known.pop("stalls", None)  # Shown with the figures.
-    special = {"calibration": calibration_in_words, "assumed": _assumed}
+    special = {"calibration": calibration_in_words, "assumed": _assumption_words}
     texts = {name: special.get(name, formats.in_words)(value) for name, value in known.items()}
     return tuple(Fact(name=formats.words(name), value=text) for name, text in texts.items() if text)
 
 
-def _assumed(value: Any) -> str:
-    """Return the keys that the query left open, with their values."""
+def _assumption_words(value: Any) -> str:
+    """Return the keys that the query does not set, with the assumed values."""
     if not isinstance(value, dict):
         return formats.in_words(value)
     return ", ".join(

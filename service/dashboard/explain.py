@@ -43,7 +43,7 @@ from service.settings import Settings
 KEEP = "keep"
 """Field of the form: whether the step and its parts are stored as a measurement."""
 MAX_RANKS = 32
-"""Maximum number of ranks in the table; those that others wait for come first."""
+"""Maximum number of ranks in the table, sorted by how long other ranks wait for them."""
 
 router = APIRouter(tags=["dashboard"])
 
@@ -65,7 +65,7 @@ class PartRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeRow:
-    """A change, its saving, and its address."""
+    """A suggested change, the seconds it saves, and its page."""
 
     change: str
     part: str
@@ -93,9 +93,9 @@ class Explained:
     """Megatron's timers over all ranks, from a log."""
     matmul: str | None = None
     kept: str | None = None
-    """What happened to the step as a measurement."""
+    """State of the measurement, if the step was stored as one."""
     held_because: str | None = None
-    """What could not be checked in a trace whose step is held."""
+    """Why the stored step waits for review."""
     not_kept: str | None = None
     """Why it was not stored although requested."""
 
@@ -192,20 +192,20 @@ def _with_measurement(
     """Return the explained run with its step stored as a measurement, or the reason why not."""
     if isinstance(answer, LoggedExplanation):
         return replace(
-            explained, not_kept="the timers in a log do not cover every part of a step; use a trace"
+            explained, not_kept="timers in a log do not cover every part of a step; upload a trace"
         )
     if answer.teaches is None:
         return replace(
             explained,
-            not_kept="state which configuration was recorded; the measurement is stored for it",
+            not_kept="add the query of the recorded configuration",
         )
     if answer.report is None:
         return replace(
             explained,
-            not_kept=f"the trace is not of the query's training: {refusal_reasons(answer.checks)}",
+            not_kept=f"the trace does not match the query: {refusal_reasons(answer.checks)}",
         )
     if principal.scope < Scope.SUBMIT:
-        return replace(explained, not_kept="your key may not store measurements")
+        return replace(explained, not_kept="your key cannot store measurements")
     report = json.dumps(schema.to_dict(answer.report)).encode()
     try:
         record = add_report(
@@ -242,7 +242,11 @@ def _explain_traces(answer: Explanation, typed: Query | None) -> Explained:
         for part, seconds in step.parts_s.items()
         if max(seconds, predicted.get(part, 0.0), step.hidden_s.get(part, 0.0)) > 0.0
     )
-    steps = format_count(answer.steps, "step") if answer.marked else "no marked step: all that ran"
+    steps = (
+        format_count(answer.steps, "step")
+        if answer.marked
+        else "no step is marked: all recorded work"
+    )
     count = f"{steps}, {format_count(len(answer.ranks), 'rank')}"
     pace = f" Rank {answer.critical_rank} sets the pace." if len(answer.ranks) > 1 else ""
     rate, share = answer.matmul_flops_per_second, answer.tensor_core_share

@@ -78,7 +78,10 @@ def _best(record: SearchRecord) -> _Best:
     rows = (record.result or {}).get("recommendations") or ()
     row: dict[str, Any] = rows[0] if rows else {"parallel": record.progress.get("best_parallel")}
     if row["parallel"] is None:
-        raise NotFoundError("the search has no best configuration yet", field="search_id")
+        raise NotFoundError(
+            "This search has no best configuration yet; wait for its first successful run.",
+            field="search_id",
+        )
     return _Best(parallel=decode_configuration(row["parallel"]), set=row.get("set", {}))
 
 

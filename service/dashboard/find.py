@@ -13,10 +13,12 @@ from service.dashboard.formats import subject
 from service.dashboard.guide import guide_sections
 from service.dashboard.page import SECTIONS, Page, address, page_at
 
-MOST = 5
-"""Maximum results of one kind."""
-RECENT = 100
-"""Newest searches that are found by model, cluster and id, too; older ones by their labels."""
+MAX_PER_KIND = 5
+"""Maximum number of results of one kind."""
+NUM_RECENT = 100
+"""Number of the newest searches that are also found by model, cluster and id; older searches are
+found by their labels only.
+"""
 
 router = APIRouter(tags=["dashboard"])
 
@@ -32,7 +34,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindPage(Page):
-    """Search results, at most `MOST` of each kind."""
+    """Search results, at most `MAX_PER_KIND` of each kind."""
 
     words: str
     found: tuple[Found, ...]
@@ -47,18 +49,18 @@ def find_context(
     counts: dict[str, int] = {}
     found = []
     exact = " ".join(words)
-    named = [each for each in _pages_named(store, words) if _has(each.name, words)]
+    named = [each for each in _pages_named(store, words) if _contains(each.name, words)]
     named.sort(key=lambda each: each.name.casefold() != exact)
-    for each in (*named[:MOST], *_searches(store, words), *named[MOST:]):
+    for each in (*named[:MAX_PER_KIND], *_searches(store, words), *named[MAX_PER_KIND:]):
         counts[each.kind] = counts.get(each.kind, 0) + 1
-        if counts[each.kind] <= MOST:
+        if counts[each.kind] <= MAX_PER_KIND:
             found.append(each)
     return FindPage(
         title="Find", json_href=address("/find.json", {"q": q}), words=q, found=tuple(found)
     )
 
 
-def _has(text: str, words: list[str]) -> bool:
+def _contains(text: str, words: list[str]) -> bool:
     return all(word in text.casefold() for word in words)
 
 
@@ -80,12 +82,12 @@ def _pages_named(store: Store, words: list[str]) -> Iterator[Found]:
 
 
 def _searches(store: Store, words: list[str]) -> Iterator[Found]:
-    """Yield searches whose label has the words, then new ones whose model, cluster or id does."""
-    labelled = store.list_searches(words=" ".join(words), limit=MOST).items if words else ()
+    """Yield searches with the words in their label, then recent ones with the words elsewhere."""
+    labelled = store.list_searches(words=" ".join(words), limit=MAX_PER_KIND).items if words else ()
     recent = (
         record
-        for record in store.list_searches(limit=RECENT).items
-        if _has(f"{record.label.name} {subject(record.query)} {record.id}", words)
+        for record in store.list_searches(limit=NUM_RECENT).items
+        if _contains(f"{record.label.name} {subject(record.query)} {record.id}", words)
     )
     for record in {each.id: each for each in (*labelled, *recent)}.values():
         name = record.label.name or subject(record.query)

@@ -108,7 +108,7 @@ def gpu_time(value: float | None, device: str = "GPU") -> str:
 
 
 def tick(value: float, unit: str) -> str:
-    """Return a round value on an axis without trailing zeros; bytes in GiB, without the unit."""
+    """Return a round value of an axis without trailing zeros; bytes in GiB, without the unit."""
     if unit == "bytes":
         return f"{value / 2**30:,g}"
     return (
@@ -316,7 +316,7 @@ def subject(query: JsonObject) -> str:
 def workload(query: JsonObject) -> str:
     """Return the workload of one step or request.
 
-    For example `8,192 tokens a sequence, batch 512, 1,000 billion tokens in all` or
+    For example `8,192 tokens per sequence, batch 512, 1,000 billion tokens in total` or
     `weights in fp8, 4,000 tokens in, 1,000 out, 64 in flight`. Distributions and traces of lengths
     are omitted, like defaults.
     """
@@ -325,9 +325,9 @@ def workload(query: JsonObject) -> str:
     parts = (
         (training.get("precision"), "{}"),
         (served.get("precision"), "weights in {}"),
-        (training.get("sequence_length"), "{:,} tokens a sequence"),
+        (training.get("sequence_length"), "{:,} tokens per sequence"),
         (training.get("global_batch_size"), "batch {:,}"),
-        (total and total / 1e9, "{:,.4g} billion tokens in all"),
+        (total and total / 1e9, "{:,.4g} billion tokens in total"),
         (served.get("input_length"), "{:,} tokens in"),
         (served.get("output_length"), "{:,} out"),
         (served.get("concurrency"), "{:,} in flight"),
@@ -368,7 +368,7 @@ def details(parallel: ParallelConfig) -> str:
     if parallel.expert_tensor_parallel_size > 1:
         parts.append(f"expert TP {parallel.expert_tensor_parallel_size}")
     if parallel.moe_token_dispatcher_type is not None:
-        parts.append(f"tokens by {parallel.moe_token_dispatcher_type}")
+        parts.append(f"expert dispatcher: {parallel.moe_token_dispatcher_type}")
     if parallel.sequence_parallel:
         parts.append("sequence parallel")
     parts.append("no recomputation" if recompute == "none" else f"{recompute} recomputation")
@@ -379,7 +379,7 @@ def details(parallel: ParallelConfig) -> str:
     if parallel.context_parallel_size > 1 and parallel.context_parallel_communication is not None:
         levels = " x ".join(map(str, parallel.hierarchical_context_parallel_sizes or ()))
         parts.append(
-            "context by "
+            "CP exchange: "
             f"{parallel.context_parallel_communication}{f' ({levels})' if levels else ''}"
         )
     return ", ".join(parts)
@@ -422,7 +422,9 @@ def configuration_details(configuration: Configuration) -> str:
         return serving_details(config)
     knobs = () if training is None else tuple(_knobs(training))
     listed = sorted(
-        path for path in configuration.set if path.startswith("training.") and path not in TAKEN
+        path
+        for path in configuration.set
+        if path.startswith("training.") and path not in DESCRIBED_KNOBS
     )
     chosen = (
         f"{path.removeprefix('training.').replace('_', ' ')} {configuration.set[path]}"
@@ -431,7 +433,7 @@ def configuration_details(configuration: Configuration) -> str:
     return ", ".join((details(config), *chosen, *knobs))
 
 
-TAKEN = ("training.offload", *FREE_PATHS)
+DESCRIBED_KNOBS = ("training.offload", *FREE_PATHS)
 """Keys that a ranking chooses and that _knobs describes."""
 
 
@@ -444,7 +446,7 @@ def _knobs(training: TrainingWorkload) -> Iterator[str]:
     if training.cross_entropy not in (None, "unfused"):
         yield f"cross entropy {training.cross_entropy}"
     if training.merges_passes:
-        yield "experts' exchange overlapped"
+        yield "expert exchange overlapped"
 
 
 def slashed(text: str) -> Markup:

@@ -27,18 +27,17 @@ def gpu_facts(spec: GpuSpec, values: Mapping[str, Any]) -> dict[str, Any]:
     unchanged.
     """
     facts = {_per_gpu(name): value for name, value in values.items()}
-    facts["kind"] = {"gpu": "GPU", "cpu": "a process of a processor"}[spec.kind]
+    facts["kind"] = {"gpu": "GPU", "cpu": "CPU process"}[spec.kind]
     headroom = Constraints().memory_headroom_fraction
     usable = formats.gib((1.0 - headroom) * spec.memory_bytes)
     facts["memory_bytes"] = (
-        f"{formats.gib(spec.memory_bytes)}, {usable} of it usable ({formats.share(headroom)} kept "
-        "free)"
+        f"{formats.gib(spec.memory_bytes)} ({usable} usable, {formats.share(headroom)} reserved)"
     )
-    facts["peak_flops_per_second"] = _peaks(spec.peak_flops_per_second)
+    facts["peak_flops_per_second"] = _peak_rates(spec.peak_flops_per_second)
     facts["predict_only"] = None
-    facts["profile_runs"] = "no: it is predicted alone" if spec.predict_only else "yes"
+    facts["profile_runs"] = "no, predictions only" if spec.predict_only else "yes"
     facts["price_per_hour"] = None
-    facts["price_per_gpu_hour"] = _price(spec) or None
+    facts["price_per_gpu_hour"] = _price_words(spec) or None
     return facts
 
 
@@ -49,7 +48,7 @@ def _per_gpu(name: str) -> str:
     return f"{name.removesuffix(unit)}_per_gpu{unit}"
 
 
-def _peaks(rates: Mapping[Any, float]) -> dict[str, float]:
+def _peak_rates(rates: Mapping[Any, float]) -> dict[str, float]:
     """Return rates by precision; fp32 is marked if it is TF32's."""
     least, most = (share * rates.get("bf16", 0.0) for share in TF32_OF_BF16)
     return {
@@ -58,28 +57,30 @@ def _peaks(rates: Mapping[Any, float]) -> dict[str, float]:
     }
 
 
-def _price(spec: GpuSpec) -> str:
+def _price_words(spec: GpuSpec) -> str:
     """Return the typical and the lowest on-demand price with their machines and dates; empty
     without a price.
     """
     listed = [
         (offer.on_demand, offer)
         for offer in offers()
-        if offer.on_demand is not None and _gpu(offer) == spec.name
+        if offer.on_demand is not None and _gpu_of_offer(offer) == spec.name
     ]
     least = lowest_offers().get(spec.name)
     words = []
     if spec.price_per_hour is not None:
-        whose = next((_whose(offer) for price, offer in listed if price == spec.price_per_hour), "")
+        whose = next(
+            (_offer_words(offer) for price, offer in listed if price == spec.price_per_hour), ""
+        )
         words.append(f"{formats.dollars(spec.price_per_hour)} on demand, typical{whose}")
     if least is not None and least.on_demand is not None and least.on_demand != spec.price_per_hour:
-        words.append(f"lowest {formats.dollars(least.on_demand)}{_whose(least)}")
+        words.append(f"lowest {formats.dollars(least.on_demand)}{_offer_words(least)}")
     return "; ".join(words)
 
 
-def _gpu(offer: Offer) -> str:
+def _gpu_of_offer(offer: Offer) -> str:
     return catalog.gpu(offer.gpu or catalog.node_type(offer.node_type or "").gpu).name
 
 
-def _whose(offer: Offer) -> str:
+def _offer_words(offer: Offer) -> str:
     return f" ({offer.name}, {offer.date})"

@@ -125,7 +125,7 @@ def _as_html(text: str) -> Markup:
     for token, content in zip(tokens, [*tokens[1:], Token("inline", "", 0)], strict=True):
         if token.type == "heading_open":
             token.attrSet("id", _anchor(content.content))
-        _mend_links(token.children or ())
+        _redirect_links(token.children or ())
     html = parser.renderer.render(tokens, parser.options, {})
     if text.startswith("# Glossary"):
         html = re.sub(
@@ -144,7 +144,7 @@ def _as_html(text: str) -> Markup:
 
 
 @functools.cache
-def terms() -> frozenset[str]:
+def glossary_anchors() -> frozenset[str]:
     """Return the anchors of the glossary's terms."""
     text = (guide_folder() / "glossary.md").read_text(encoding="utf-8")
     return frozenset(map(_anchor, _TERM.findall(text)))
@@ -154,7 +154,7 @@ def terms() -> frozenset[str]:
 def ask_term(name: str) -> Markup:
     """Return the escaped name, with a link to the first glossary term in it."""
     words = name.replace(",", "").split()
-    known = next((word for word in (name, *words) if _anchor(word) in terms()), None)
+    known = next((word for word in (name, *words) if _anchor(word) in glossary_anchors()), None)
     return (
         Markup.escape(name)
         if known is None
@@ -168,7 +168,7 @@ _ASKED = Markup(
 )
 
 
-def _mend_links(tokens: Iterable[Token]) -> None:
+def _redirect_links(tokens: Iterable[Token]) -> None:
     """Redirect links to pages of the guide; remove links to files of the repository."""
     for token in tokens:
         if token.type == "image":

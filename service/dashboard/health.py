@@ -11,11 +11,11 @@ from hp_tool.loop.search.charges import failed_hosts
 from hp_tool.loop.tuning.preflight import EVENT
 from service.dashboard import formats
 
-RECENT = 20
+NUM_RECENT_RUNS = 20
 """Number of the newest runs considered."""
-FEWEST = 3
+MIN_RUNS = 3
 """Minimum number of runs for reporting a drift."""
-LAGGING = 0.9
+MIN_CLOCK_RATIO = 0.9
 """Fraction of its peers' median clock below which a GPU is reported."""
 
 
@@ -40,13 +40,15 @@ class Health:
     slow_nodes: tuple[SlowNode, ...] = ()
 
 
-def health(store: Store, *, search_ids: Iterable[str]) -> Health:
+def cluster_health(store: Store, *, search_ids: Iterable[str]) -> Health:
     """Return the health from the newest runs of these searches that the caller can see."""
     ratios: list[float] = []
     nodes: dict[str, str] = {}
     for search_id in search_ids:
-        newest = store.list_runs(search_id=search_id, limit=RECENT, oldest_first=False).items
-        ratios += [ratio for run in newest if (ratio := _over_expected(run)) is not None]
+        newest = store.list_runs(
+            search_id=search_id, limit=NUM_RECENT_RUNS, oldest_first=False
+        ).items
+        ratios += [ratio for run in newest if (ratio := _relative_excess(run)) is not None]
         events = store.events(search_id=search_id)
         slow = (
             each
@@ -58,16 +60,16 @@ def health(store: Store, *, search_ids: Iterable[str]) -> Health:
             each["name"]: f"{each['slowdown']:.2f} times as slow as its peers before the first run"
             for each in slow
         }
-        nodes |= dict.fromkeys(failed_hosts(newest), "two runs or more failed on it")
-        nodes |= _lagging(newest)
+        nodes |= dict.fromkeys(failed_hosts(newest), "at least two runs failed on this node")
+        nodes |= _lagging_hosts(newest)
     return Health(
-        drift_fraction=statistics.median(ratios) if len(ratios) >= FEWEST else None,
+        drift_fraction=statistics.median(ratios) if len(ratios) >= MIN_RUNS else None,
         runs=len(ratios),
         slow_nodes=tuple(SlowNode(name=name, why=why) for name, why in nodes.items()),
     )
 
 
-def _over_expected(run: RunRecord) -> float | None:
+def _relative_excess(run: RunRecord) -> float | None:
     expected_s, measured_s = (
         run.predicted.get("calibrated_step_s"),
         run.measurement and run.measurement.objective_s,
@@ -76,7 +78,7 @@ def _over_expected(run: RunRecord) -> float | None:
     return measured_s / expected_s - 1.0 if expected_s and measured_s and run.number else None
 
 
-def _lagging(runs: Sequence[RunRecord]) -> dict[str, str]:
+def _lagging_hosts(runs: Sequence[RunRecord]) -> dict[str, str]:
     """Return hosts of GPUs that throttle, have errors or run slower than the others of the same
     run.
     """
@@ -84,13 +86,13 @@ def _lagging(runs: Sequence[RunRecord]) -> dict[str, str]:
     for run in runs:
         devices: Sequence[DeviceState] = run.measurement.devices if run.measurement else ()
         clocks = [device.sm_clock_hz for device in devices if device.sm_clock_hz]
-        usual_hz = statistics.median(clocks) if clocks else 0.0
+        median_hz = statistics.median(clocks) if clocks else 0.0
         for device in devices:
             if device.uncorrected_ecc_errors:
                 lagging[device.host] = f"{device.uncorrected_ecc_errors} uncorrected memory errors"
-            elif device.sm_clock_hz and device.sm_clock_hz < LAGGING * usual_hz:
-                slower = formats.share(1.0 - device.sm_clock_hz / usual_hz)
-                lagging[device.host] = f"a GPU's clock is {slower} below the others'" + (
-                    f", held down by {device.throttled_by}" if device.throttled_by else ""
+            elif device.sm_clock_hz and device.sm_clock_hz < MIN_CLOCK_RATIO * median_hz:
+                slower = formats.share(1.0 - device.sm_clock_hz / median_hz)
+                lagging[device.host] = f"a GPU clock is {slower} below that of the other GPUs" + (
+                    f", throttled by {device.throttled_by}" if device.throttled_by else ""
                 )
     return lagging

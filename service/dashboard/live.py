@@ -42,7 +42,7 @@ class Running:
     """Last lines of its log so far."""
 
 
-def running_now(store: Store, record: SearchRecord) -> tuple[Running, ...]:
+def list_running(store: Store, record: SearchRecord) -> tuple[Running, ...]:
     """Return the runs of a search on the engine, in order."""
     ended = store.list_runs(
         search_id=record.id, state=RunState.FINISHED, limit=20, oldest_first=False
@@ -57,37 +57,37 @@ def running_now(store: Store, record: SearchRecord) -> tuple[Running, ...]:
     return tuple(_running(run, record, usual_s=usual_s) for run in runs)
 
 
-def steps_of(query: JsonObject) -> tuple[int, int]:
+def step_counts(query: JsonObject) -> tuple[int, int]:
     """Return (warm-up steps, measured steps) of the runs of a search's query."""
     settings, usual = query.get("search") or {}, SearchSettings()
     return settings.get("warmup_steps", usual.warmup_steps), settings.get("steps", usual.steps)
 
 
-def log_of(record: SearchRecord, run: RunRecord) -> str:
+def get_log_tail(record: SearchRecord, run: RunRecord) -> str:
     """Return the last lines of a run's log: as stored at its end, else as its worker last read
     them; empty without any.
     """
-    seen = _seen(record, run.id)
+    seen = _progress_of(record, run.id)
     log = (run.measurement and run.measurement.log_tail) or (run.account or {}).get("log_tail")
     return log or (seen.log_tail if seen else "")
 
 
 def _running(run: RunRecord, record: SearchRecord, *, usual_s: float | None) -> Running:
-    now, query, seen = datetime.now(UTC), record.query, _seen(record, run.id)
-    warmup_steps, steps = steps_of(query)
+    now, query, seen = datetime.now(UTC), record.query, _progress_of(record, run.id)
+    warmup_steps, steps = step_counts(query)
     ends_at = (
         run.submitted_at + timedelta(seconds=usual_s) if usual_s and run.submitted_at else None
     )
     if seen is not None and seen.step_s:
         left = max(warmup_steps - seen.warmup_steps, 0) + max(steps - seen.steps, 0)
         ends_at = now + timedelta(seconds=left * seen.step_s)
-    arithmetic, details = trials.words(run.parallel, query)
+    arithmetic, details = trials.configuration_words(run.parallel, query)
     return Running(
         id=run.id,
         number=run.number,
         arithmetic=arithmetic,
         details=details,
-        why=trials.why(run.predicted.get("chosen_by")),
+        why=trials.reason_words(run.predicted.get("chosen_by")),
         submitted_at=run.submitted_at,
         expected_step_s=run.predicted.get("calibrated_step_s"),
         seconds=None if run.submitted_at is None else (now - run.submitted_at).total_seconds(),
@@ -104,6 +104,6 @@ def _running(run: RunRecord, record: SearchRecord, *, usual_s: float | None) -> 
     )
 
 
-def _seen(record: SearchRecord, run_id: str) -> Underway | None:
+def _progress_of(record: SearchRecord, run_id: str) -> Underway | None:
     seen = (record.progress.get("underway") or {}).get(run_id)
     return schema.parse(Underway, seen) if seen else None

@@ -41,7 +41,7 @@ class MachineRow(View):
     domain.
     """
     network_assumed: bool
-    """Whether neither the query nor the price list states that network."""
+    """Whether neither the query nor the price list names that network."""
     price: Price | None
     cost: float | None
     """US dollars: of the training, or per hour of the service."""
@@ -120,32 +120,34 @@ def machine_verdict(
     kept = f" within {' and '.join(within)}" if within else ""
     if not every:
         yield (
-            f"No machine does it{kept}."
+            f"No machine finishes{kept}."
             if kept
-            else "No configuration is acceptable on any of these machines."
+            else "No configuration meets the constraints on any of these machines."
         )
         priced = [row for row in misses if row.cost is not None and row.days is not None]
         if priced:
             nearest = min(priced, key=lambda row: row.cost or 0.0)
-            yield f"The least it takes: {_named(nearest)}{_money(nearest)}."
+            yield f"Cheapest beyond the limits: {_machine_words(nearest)}{_cost_words(nearest)}."
         return
     timed = [row for row in every if row.days is not None and row.cost is not None]
     if not timed:
         yield (
             f"{machines_heading(query).capitalize()}: "
-            f"{_named(rows[0])}{_money(rows[0])}{_targets_met(query)}."
+            f"{_machine_words(rows[0])}{_cost_words(rows[0])}{_target_words(query)}."
         )
         return
     cheapest = min(timed, key=lambda row: (row.cost or 0.0, row.days or 0.0))
     fastest = min(timed, key=lambda row: (row.days or 0.0, row.cost or 0.0))
-    yield f"Cheapest{kept}: {_named(cheapest)}{_money(cheapest)}."
+    yield f"Cheapest{kept}: {_machine_words(cheapest)}{_cost_words(cheapest)}."
     same = (fastest.machine, fastest.num_gpus) == (cheapest.machine, cheapest.num_gpus)
     yield (
-        "It is the fastest, too." if same else f"Fastest{kept}: {_named(fastest)}{_money(fastest)}."
+        "It is also the fastest."
+        if same
+        else f"Fastest{kept}: {_machine_words(fastest)}{_cost_words(fastest)}."
     )
 
 
-def _named(row: MachineRow) -> str:
+def _machine_words(row: MachineRow) -> str:
     assumed = " over an assumed network" if row.network_assumed else ""
     return (
         f"{row.num_gpus:,} GPUs of {row.machine}{assumed}"
@@ -154,37 +156,37 @@ def _named(row: MachineRow) -> str:
     )
 
 
-def _money(row: MachineRow) -> str:
+def _cost_words(row: MachineRow) -> str:
     if row.days is None or row.cost is None:
         if row.per_million_tokens is None:
             return ""
-        dollars = _between(row.per_million_interval, formats.dollars)
+        dollars = _interval_words(row.per_million_interval, formats.dollars)
         tokens = "tokens" if row.configuration.ttft_s is None else "output tokens"
         return (
             f", {formats.dollars(row.per_million_tokens)}{dollars} per million "
-            f"{tokens}{_latencies(row.configuration)}"
+            f"{tokens}{_latency_words(row.configuration)}"
         )
-    dollars = _between(row.cost_interval, formats.dollars)
+    dollars = _interval_words(row.cost_interval, formats.dollars)
     return (
         f", {formats.dollars(row.cost)}{dollars} and "
-        f"{formats.days(row.days)}{_between(row.days_interval, formats.number)}"
+        f"{formats.days(row.days)}{_interval_words(row.days_interval, formats.number)}"
     )
 
 
-def _latencies(row: RankedRow) -> str:
+def _latency_words(row: RankedRow) -> str:
     """Return `, 231 ms (180 ms to 290 ms) to the first token, ...`; empty for a training."""
     known = (
-        (row.ttft_s, row.ttft_s_interval, "ttft_s"),
-        (row.tpot_s, row.tpot_s_interval, "tpot_s"),
+        (row.ttft_s, row.ttft_s_interval, LATENCIES["ttft_s"].per),
+        (row.tpot_s, row.tpot_s_interval, LATENCIES["tpot_s"].per),
     )
     return "".join(
-        f", {formats.seconds(value)}{_between(interval, formats.seconds)} {LATENCIES[name].per}"
-        for value, interval, name in known
+        f", {formats.seconds(value)}{_interval_words(interval, formats.seconds)} {per}"
+        for value, interval, per in known
         if value is not None
     )
 
 
-def _targets_met(query: Query) -> str:
+def _target_words(query: Query) -> str:
     """Return the targets that a ranked row meets, in words: `; it meets both targets`."""
     count = 0 if query.targets is None else len(list(query.targets.limits()))
     return (
@@ -197,7 +199,7 @@ def _targets_met(query: Query) -> str:
     )
 
 
-def _between(ends: tuple[float, float] | None, written: Any) -> str:
+def _interval_words(ends: tuple[float, float] | None, written: Any) -> str:
     return "" if ends is None else f" ({written(ends[0])} to {written(ends[1])})"
 
 
@@ -209,7 +211,7 @@ def days_and_dollars(
     for name, shown, marker in (
         ("Machines", rows, {"color": "--series-1", "size": 7}),
         (
-            "Nothing beats these in both",
+            "Best trade-offs",
             front,
             {"color": "--series-3", "size": 9, "symbol": "ring"},
         ),
@@ -221,7 +223,7 @@ def days_and_dollars(
         ]
         if known:
             text = (
-                f"{_named(row)}\n{formats.dollars(row.cost or 0.0)}\n{formats.days(row.days or 0.0)}"  # noqa: E501
+                f"{_machine_words(row)}\n{formats.dollars(row.cost or 0.0)}\n{formats.days(row.days or 0.0)}"  # noqa: E501
                 for row in known
             )
             points = markers(

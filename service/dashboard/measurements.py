@@ -1,4 +1,4 @@
-"""Page /measurements: every run, whether it calibrates predictions, and who may change that."""
+"""Page /measurements: every measured run, whether it calibrates predictions, and its buttons."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ from service.dashboard.page import (
     page_at,
     stored_configuration,
 )
-from service.dashboard.trials import words
+from service.dashboard.trials import configuration_words
 
 MAX_ROWS = 50
 STATES: tuple[MeasurementState, ...] = get_args(MeasurementState)
@@ -63,7 +63,7 @@ class MeasuredRow(View):
 
     @staticmethod
     def computed(record: MeasurementRecord) -> dict[str, Any]:
-        arithmetic, details = words(record.parallel, record.query)
+        arithmetic, details = configuration_words(record.parallel, record.query)
         return {
             "arithmetic": arithmetic,
             "details": details,
@@ -113,13 +113,13 @@ class MeasurementRow(MeasuredRow):
     times_off: float | None
     """Ratio to its prediction, above or below."""
     teaches: str | None
-    """What it contributes to predictions, in words; None for an accepted run that contributes
-    nothing.
+    """Predicted quantities that it calibrates, in words; None for an accepted run that calibrates
+    none.
     """
     state: MeasurementState
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
-    """Reasons for its failure, its oddities and for contributing nothing, one sentence each."""
+    """Cause of its failure, unusual figures, and why it is not used, one sentence each."""
     actions: tuple[Action, ...]
     """Actions available to the caller."""
     href: str
@@ -213,37 +213,37 @@ def _row(record: MeasurementRecord, *, scope: Scope) -> MeasurementRow:
         times_off=max(predicted_s / measured_s, measured_s / predicted_s)
         if predicted_s and measured_s
         else None,
-        teaches=(teaches := _teaches(record)),
-        notes=tuple(_notes(record, teaches=teaches)),
+        teaches=(used_for := _use_words(record)),
+        notes=tuple(_notes(record, used_for=used_for)),
         error=predicted_s / measured_s - 1.0 if predicted_s and measured_s else None,
         actions=(*trust, *ACTIONS[record.state]) if scope >= Scope.SUBMIT else (),
         href=f"/measurements/{record.id}",
     )
 
 
-def _teaches(record: MeasurementRecord) -> str | None:
+def _use_words(record: MeasurementRecord) -> str | None:
     measurement = record.measurement
     if stored_configuration(record.query, record) is None:
         return None
     if measurement.status == "crashed" and measurement.fidelity.is_whole:
-        return "that it crashes"
+        return "crash"
     if measurement.status == "oom":
-        return "that it does not fit"
+        return "out of memory"
     timed = measurement.status == "ok" and measurement.objective_s is not None
     names = ("time",) * timed + ("memory",) * (measurement.peak_memory_bytes is not None)
     return " and ".join(names) or None
 
 
-def _notes(record: MeasurementRecord, *, teaches: str | None) -> Iterator[str]:
+def _notes(record: MeasurementRecord, *, used_for: str | None) -> Iterator[str]:
     measurement = record.measurement
     if measurement.cause:
         yield measurement.cause
-    yield from odd_figures(record)
-    if teaches is None and record.state == "accepted":
-        yield f"Teaches nothing: {_why_nothing(record)}"
+    yield from warning_words(record)
+    if used_for is None and record.state == "accepted":
+        yield f"Not used: {_unused_words(record)}"
 
 
-def odd_figures(record: MeasurementRecord) -> Iterator[str]:
+def warning_words(record: MeasurementRecord) -> Iterator[str]:
     """Return the figures in the record's `warnings`: `1,539 s, 25 times the predicted 61.57 s`."""
     for name, distance in record.distances.items():
         if distance >= WARNING_RATIO:
@@ -257,14 +257,14 @@ def odd_figures(record: MeasurementRecord) -> Iterator[str]:
             yield f"{write(measured)}, {far} {side}the predicted {write(predicted)}"
 
 
-def _why_nothing(record: MeasurementRecord) -> str:
+def _unused_words(record: MeasurementRecord) -> str:
     if not record.query:
         return "its query was not stored"
     if stored_configuration(record.query, record) is None:
-        return "its query is of another version"
+        return "its query has another version"
     if record.measurement.status == "crashed":
         return "a shortened run crashed"
-    return "it ended without a figure"
+    return "it measured nothing"
 
 
 def _configuration_href(record: MeasurementRecord) -> str | None:

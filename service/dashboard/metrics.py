@@ -82,7 +82,7 @@ def training_metrics(
 
 def serving_metrics(estimate: InferenceEstimate, device: str = "GPU") -> tuple[Metric, ...]:
     """Return figures of a legal serving configuration; empty for an illegal one."""
-    return _known(figures.SERVING, estimate, device=device)
+    return _drop_unknown(figures.SERVING, estimate, device=device)
 
 
 def fix_metrics(fix: Fix | ServingFix) -> tuple[Metric, ...]:
@@ -100,7 +100,9 @@ def measured_metrics(run: RunRecord, device: str = "GPU") -> tuple[Metric, ...]:
         return ()
     shown = figures.MEASURED if measurement.load is None else figures.SERVED_MEASURED
     # A reduced run needs another amount of memory than the whole configuration.
-    return _known((*shown, *([figures.PEAK] if run.fidelity.is_whole else [])), measurement, device)
+    return _drop_unknown(
+        (*shown, *([figures.PEAK] if run.fidelity.is_whole else [])), measurement, device
+    )
 
 
 def measured_parts(run: RunRecord | None) -> dict[str, float]:
@@ -126,7 +128,9 @@ def measured_peak(run: ComparedRun | None) -> float | None:
     )
 
 
-def _known(shown: Iterable[Figure], source: object, device: str = "GPU") -> tuple[Metric, ...]:
+def _drop_unknown(
+    shown: Iterable[Figure], source: object, device: str = "GPU"
+) -> tuple[Metric, ...]:
     return tuple(
         row
         for row in (_metric(each, source, device=device) for each in shown)

@@ -1,4 +1,4 @@
-"""The new search's form: fields from the query's schema, and conversion to and from a query."""
+"""Conversion between queries and the values of forms and addresses, which are texts by path."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -73,7 +73,9 @@ def to_query(values: Mapping[str, str]) -> dict[str, Any]:
     )
     filled = {name: _value(known[name], text) for name, text in values.items() if name in known}
     if "cluster" in filled and any(name.startswith("cluster.") for name in filled):
-        raise InputError("select a registered cluster or describe one, not both", field="cluster")
+        raise InputError(
+            "Select a registered cluster or describe a cluster, not both.", field="cluster"
+        )
     # An address may contain any path of a query; fields of the other kind are left over from its
     # tab.
     unlisted = {
@@ -117,7 +119,7 @@ def _extra(text: str) -> dict[str, Any]:
         raise InputError(error.message, field=EXTRA, code=error.code) from None
     if not all(isinstance(name, str) for name in data):
         raise InputError(
-            "other fields must be `name: value` lines of a query", field=EXTRA, code="syntax"
+            "Other fields must be lines of the form `name: value`.", field=EXTRA, code="syntax"
         )
     return dict(data)
 
@@ -156,7 +158,11 @@ def _scalar(field: Field, text: str) -> Any:
 
 def _text(field: Field, value: Any) -> str | None:
     """Return a value as shown in the field; None if the field cannot express it."""
-    text = ", ".join(map(_word, value)) if isinstance(value, list | tuple) else _word(value)
+    text = (
+        ", ".join(map(_scalar_text, value))
+        if isinstance(value, list | tuple)
+        else _scalar_text(value)
+    )
     if field.options and not field.several and text not in field.options:
         return None
     # An input has one line without outer spaces; an empty one omits its field.
@@ -167,7 +173,7 @@ def _text(field: Field, value: Any) -> str | None:
     )
 
 
-def _word(value: Any) -> str:
+def _scalar_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return recompute_text(value)
     return str(value).lower() if isinstance(value, bool) else str(value)

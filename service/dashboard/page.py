@@ -184,7 +184,7 @@ def error_status(context: Any) -> int:
     return HTTP_200_OK if context.error is None else HTTP_422_UNPROCESSABLE_CONTENT
 
 
-def rendered(template: str, **variables: Any) -> str:
+def render_html(template: str, **variables: Any) -> str:
     """Return the HTML of `template` with these variables."""
     variables.setdefault("notice", None)
     return _environment.get_template(template).render(variables)
@@ -203,11 +203,11 @@ def render(
     `section` is marked in the navigation bar; `notice` confirms the reader's last action.
     """
     return HTMLResponse(
-        rendered(template, page=page, section=section, notice=notice), status_code=status
+        render_html(template, page=page, section=section, notice=notice), status_code=status
     )
 
 
-def streamed(
+def stream_page(
     template: str,
     rest: str,
     *,
@@ -223,12 +223,12 @@ def streamed(
     mark = Markup("<!-- the rest -->")
 
     async def parts() -> AsyncIterator[str]:
-        before, place, after = rendered(template, page=page, section=section, rest=mark).partition(
-            mark
-        )
+        before, place, after = render_html(
+            template, page=page, section=section, rest=mark
+        ).partition(mark)
         yield before
         if place:
-            yield rendered(rest, page=await whole())
+            yield render_html(rest, page=await whole())
         yield after
 
     return StreamingResponse(parts(), media_type="text/html")
@@ -276,7 +276,7 @@ def read_form(text: str | bytes) -> dict[str, str]:
         )
     except ValueError:
         raise InputError(
-            "the form is not URL-encoded or has too many fields", code="bad_request"
+            f"The form is not URL-encoded or has more than {MAX_FIELDS} fields.", code="bad_request"
         ) from None
     return {name: value.strip() for name, value in pairs if value.strip()}
 

@@ -6,7 +6,7 @@ from functools import cache
 
 from hp_tool.domain.ports import Store
 from hp_tool.questions import schema
-from service.dashboard.page import STATIC, rendered
+from service.dashboard.page import STATIC, render_html
 from service.dashboard.search import search_page
 from service.dashboard.trials import trial_table
 
@@ -29,7 +29,7 @@ def report_html(*, store: Store, search_id: str) -> str:
     }
     figures = store.run_figures(search_id=search_id)
     trials = trial_table(record=record, runs=figures, logs=logs)
-    return rendered(
+    return render_html(
         "report.html",
         page=search_page(record, store=store),
         trials=schema.to_dict(trials),

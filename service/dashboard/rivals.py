@@ -25,7 +25,7 @@ class Rival:
     """Its page; None if the stored query cannot be read."""
 
 
-def rivals(record: SearchRecord) -> tuple[Rival, ...]:
+def list_rivals(record: SearchRecord) -> tuple[Rival, ...]:
     """Return rows of the result that did not run and whose time may equal the first row's.
 
     The 90% interval of their ratio contains 1.
@@ -47,7 +47,7 @@ def rivals(record: SearchRecord) -> tuple[Rival, ...]:
         _, low, high = ratio(known, first, quantile=NORMAL_QUANTILE)
         if low <= 1.0 <= high:
             configuration = stored_configuration(record.query, row)
-            arithmetic, details = trials.words(row.parallel, record.query)
+            arithmetic, details = trials.configuration_words(row.parallel, record.query)
             href = (
                 None
                 if configuration is None

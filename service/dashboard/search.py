@@ -31,10 +31,10 @@ from service.api.searches import (
 )
 from service.api.views import SearchView, View
 from service.dashboard import trials
-from service.dashboard.best import AxisEffect, Best, best_of_search, effects
+from service.dashboard.best import AxisEffect, Best, best_of_search, list_axis_effects
 from service.dashboard.formats import device_of, subject
-from service.dashboard.health import Health, health
-from service.dashboard.live import Running, log_of, running_now, steps_of
+from service.dashboard.health import Health, cluster_health
+from service.dashboard.live import Running, get_log_tail, list_running, step_counts
 from service.dashboard.page import (
     Form,
     Page,
@@ -45,7 +45,7 @@ from service.dashboard.page import (
     stored_configuration,
 )
 from service.dashboard.ranking import run_href
-from service.dashboard.verdict import failed_so_far, runs_verdict
+from service.dashboard.verdict import failure_words, runs_verdict
 
 START_UP_S = 20.0
 """Assumed seconds of a run before its first step, for a limit that lets it end."""
@@ -203,14 +203,14 @@ def runs_context(search_id: str, store: StoreDep) -> RunsPage:
 def log_text(search_id: str, run_id: str, store: StoreDep) -> PlainTextResponse:
     """Return the end of a profile run's log."""
     record = store.get_search(search_id=search_id)
-    log = log_of(record, store.get_run(search_id=search_id, run_id=run_id))
+    log = get_log_tail(record, store.get_run(search_id=search_id, run_id=run_id))
     return PlainTextResponse(log or "No log was stored for this run.")
 
 
 @router.post("/searches/{search_id}/budget", include_in_schema=False)
 def change_budget(search_id: str, values: Form, store: StoreDep) -> RedirectResponse:
     """Change the maximum number of profile runs of the search."""
-    budget_runs = number(values.get("budget_runs", ""), field="budget_runs")
+    budget_runs = parse_integer(values.get("budget_runs", ""), field="budget_runs")
     update_budget(store, search_id=search_id, change=BudgetChange(budget_runs=budget_runs))
     return done(f"/searches/{search_id}", "changed")
 
@@ -220,7 +220,7 @@ def run_longer(search_id: str, values: Form, store: StoreDep, find: FindDep) -> 
     """Create a search with the same query and a longer limit per run."""
     sent = dict(store.get_search(search_id=search_id).query)
     sent["search"] = (sent.get("search") or {}) | {
-        "run_timeout_s": number(values.get("run_timeout_s", ""), field="run_timeout_s")
+        "run_timeout_s": parse_integer(values.get("run_timeout_s", ""), field="run_timeout_s")
     }
     record = store.create_search(
         **prepare_search(schema.parse_query(sent), sent=sent, find=find), request=sent
@@ -228,7 +228,7 @@ def run_longer(search_id: str, values: Form, store: StoreDep, find: FindDep) -> 
     return RedirectResponse(f"/searches/{record.id}", status_code=303)
 
 
-def _longer(view: SearchView, store: Store) -> tuple[int, float, float] | None:
+def _longer_limit(view: SearchView, store: Store) -> tuple[int, float, float] | None:
     """Return a sufficient time limit for runs that were cut off, their limit, and the longest
     expected step, in seconds.
 
@@ -241,7 +241,7 @@ def _longer(view: SearchView, store: Store) -> tuple[int, float, float] | None:
     runs = store.run_figures(search_id=view.id)
     if not runs or any(run.status != "timeout" for run in runs):
         return None
-    steps = sum(steps_of(view.query))
+    steps = sum(step_counts(view.query))
     slowest_s = max(run.expected_step_s or run.predicted_step_s or 0.0 for run in runs)
     needed_s = max(2.0 * (START_UP_S + steps * slowest_s), 2.0 * limit)
     return (
@@ -273,20 +273,20 @@ for _action in ACTION_DESCRIPTIONS:  # Our own page sent the request.
 def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
     """Return the context of one search's page."""
     view = SearchView.of(record)
-    account = account_of(view)
+    account = get_account(view)
     best = best_of_search(record, store)
     configuration = best and stored_configuration(
         view.query, replace(best, parallel=best.recommended or best.parallel)
     )
     left = budget_runs_of(view.query) - account.get("profile_runs", 0)
-    longer_s, limit_s, slowest_step_s = _longer(view, store) or (None, None, None)
+    longer_s, limit_s, slowest_step_s = _longer_limit(view, store) or (None, None, None)
     schedule, bubble_fraction = (
         schedule_of(configuration) if configuration and view.state.ended else (None, None)
     )
     return SearchPage.of(
         view,
-        kind="inference" if trials.serves(view.query) else "training",
-        quantity=trials.quantity(view.query),
+        kind="inference" if trials.is_serving(view.query) else "training",
+        quantity=trials.compared_quantity(view.query),
         title=view.label.name or subject(view.query),
         subject=subject(view.query),
         device=device_of(view.query),
@@ -299,20 +299,20 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         events_href=None if view.state.ended else f"/v1/searches/{view.id}/events",
         tone=view.state.tone,
         ended=view.state.ended,
-        actions=_buttons(view),
+        actions=_action_buttons(view),
         longer_s=longer_s,
         limit_s=limit_s,
         slowest_step_s=slowest_step_s,
         best=best,
         failed_so_far=None
         if best or view.state.ended
-        else failed_so_far(store.run_figures(search_id=view.id), left=left),
-        axes=effects(record),
+        else failure_words(store.run_figures(search_id=view.id), left=left),
+        axes=list_axis_effects(record),
         schedule=schedule,
         bubble_fraction=bubble_fraction,
-        health=health(store, search_ids=[view.id]),
-        running=() if view.state.ended else running_now(store, record),
-        ahead=_ahead(record, store),
+        health=cluster_health(store, search_ids=[view.id]),
+        running=() if view.state.ended else list_running(store, record),
+        ahead=_count_ahead(record, store),
         targets=trials.targets_of(view.query),
         profile_runs=account.get("profile_runs", 0),
         budget_runs=budget_runs_of(view.query),
@@ -324,17 +324,17 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
         queue_s=account.get("queue_s", 0.0),
         pending=None
         if view.state.ended or "pending" not in account
-        else _pending(account["pending"]),
+        else _pending_words(account["pending"]),
         waiting_for=None if view.state.ended else account.get("waiting_for"),
         stopped_because=view.stopped_because
         and stop_reason(view.stopped_because, best.verdict if best else None),
-        stalled=stalled(record),
+        stalled=is_stalled(record),
         no_worker=view.state is SearchState.QUEUED and not store.live_workers(),
         query_text=json.dumps(view.query, indent=2, ensure_ascii=False),
     )
 
 
-def account_of(view: SearchView) -> JsonObject:
+def get_account(view: SearchView) -> JsonObject:
     """Return the cost of a search, from its result, or from its progress if there is no result
     yet.
     """
@@ -349,7 +349,7 @@ def saved_gpu_seconds(account: JsonObject) -> float | None:
     return max(0.0, grid - spent) if grid and spent is not None else None
 
 
-def stalled(record: SearchRecord) -> bool:
+def is_stalled(record: SearchRecord) -> bool:
     """Return whether a running search's worker no longer responds, so that another may take
     over.
     """
@@ -360,7 +360,7 @@ def stalled(record: SearchRecord) -> bool:
     )
 
 
-def number(text: str, *, field: str) -> int:
+def parse_integer(text: str, *, field: str) -> int:
     """Return the integer in a form's field.
 
     Raises:
@@ -371,7 +371,7 @@ def number(text: str, *, field: str) -> int:
     return int(text)
 
 
-def _ahead(record: SearchRecord, store: Store) -> int | None:
+def _count_ahead(record: SearchRecord, store: Store) -> int | None:
     if record.state is not SearchState.QUEUED:
         return None
     queued = store.list_searches(state=SearchState.QUEUED, limit=200, oldest_first=True).items
@@ -397,7 +397,7 @@ def seconds_left(view: SearchView, *, now: datetime | None = None) -> float | No
     return elapsed * (1 - used) / used
 
 
-def _pending(pending: JsonObject) -> str:
+def _pending_words(pending: JsonObject) -> str:
     """Return `2 runs: Resources, expected to start at 2026-11-22T10:00:00`."""
     runs = "1 run" if pending.get("runs", 1) == 1 else f"{pending['runs']} runs"
     starts_at = pending.get("starts_at")
@@ -405,7 +405,7 @@ def _pending(pending: JsonObject) -> str:
     return f"{runs}: {reason}" + (f", expected to start at {starts_at}" if starts_at else "")
 
 
-def _buttons(view: SearchView) -> tuple[Button, ...]:
+def _action_buttons(view: SearchView) -> tuple[Button, ...]:
     cancel = Button(label="Cancel", href=f"/searches/{view.id}/cancel", tone="danger")
     pause = Button(label="Pause", href=f"/searches/{view.id}/pause")
     resume = Button(label="Resume", href=f"/searches/{view.id}/resume", tone="primary")

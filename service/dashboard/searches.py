@@ -19,8 +19,8 @@ from service.api.dependencies import Cursor, PrincipalDep, StoreDep, reject_numb
 from service.api.views import SearchView, View
 from service.dashboard.formats import device_of, subject
 from service.dashboard.page import BLANK_IS_NONE, Page, Tone, address, next_href, page_at
-from service.dashboard.search import budget_runs_of, saved_gpu_seconds, stalled
-from service.dashboard.trials import serves, words
+from service.dashboard.search import budget_runs_of, is_stalled, saved_gpu_seconds
+from service.dashboard.trials import configuration_words, is_serving
 
 MAX_ROWS = 50
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -160,7 +160,7 @@ def searches_context(
     )
 
 
-def newest(store: Store, *, most: int = 5) -> tuple[SearchRow, ...]:
+def list_newest(store: Store, *, most: int = 5) -> tuple[SearchRow, ...]:
     """Return the rows of the newest searches that the caller can see."""
     return tuple(_row(record) for record in store.list_searches(limit=most).items)
 
@@ -174,12 +174,14 @@ def _row(record: SearchRecord) -> SearchRow:
         short_id=view.id[:8],
         href=f"/searches/{view.id}",
         tone=view.state.tone,
-        kind="inference" if serves(view.query) else "training",
-        stalled=stalled(record),
+        kind="inference" if is_serving(view.query) else "training",
+        stalled=is_stalled(record),
         subject=subject(view.query),
         device=device_of(view.query),
         model=model_of(view.query),
-        best=words(decode_configuration(parallel), view.query)[0] if parallel else None,
+        best=configuration_words(decode_configuration(parallel), view.query)[0]
+        if parallel
+        else None,
         best_step_s=step_s,
         known=known if parallel else "",
         profile_runs=view.progress.get("profile_runs", 0),

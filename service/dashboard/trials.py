@@ -31,12 +31,12 @@ from service.dashboard import formats
 
 AxisValue = int | str | bool
 WHY = {
-    "analytic_best": "the cost model's best",
-    "coverage": "shows a value not tried yet",
-    "expected_improvement": "may beat the best",
-    "confirmation": "the best, seen only reduced, as a whole",
-    "repeat": "the best again, as noise leaves open whether it leads",
-    "baseline": "your baseline, for comparison",
+    "analytic_best": "best by the cost model",
+    "coverage": "tests a new value of a setting",
+    "expected_improvement": "may be faster than the best run",
+    "confirmation": "full run of the best reduced run",
+    "repeat": "repeat of the best run, to reduce noise",
+    "baseline": "your baseline",
 }
 """Reason why a run was chosen, by the search's code for it."""
 
@@ -187,10 +187,10 @@ def trial_table(
 ) -> TrialTable:
     """Return all runs of a search, in the order in which they were chosen."""
     # In the result of a serving search, measured latencies replace the calibrated ones.
-    predictions = {} if serves(record.query) else calibrated_predictions(record)
+    predictions = {} if is_serving(record.query) else calibrated_predictions(record)
     final = [predictions.get(run.parallel, {}) for run in runs]
     calibrated = [_calibrated(run, prediction) for run, prediction in zip(runs, final, strict=True)]
-    worded = [words(run.parallel, record.query) for run in runs]
+    worded = [configuration_words(run.parallel, record.query) for run in runs]
     place = {run.id: index for index, run in enumerate(runs)}
     counting = standing(runs)
     counts = [place[counting.get(run.parallel, run).id] for run in runs]
@@ -201,8 +201,8 @@ def trial_table(
     }
     groups = [by_configuration.get(run.parallel) for run in runs]
     return TrialTable(
-        quantity=quantity(record.query),
-        axes=_axes(runs, axes_of_kind("inference" if serves(record.query) else "training")),
+        quantity=compared_quantity(record.query),
+        axes=_axes(runs, axes_of_kind("inference" if is_serving(record.query) else "training")),
         tones={key: state.tone for key, state in RUN_STATES.items()},
         best=_best(record, runs, counts),
         run_id=tuple(run.id for run in runs),
@@ -211,7 +211,7 @@ def trial_table(
         num_runs=tuple(group.num_runs if group else 0 for group in groups),
         low_s=tuple(group.low_s if group else None for group in groups),
         high_s=tuple(group.high_s if group else None for group in groups),
-        why=tuple(why(run.chosen_by) for run in runs),
+        why=tuple(reason_words(run.chosen_by) for run in runs),
         arithmetic=tuple(arithmetic for arithmetic, _ in worded),
         details=tuple(details for _, details in worded),
         state=tuple(str(run.shown_state) for run in runs),
@@ -231,7 +231,7 @@ def trial_table(
             run.peak_memory_bytes if run.fidelity.is_whole else None for run in runs
         ),
         predicted_memory_bytes=tuple(run.predicted_memory_bytes for run in runs),
-        serving=_serving(record.query, runs) if serves(record.query) else None,
+        serving=_serving(record.query, runs) if is_serving(record.query) else None,
         logs=None if logs is None else dict(logs),
     )
 
@@ -303,7 +303,7 @@ def _serving(query: JsonObject, runs: Sequence[RunFigures]) -> ServingColumns:
         predicted = dict.fromkeys(names, (None,) * len(runs))
     return ServingColumns(
         targets=targets_of(query),
-        misses=tuple(misses(each, query) if each else () for each in latencies),
+        misses=tuple(missed_targets(each, query) if each else () for each in latencies),
         ttft_s=tuple(each.ttft_s if each else None for each in latencies),
         tpot_s=tuple(each.tpot_s if each else None for each in latencies),
         request_latency_s=tuple(each.request_latency_s if each else None for each in latencies),
@@ -337,12 +337,12 @@ def _axis_value(name: str, value: Any) -> AxisValue:
     return value if value is not None else "default"
 
 
-def serves(query: JsonObject) -> bool:
+def is_serving(query: JsonObject) -> bool:
     """Return whether a stored query is of kind inference."""
     return query.get("kind") == "inference"
 
 
-def words(config: RunConfig, query: JsonObject) -> tuple[str, str]:
+def configuration_words(config: RunConfig, query: JsonObject) -> tuple[str, str]:
     """Return the (arithmetic, details) of a configuration of a stored query."""
     if not isinstance(config, ServingConfig):
         return formats.arithmetic(config, formats.device_of(query)), formats.details(config)
@@ -353,15 +353,15 @@ def words(config: RunConfig, query: JsonObject) -> tuple[str, str]:
     ), f"up to {requests} concurrent request{'' if requests == 1 else 's'}"
 
 
-def why(chosen_by: str | None) -> str:
+def reason_words(chosen_by: str | None) -> str:
     """Return the reason why a run was chosen, in words; empty if nothing is stored."""
     return "" if chosen_by is None else WHY.get(chosen_by, formats.words(chosen_by))
 
 
-def quantity(query: JsonObject) -> Quantity:
+def compared_quantity(query: JsonObject) -> Quantity:
     """Return the quantities by which a search compares the runs of its query."""
     device = formats.device_of(query)
-    if not serves(query):
+    if not is_serving(query):
         return Quantity(
             seconds="Step time", charged=False, rate=f"Tokens/s per {device}", device=device
         )
@@ -380,7 +380,7 @@ def targets_of(query: JsonObject) -> dict[str, float]:
     return {name: targets[name] for name in TARGETS if targets.get(name) is not None}
 
 
-def misses(latencies: Latencies, query: JsonObject) -> tuple[str, ...]:
+def missed_targets(latencies: Latencies, query: JsonObject) -> tuple[str, ...]:
     """Return the query's targets that `latencies` miss, in words."""
     return tuple(
         missed_words(name, value=value, limit=limit)

@@ -60,7 +60,7 @@ class Before:
     """Number of measurements that calibrated the prediction."""
 
 
-def before(record: RunRecord) -> Before:
+def stored_prediction(record: RunRecord) -> Before:
     """Return the prediction stored when the search chose the run."""
     stored = record.predicted
     interval = stored.get("calibrated_step_s_interval")
@@ -85,14 +85,14 @@ class Agreement:
     tone: Tone
 
 
-def agreement(run: ComparedRun, record: RunRecord) -> Agreement:
+def compare_with_prediction(run: ComparedRun, record: RunRecord) -> Agreement:
     """Compare a run with the prediction stored when the search chose it.
 
     Later predictions of the search are fitted on the run itself, so they do not test it. The result
     is, for example: Measured 400 ms a step; predicted before the run 46.3 ms (35.6 ms to 60.1 ms):
     8.6 times as long as predicted.
     """
-    timed = _timed(run)
+    timed = _measured_time(run)
     if timed is None:
         cause = f": {run.cause}" if run.cause else ""
         happened = RUN_STATES[run.state].happened
@@ -107,7 +107,7 @@ def agreement(run: ComparedRun, record: RunRecord) -> Agreement:
             f"{text}, {formats.seconds(objective_s)} with the penalty for missed targets",
             objective_s,
         )
-    expected = before(record)
+    expected = stored_prediction(record)
     if not expected.step_s:
         return Agreement(text=f"{text}.", inside=None, word="", tone="")
     text += f"; predicted before the run {formats.seconds(expected.step_s)}"
@@ -119,11 +119,11 @@ def agreement(run: ComparedRun, record: RunRecord) -> Agreement:
     word = "" if inside is None else f"{'inside' if inside else 'outside'} its interval"
     tone: Tone = "" if inside is None else "good" if inside else "bad"
     text += f": {agreement_words(compared_s / expected.step_s)}."
-    text += _memory(run, expected.memory_bytes)
+    text += _memory_words(run, expected.memory_bytes)
     return Agreement(text=text, inside=inside, word=word, tone=tone)
 
 
-def _memory(run: ComparedRun, predicted: float | None) -> str:
+def _memory_words(run: ComparedRun, predicted: float | None) -> str:
     """Return the memory peak in words if it exceeds the prediction, else an empty text.
 
     For example: Its memory peaked at 3.00 GiB, 20% above the 2.50 GiB that were predicted.
@@ -137,7 +137,7 @@ def _memory(run: ComparedRun, predicted: float | None) -> str:
     )
 
 
-def _timed(run: ComparedRun | None) -> tuple[str, float] | None:
+def _measured_time(run: ComparedRun | None) -> tuple[str, float] | None:
     """Return the (label, seconds) of the run's step or request; None if it measured none."""
     known = {each.name: each.value for each in run.metrics} if run else {}
     return next(
@@ -145,14 +145,14 @@ def _timed(run: ComparedRun | None) -> tuple[str, float] | None:
     )
 
 
-def speeds(
+def relative_speeds(
     runs: Sequence[ComparedRun | None], ratios: Sequence[Ratio | None]
 ) -> tuple[Speed | None, ...]:
     """Return the time of each configuration but the first relative to the first one's.
 
     Measured times are compared if both were measured; the value is None if nothing is known.
     """
-    first, *others = [_timed(run) for run in runs]
+    first, *others = [_measured_time(run) for run in runs]
     return tuple(
         Speed(factor=own[1] / first[1], interval=None)
         if own and first
@@ -194,7 +194,7 @@ def _range(speed: Speed | None) -> tuple[float, float] | None:
     return speed.interval or (speed.factor / (1.0 + RUN_NOISE), speed.factor * (1.0 + RUN_NOISE))
 
 
-def verdict(
+def comparison_words(
     names: Sequence[str],
     unfit: Sequence[str],
     runs: Sequence[ComparedRun | None],
@@ -208,7 +208,7 @@ def verdict(
     failed is neither slower nor faster. `unfit` has the reason why each cannot run, empty if it
     can; `recommended` is the index of the configuration to use.
     """
-    timed = [_timed(run) for run in runs]
+    timed = [_measured_time(run) for run in runs]
     failed = [run is not None and not run.metrics for run in runs]
     parts = [
         f"{names[0]} took {formats.seconds(timed[0][1])} {PER[timed[0][0]]}, measured"
@@ -219,7 +219,7 @@ def verdict(
             if own and timed[0]
             else f"{name} {'would be' if why else 'is'} "
             f"{predicted_ratio_words(ratio, f'{names[0]} would be' if unfit[0] else names[0])}"
-            f"{_unmeasured(names[0], name, timed[0], own)}"
+            f"{_unmeasured_words(names[0], name, timed[0], own)}"
             if ratio is not None
             else ""
             for name, why, ratio, own, failure in zip(
@@ -252,7 +252,7 @@ def verdict(
     return f"{use}{text}." if text else ""
 
 
-def _unmeasured(
+def _unmeasured_words(
     first: str, name: str, one: tuple[str, float] | None, other: tuple[str, float] | None
 ) -> str:
     """Return `, by predictions alone: TP 8 was not measured; Run 1 took 400 ms a step`.
@@ -294,7 +294,7 @@ def runs_verdict(table: TrialTable) -> str:
     return formats.sentence(text)
 
 
-def failed_so_far(runs: Sequence[RunFigures], *, left: int) -> str | None:
+def failure_words(runs: Sequence[RunFigures], *, left: int) -> str | None:
     """Return `The first run crashed: NCCL error. 3 runs left.`; None before a run has ended."""
     ended = [run for run in runs if run.status not in (None, "ok")]
     if not ended:

@@ -191,7 +191,8 @@ def watch_context(
     try:
         if record.query is None:
             raise InputError(
-                "this watched job has no query, so its nodes are unknown",
+                "This watched job has no query, so its nodes are unknown. Register it again with "
+                "a query.",
                 field="query",
                 code="missing_field",
             )
@@ -287,7 +288,7 @@ def _expected(expected: Expected, *, from_step: int, to_step: int) -> list[Figur
     )
     dashed = {"color": "--series-3", "width": 1, "dash": True}
     ends = zip(
-        ("Fast end of its 90% interval", "Slow end of its 90% interval"),
+        ("90% interval, fast end", "90% interval, slow end"),
         expected.interval,
         strict=True,
     )

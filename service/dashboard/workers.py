@@ -11,11 +11,11 @@ from hp_tool.domain.records import SearchRecord
 from hp_tool.domain.states import SearchState
 from service.api.dependencies import StoreDep
 from service.api.workers import WorkerView, searches_in, workers
-from service.dashboard.health import Health, health
+from service.dashboard.health import Health, cluster_health
 from service.dashboard.page import Page, Tone, page_at
-from service.dashboard.search import stalled
+from service.dashboard.search import is_stalled
 
-MOST_SEARCHES = 5
+MAX_SEARCHES = 5
 """Maximum number of searches of a cluster whose runs are considered."""
 UNKNOWN = "unknown"
 
@@ -99,7 +99,7 @@ def _running(record: SearchRecord) -> RunningSearch:
         cluster=record.cluster or UNKNOWN,
         holder="" if lease is None else lease.holder,
         seen_at=record.updated_at if lease is None else lease.heartbeat_at,
-        stalled=stalled(record),
+        stalled=is_stalled(record),
     )
 
 
@@ -114,13 +114,13 @@ def _load(
     tone: Tone
     if not able and (queued or silent):
         state, tone = (
-            f"{'queue waits' if queued else 'stalled'}: no live worker has launcher {launcher}",
+            f"{'searches wait' if queued else 'stalled'}: no live worker has launcher {launcher}",
             "bad",
         )
     elif running:
         state, tone = "working", "good"
     else:
-        state, tone = "next in line", "busy"
+        state, tone = "next in the queue", "busy"
     return ClusterLoad(
         name=name,
         running=running,
@@ -129,5 +129,5 @@ def _load(
         workers=able,
         health=state,
         tone=tone,
-        runs=health(store, search_ids=[each.id for each in busy][:MOST_SEARCHES]),
+        runs=cluster_health(store, search_ids=[each.id for each in busy][:MAX_SEARCHES]),
     )

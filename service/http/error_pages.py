@@ -7,7 +7,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.problems import MEDIA_TYPE
-from service.dashboard.page import rendered
+from service.dashboard.page import render_html
 
 HEADINGS = {
     404: "Not found",
@@ -66,7 +66,7 @@ def error_page(problem: dict[str, object], *, back: str) -> str:
         HEADINGS.get(status, problem["title"]) if isinstance(status, int) else problem["title"]
     )
     page = {"title": heading, "json_href": None, "problem": problem, "back": back}
-    return rendered("error.html", page=page, section=None)
+    return render_html("error.html", page=page, section=None)
 
 
 def _is_navigation(scope: Scope) -> bool:

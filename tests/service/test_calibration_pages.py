@@ -114,7 +114,7 @@ def test_what_waits_for_a_decision_comes_first(http: TestClient) -> None:
     assert http.post("/v1/measurements", json=body).status_code == 201
     rows = http.get("/measurements.json").json()["rows"]
     assert [row["state"] for row in rows] == ["held", "accepted", "accepted"]
-    assert [row["teaches"] for row in rows[1:]] == ["that it does not fit", "time"]
+    assert [row["teaches"] for row in rows[1:]] == ["out of memory", "time"]
     assert (
         rows[0]["times_off"] == pytest.approx(25.0)
         and "25 times the predicted" in rows[0]["notes"][0]
@@ -147,7 +147,7 @@ def test_a_users_words_are_text(http: TestClient, store: Store) -> None:
     )
     for page in ("/measurements", "/calibration"):
         assert EVIL not in http.get(page).text and "&lt;img" in http.get(page).text
-    assert "Teaches nothing: its query was not stored." in http.get("/measurements").text
+    assert "Not used: its query was not stored." in http.get("/measurements").text
 
 
 def test_all_pages_of_a_measured_cluster_say_one_number(learnt: TestClient) -> None:

@@ -231,7 +231,7 @@ def test_a_gpu_says_what_its_figures_are_of(http: TestClient) -> None:
     }
     assert (
         "fp32 (as TF32) 494.7 TFLOP/s" in facts["peak"]
-        and facts["memory"] == "79.10 GiB, 75.14 GiB of it usable (5.0% kept free)"
+        and facts["memory"] == "79.10 GiB (75.14 GiB usable, 5.0% reserved)"
     )
     assert facts["host power per GPU"] == "575 W" and facts["profile runs"] == "yes"
     assert re.fullmatch(

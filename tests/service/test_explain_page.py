@@ -114,7 +114,7 @@ def test_a_step_is_kept_where_its_owner_ticks_it_and_may(
     answer = hp_tool.explain(*traces, query=QUERY)
     assert record.measurement.step_s == pytest.approx(answer.step_s)
     assert record.measurement.parts_s and record.measurement.parts_s["compute"] > 0.0
-    assert "state which configuration was recorded" in sent(server, traces, keep="yes").text
+    assert "add the query of the recorded configuration" in sent(server, traces, keep="yes").text
     odd = QUERY | {"model": "gpt-22b", "parallel": {"tensor_parallel_size": 4}}
     assert (
         "Not kept: the trace is not of the query&#39;s training: the trace has"
@@ -123,7 +123,7 @@ def test_a_step_is_kept_where_its_owner_ticks_it_and_may(
     _, token = keys.issue(store=store, owner="reader", scope=Scope.READ)
     reader = {"Authorization": f"Bearer {token}"}
     assert (
-        "your key may not store measurements"
+        "your key cannot store measurements"
         in sent(server, traces, headers=reader, query=json.dumps(QUERY), keep="y").text
     )
     assert len(store.measurements(limit=5).items) == 1 and not list(kept.iterdir())

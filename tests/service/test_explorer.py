@@ -172,7 +172,10 @@ def test_a_registered_model_can_be_chosen(shared_http: TestClient) -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "told"),
-    [({"num_gpus": 8}, "did you mean cluster.num_gpus?"), ({"kind": "dreaming"}, "kind must be ")],
+    [
+        ({"num_gpus": 8}, "did you mean cluster.num_gpus?"),
+        ({"kind": "dreaming"}, "`kind` must be "),
+    ],
 )
 def test_an_address_has_only_fields_of_a_query(
     shared_http: TestClient, wrong: dict[str, Any], told: str

@@ -175,9 +175,12 @@ def test_a_budget_out_of_reach_shows_what_comes_nearest(shared_http: TestClient)
         "machines"
     ]
     assert (
-        page["verdict"][0] == "No machine does it within 9 days and $5.00." and page["rows"] == []
+        page["verdict"][0] == "No machine finishes within 9 days and $5.00." and page["rows"] == []
     )
-    assert page["verdict"][1].startswith("The least it takes: ") and " days (" in page["verdict"][1]
+    assert (
+        page["verdict"][1].startswith("Cheapest beyond the limits: ")
+        and " days (" in page["verdict"][1]
+    )
     assert 0 < len(page["misses"]) <= 3 and page["misses"][0]["configuration"]["reasons"]
     costs = [row["cost"] for row in page["misses"]]
     assert costs == sorted(costs)
@@ -186,7 +189,7 @@ def test_a_budget_out_of_reach_shows_what_comes_nearest(shared_http: TestClient)
 def test_too_few_devices_for_a_deadline_name_how_many_meet_it(shared_http: TestClient) -> None:
     asked = RENT | {"cluster.num_gpus": "8", "constraints.max_days": "0.8"}
     page = shared_http.get("/explorer.json", params=asked).json()["machines"]
-    assert page["verdict"][0] == "No machine does it within 0.8 days." and page["rows"] == []
+    assert page["verdict"][0] == "No machine finishes within 0.8 days." and page["rows"] == []
     assert page["enough"][0].startswith("Cheapest within 0.8 days: ")
     there = shared_http.get(page["enough_href"].replace("?", ".json?")).json()["machines"]
     assert there["verdict"] == page["enough"]

@@ -24,7 +24,7 @@ from hp_tool.store.runs import RUN
 from hp_tool.store.sql import SqlStore
 from service.api.views import SearchView
 from service.dashboard import formats
-from service.dashboard.live import running_now
+from service.dashboard.live import list_running
 from service.dashboard.page import STATIC
 from service.dashboard.search import seconds_left
 from tests.service.coordinator import claim, finish, one_run
@@ -216,7 +216,7 @@ def test_a_run_in_progress_is_compared_with_the_newest(
             )
     waits = store.intend_run(lease=lease, parallel=TWO_WAY, fidelity=Fidelity(), predicted={})
     store.mark_submitted(lease=lease, run_id=waits.id, handle="43")
-    (running,) = running_now(store, store.get_search(search_id=lease.search_id))
+    (running,) = list_running(store, store.get_search(search_id=lease.search_id))
     assert (running.usual_s, running.phase) == (11.5, None), "the median of 2 to 21 seconds"
 
 

@@ -22,7 +22,7 @@ from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 from hp_tool.questions import schema
 from hp_tool.questions.form_fields import form_fields
 from hp_tool.questions.training.evaluate import resolve_configuration
-from service.dashboard.ask_question import groups
+from service.dashboard.ask_question import further_sections
 from service.dashboard.new_search_form import to_query
 from service.dashboard.page import read_form
 from tests.service.detailed import DETAILED
@@ -72,7 +72,7 @@ def _in_order(query: Query) -> ParallelConfig:
 def test_every_key_of_experts_is_in_the_form_the_explorer_and_the_documents(key: str) -> None:
     serving = key.startswith("inference") or "redundant" in key or "attention_data" in key
     assert key in form_fields("inference" if serving else "training")
-    asked = groups("inference" if serving else "training", several=False)
+    asked = further_sections("inference" if serving else "training", several=False)
     assert key in {field.name for group in asked for field in group.fields}
     documents = "".join(
         (Path(__file__).parents[2] / "docs" / name).read_text()

@@ -15,7 +15,7 @@ from hp_tool.questions import schema
 from hp_tool.store import open_store
 from service.app import create_app
 from service.dashboard import formats
-from service.dashboard.trials import misses, quantity
+from service.dashboard.trials import compared_quantity, missed_targets
 from service.settings import Settings
 from tests.service.coordinator import claim
 from tests.tuning.serving_engine import FACTOR, ServingEngine
@@ -58,11 +58,11 @@ def test_missed_targets_on_quantiles_are_named() -> None:
     )
     seen = Latencies(ttft_s=0.12, tpot_s=0.01, request_latency_s=1.0, tails=tails)
     asked = {"targets": {"ttft_s": 0.2, "ttft_p90_s": 0.3, "ttft_p99_s": 0.5, "tpot_s": None}}
-    assert misses(seen, asked) == (
+    assert missed_targets(seen, asked) == (
         "900.0 ms to the first token (p99) is 1.80 times the target of 500.0 ms",
     )
-    assert misses(replace(seen, tails=None), asked) == ()
-    assert quantity({"kind": "inference", "targets": {"ttft_p99_s": 0.5}}).charged
+    assert missed_targets(replace(seen, tails=None), asked) == ()
+    assert compared_quantity({"kind": "inference", "targets": {"ttft_p99_s": 0.5}}).charged
 
 
 def test_its_page_speaks_of_latencies_and_not_of_steps(searched: Searched) -> None:

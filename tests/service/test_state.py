@@ -42,7 +42,7 @@ def test_back_takes_back_a_slider_and_a_silent_server_is_said(
         assert heading.inner_text() == before
         page.route("**/explorer?**", lambda route: route.abort())
         choice.select_option("2")
-        page.get_by_text(f"The server is unreachable: showing {before}").wait_for()
+        page.get_by_text(f"The server is unreachable. Still showing {before}").wait_for()
 
 
 def test_ticks_and_the_form_survive_a_reload_and_back(

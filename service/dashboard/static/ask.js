@@ -71,7 +71,7 @@ async function fetched(address) {
     settled();
     return page;
   } catch {
-    if (asking === mine) settled(`The server is unreachable: showing ${findings.querySelector(".arithmetic")?.textContent ?? "nothing"}. The next change tries again.`);
+    if (asking === mine) settled(`The server is unreachable. Still showing ${findings.querySelector(".arithmetic")?.textContent ?? "the previous answer"}; the next change tries again.`);
     return null;
   }
 }

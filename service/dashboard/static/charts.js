@@ -212,7 +212,7 @@ function star(trials, shown, x, y) {
 
 function about(trials, i) {
   const lines = [`Run ${trials.number[i] + 1} · ${trials.state[i]}`, trials.arithmetic[i], trials.details[i]];
-  if (trials.num_runs[i] > 1) lines.push(`${trials.num_runs[i]} runs, ${seconds(trials.low_s[i])} to ${seconds(trials.high_s[i])}; ${trials.counts[i] === i ? "this one counts" : "another one counts"}`);
+  if (trials.num_runs[i] > 1) lines.push(`${trials.num_runs[i]} runs, ${seconds(trials.low_s[i])} to ${seconds(trials.high_s[i])}${trials.counts[i] === i ? "; this run represents them" : ""}`);
   lines.push(`measured ${seconds(trials.measured_step_s[i])}, expected ${seconds(expected(trials, i))}`);
   if (trials.serving?.ttft_s[i] != null) lines.push(`TTFT ${seconds(trials.serving.ttft_s[i])}, TPOT ${seconds(trials.serving.tpot_s[i])}`);
   if (trials.tokens_per_second_per_gpu[i] != null) lines.push(`${count(trials.tokens_per_second_per_gpu[i])} ${trials.serving ? "output " : ""}tokens/s per ${trials.quantity.device}`);

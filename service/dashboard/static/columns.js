@@ -30,20 +30,20 @@ export function columns(trials, { runs }) {
         element("span", { class: `state ${trials.states[trials.state[i]].tone}` }, trials.now[i] ?? trials.states[trials.state[i]].label),
         trials.cause[i] ? element("div", { class: "small cause", title: trials.cause[i] }, firstLine(trials.cause[i])) : null),
     },
-    { name: "num_runs", label: "Runs", title: "Runs that tell its time", number: true, hidden: true, value: from(trials.num_runs), cell: (i) => String(trials.num_runs[i]) },
+    { name: "num_runs", label: "Runs", title: "Number of runs behind the measured time", number: true, hidden: true, value: from(trials.num_runs), cell: (i) => String(trials.num_runs[i]) },
     time("predicted", "Cost model", `${quantity.seconds} by the cost model alone`, trials.predicted_step_s, { hidden: true }),
-    time("expected", "Expected", `${quantity.seconds} by all that was known when it was chosen`, trials.calibrated_step_s, { hidden: ended || none(trials.calibrated_step_s) }),
-    ...(ended ? [time("calibrated", "Calibrated", `${quantity.seconds} by all runs of the search together, with its 90% interval`, trials.final_step_s, {
+    time("expected", "Expected", `${quantity.seconds} expected when the run was chosen`, trials.calibrated_step_s, { hidden: ended || none(trials.calibrated_step_s) }),
+    ...(ended ? [time("calibrated", "Calibrated", `${quantity.seconds} calibrated by all runs of the search, with its 90% interval`, trials.final_step_s, {
       cell: (i) => lines(seconds(trials.final_step_s[i]), trials.final_low_s[i] != null && between(trials.final_low_s[i], trials.final_high_s[i])),
     })] : []),
-    time("measured", "Measured", `${quantity.seconds} of the run that counts; of several their range`, trials.measured_step_s, {
+    time("measured", "Measured", `${quantity.seconds} of the representative run, with the range of all runs`, trials.measured_step_s, {
       cell: (i) => lines(
         element("strong", {}, seconds(trials.measured_step_s[i])),
         trials.reduced[i] && trials.measured_step_s[i] != null && "extrapolated",
         trials.num_runs[i] > 1 && `${trials.num_runs[i]} runs, ${between(trials.low_s[i], trials.high_s[i])}`,
       ),
     }),
-    { name: "error", label: "Error", title: "Expected against measured", number: true, hidden: Boolean(serving) || ended || none(trials.calibrated_step_s), value: off(trials.calibrated_step_s), cell: (i) => percent(off(trials.calibrated_step_s)(i)) },
+    { name: "error", label: "Error", title: "Expected relative to measured", number: true, hidden: Boolean(serving) || ended || none(trials.calibrated_step_s), value: off(trials.calibrated_step_s), cell: (i) => percent(off(trials.calibrated_step_s)(i)) },
     ...(serving ? [["ttft", "Time to first token"], ["tpot", "Time per output token"]].map(([name, label]) => time(name, label, "", serving[`${name}_s`], {
       cell: (i) => lines(seconds(serving[`${name}_s`][i]), serving[`predicted_${name}_s`][i] != null && `cost model ${seconds(serving[`predicted_${name}_s`][i])}`),
     })) : []),

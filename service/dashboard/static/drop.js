@@ -23,7 +23,7 @@ form.addEventListener("submit", (event) => {
   request.upload.addEventListener("progress", ({ loaded, total }) => {
     progress.hidden = false;
     [progress.max, progress.value] = [total, loaded];
-    says.textContent = loaded < total ? `${Math.round((100 * loaded) / total)}% sent` : "Sent; the server is reading the files.";
+    says.textContent = loaded < total ? `${Math.round((100 * loaded) / total)}% sent` : "Sent. The server is analyzing the files.";
   });
   request.addEventListener("load", () => {
     document.querySelector("main").replaceWith(new DOMParser().parseFromString(request.responseText, "text/html").querySelector("main"));

@@ -12,7 +12,7 @@ const SIZES = ["tensor_parallel_size", "pipeline_parallel_size", "context_parall
 
 box?.addEventListener("toggle", async () => {
   if (!box.open || says.textContent) return;
-  says.textContent = `Ranking the space on each number of ${device}s …`;
+  says.textContent = `Ranking configurations on each number of ${device}s …`;
   let scaling;
   try {
     scaling = await points(JSON.parse(document.querySelector("#query-text").textContent));
@@ -23,11 +23,11 @@ box?.addEventListener("toggle", async () => {
   const cheapest = Math.min(...scaling.map((each) => each.gpu_seconds_per_step));
   const near = scaling.filter((each) => each.gpu_seconds_per_step <= NEAR_CHEAPEST * cheapest).map((each) => each.num_gpus);
   const [fewest, fastest] = [near[0], near.at(-1)];
-  const alone = scaling.some((each) => each.calibrated) ? "" : " By the cost model alone: the cluster has no calibration.";
+  const alone = scaling.some((each) => each.calibrated) ? "" : " Uncalibrated: no run was measured on this cluster.";
   const gpus = (number) => `${count(number)} ${device}${number === 1 ? "" : "s"}`;
-  const advice = !scaling.length ? `Nothing fits on any number of ${device}s up to the cluster's.`
-    : fewest === fastest ? `The cheapest: ${gpus(fewest)}; any other number costs over 5% more.`
-      : `The fewest within 5% of the lowest cost: ${gpus(fewest)}; the fastest for that money: ${gpus(fastest)}.`;
+  const advice = !scaling.length ? `No configuration fits on up to this number of ${device}s.`
+    : fewest === fastest ? `Cheapest: ${gpus(fewest)}. Any other number costs at least 5% more.`
+      : `Cost within 5% of the lowest: ${gpus(fewest)} (fewest) to ${gpus(fastest)} (fastest).`;
   says.textContent = advice + alone;
   const place = box.querySelector(".plot");
   place.hidden = !scaling.length;

@@ -81,7 +81,7 @@ export function show(body, trials, columns, indices, state, act) {
       element("strong", {}, `Run ${trials.number[each] + 1}`),
       ` ${trials.state[each]}${trials.measured_step_s[each] == null ? "" : `, ${seconds(trials.measured_step_s[each])}`}`,
       `${trials.calibrated_step_s[each] == null ? "" : `, expected ${seconds(trials.calibrated_step_s[each])}`}${trials.reduced[each] ? ", reduced" : ""}`,
-      runs.length > 1 && trials.counts[i] === each ? element("span", { class: "state good" }, "counts") : null,
+      runs.length > 1 && trials.counts[i] === each ? element("span", { class: "state good" }, "representative") : null,
       trials.why[each] ? element("div", { class: "soft small" }, `Chosen because: ${trials.why[each]}`) : null,
       trials.cause[each] ? element("div", { class: "small" }, trials.cause[each]) : null,
       ...(trials.serving?.misses[each] ?? []).map((miss) => element("div", { class: "small missed" }, miss)),
@@ -100,7 +100,7 @@ function fetched(summary, name, text) {
   const place = element("pre", { tabindex: 0 });
   const fill = async () => {
     if (!box.open || place.textContent) return;
-    place.textContent = await text().catch(() => "It could not be loaded.");
+    place.textContent = await text().catch(() => "The text could not be loaded; close and open this section to try again.");
   };
   const box = element("details", { class: "small", "data-text": name, ontoggle: fill }, element("summary", {}, summary), place);
   return box;

@@ -1,4 +1,4 @@
-// What one takes from a ranking: a drawer with what runs a configuration, and a bar of those that are ticked for comparison.
+// The drawer that shows how to run a configuration, and the bar of configurations that are selected for comparison.
 
 import { element } from "./elements.js";
 import { keep, ticked } from "./ticks.js";
@@ -22,7 +22,7 @@ addEventListener("click", async (event) => {
   drawer.showModal();
 });
 
-// What names a configuration to the page that compares: a stored run its address, any other its query.
+// The parameter of the page that compares: the address of a stored run, else the configuration's query.
 function named(href) {
   const url = new URL(href, location);
   return url.searchParams.get("query") ?? url.pathname;
@@ -42,8 +42,8 @@ export function shown() {
   document.querySelector(".tray")?.remove();
   if (!list.length) return;
   const query = new URLSearchParams(list.map(({ href }, n) => [NAMES[n], named(href)]));
-  const compare = list.length > 1 ? element("a", { class: "button primary", href: `/compare?${query}` }, `Compare the ${list.length === 2 ? "two" : list.length}`) : element("span", { class: "soft" }, "Tick another to compare");
-  document.body.append(element("aside", { class: "tray", "aria-label": "Ticked for comparison" },
+  const compare = list.length > 1 ? element("a", { class: "button primary", href: `/compare?${query}` }, `Compare the ${list.length === 2 ? "two" : list.length}`) : element("span", { class: "soft" }, "Select another configuration to compare");
+  document.body.append(element("aside", { class: "tray", "aria-label": "Selected for comparison" },
     element("span", {}, list.map(({ label }) => label).join(" · ")), compare, element("button", { type: "button", onclick: () => keep([]) }, "Clear")));
 }
 
