@@ -72,13 +72,13 @@ def _nodes(row: Row) -> Iterator[str]:
 def _speed(row: Row) -> Iterator[str]:
     """Check that speeds, step time and tokens per step agree within rounding."""
     gpus, step = row["num_gpus"], row["step_s"]
-    whole, each = row["tokens_per_second"], row["tokens_per_second_per_gpu"]
-    if whole and each and gpus and not _agree(whole, each * gpus, whole, each):
-        yield f"tokens_per_second {whole:g} is not {gpus} x {each:g}"
+    total, per_gpu = row["tokens_per_second"], row["tokens_per_second_per_gpu"]
+    if total and per_gpu and gpus and not _agree(total, per_gpu * gpus, total, per_gpu):
+        yield f"tokens_per_second {total:g} is not {gpus} x {per_gpu:g}"
     batch, length = row["global_batch_size"], row["sequence_length"]
     if not (step and batch and length):
         return
-    for rate in (whole, each * gpus if each and gpus else None):
+    for rate in (total, per_gpu * gpus if per_gpu and gpus else None):
         if rate and not _agree(rate * step, batch * length, step, rate):
             yield (
                 f"{rate:g} tokens/s x {step:g} s is {rate * step:.6g} tokens, not "
@@ -110,12 +110,12 @@ def _ordered(*names: str) -> Callable[[Row], Iterator[str]]:
 
 def _serving_rates(row: Row) -> Iterator[str]:
     gpus = row["num_gpus"]
-    whole, each = row["output_tokens_per_second"], row["output_tokens_per_second_per_gpu"]
-    if whole and each and gpus and not _agree(whole, each * gpus, whole, each):
-        yield f"output_tokens_per_second {whole:g} is not {gpus} x {each:g}"
+    total, per_gpu = row["output_tokens_per_second"], row["output_tokens_per_second_per_gpu"]
+    if total and per_gpu and gpus and not _agree(total, per_gpu * gpus, total, per_gpu):
+        yield f"output_tokens_per_second {total:g} is not {gpus} x {per_gpu:g}"
     in_flight, tpot = row["concurrency"], row["tpot_s"]
-    if whole and in_flight and tpot and whole > TOKENS_IN_FLIGHT_SLACK * in_flight / tpot:
-        yield f"{whole:g} tokens/s is more than {in_flight} requests give at {tpot:g} s a token"
+    if total and in_flight and tpot and total > TOKENS_IN_FLIGHT_SLACK * in_flight / tpot:
+        yield f"{total:g} tokens/s is more than {in_flight} requests give at {tpot:g} s a token"
 
 
 def _fits_on_gpus(row: Row) -> Iterator[str]:

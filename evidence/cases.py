@@ -222,11 +222,11 @@ def step_s(row: Row) -> float:
     """
     if row["step_s"] is not None:
         return float(row["step_s"])
-    whole, each = row["tokens_per_second"], row["tokens_per_second_per_gpu"]
-    if whole is None and each is None:
+    total, per_gpu = row["tokens_per_second"], row["tokens_per_second_per_gpu"]
+    if total is None and per_gpu is None:
         return math.nan
     tokens = row["global_batch_size"] * row["sequence_length"]
-    return float(tokens / (each * row["num_gpus"] if whole is None else whole))
+    return float(tokens / (per_gpu * row["num_gpus"] if total is None else total))
 
 
 def recompute_of(words: str) -> RecomputeName | Recompute:
@@ -309,8 +309,8 @@ def _label_values(row: Row) -> dict[str, Any]:
     for both.
     """
     card, _, form = str(row["gpu"]).partition("-")
-    task, told = row["task"] or "pretrain", other_values(row)
-    shard = told.get("optimizer_shard_gpus")
+    task, values_of_other = row["task"] or "pretrain", other_values(row)
+    shard = values_of_other.get("optimizer_shard_gpus")
     given = (f"{name} {row[SIZES[name]]}" for name in SIZES if name not in ("VP", "DP"))
     return {
         **row,
@@ -326,8 +326,8 @@ def _label_values(row: Row) -> dict[str, Any]:
         "or_fp8": ", fp8" if row["precision"] == "fp8" else "",
         "or_sp": " + SP" if row["sequence_parallel"] else "",
         "or_sharded": f" over {shard}" if shard else "",
-        "or_packed": ", one sample" if told.get("packed_into_one_sample") == "1" else "",
-        "or_async": ", async TP" if told.get("async_tp") == "1" else "",
+        "or_packed": ", one sample" if values_of_other.get("packed_into_one_sample") == "1" else "",
+        "or_async": ", async TP" if values_of_other.get("async_tp") == "1" else "",
     }
 
 

@@ -251,11 +251,11 @@ def _translate_cells(row: Cells, values: Values) -> Values:
 
 
 def _remaining_cells(row: Cells) -> str | None:
-    known = row.seen | set(MAPPING["left_out"].split())
+    handled = row.seen | set(MAPPING["left_out"].split())
     pairs = [
         f"{name}={cell.replace('; ', ', ').replace(';', ',')}"
         for name, cell in row.items()
-        if name not in known
+        if name not in handled
         and cell not in BLANK
         and (name, cell) != ("source_kind", "repo")
         and "truth" not in cell  # a note on how the row was found, not its source

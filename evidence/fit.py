@@ -96,16 +96,16 @@ def _write(fit: Fit, folder: Path) -> list[str]:
     for each in files:
         each.write()
     if fit.needs_kernels:
-        known = _digests_left()
-        known["files"] = _digests(folder / "ops")
-        known["fits"][fit.name] = {
+        digests = _digests_left()
+        digests["files"] = _digests(folder / "ops")
+        digests["fits"][fit.name] = {
             each.file: {
                 "fields": sorted(each.fields),
                 "sha256": _stored_digest(each.file, each.fields),
             }
             for each in files
         }
-        DIGESTS.write_text(json.dumps(known, indent=2) + "\n", encoding="utf-8")
+        DIGESTS.write_text(json.dumps(digests, indent=2) + "\n", encoding="utf-8")
     return [each.file for each in files]
 
 
@@ -178,11 +178,11 @@ def check(chosen: Iterable[Fit], folder: Path) -> dict[str, list[str]]:
             )
             for each in chosen
         }
-        found = {}
+        differences = {}
         for name, future in pending.items():
-            found[name] = future.result()
-            print(f"{name}: {'; '.join(found[name]) or 'reproduced'}", flush=True)
-    return found
+            differences[name] = future.result()
+            print(f"{name}: {'; '.join(differences[name]) or 'reproduced'}", flush=True)
+    return differences
 
 
 def main() -> None:

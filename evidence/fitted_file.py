@@ -44,12 +44,15 @@ class FittedFile:
 
         Values that occur twice are written twice, because the catalog does not use aliases.
         """
-        known = self.stored()
+        stored_fields = self.stored()
         if self.keeps is None:
-            fields = {**known, **self.fields}
+            fields = {**stored_fields, **self.fields}
         else:
-            fields = {**self.fields, **{name: known[name] for name in self.keeps if name in known}}
-        ordered = {name: fields[name] for name in [*known, *fields] if name in fields}
+            fields = {
+                **self.fields,
+                **{name: stored_fields[name] for name in self.keeps if name in stored_fields},
+            }
+        ordered = {name: fields[name] for name in [*stored_fields, *fields] if name in fields}
         text = yaml.safe_dump(loads(dumps(ordered)), sort_keys=False, width=120)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         head = f"# Written by {command}; do not edit by hand.\n"
@@ -57,10 +60,16 @@ class FittedFile:
 
     def differences(self) -> Iterator[str]:
         """Yield a line for each field whose stored value differs from the fitted one."""
-        known, fitted = self.stored(), loads(dumps(self.fields))
-        names = fitted if self.keeps is None else [*fitted, *(set(known) - {*self.keeps, *fitted})]
+        stored_fields, fitted = self.stored(), loads(dumps(self.fields))
+        names = (
+            fitted
+            if self.keeps is None
+            else [*fitted, *(set(stored_fields) - {*self.keeps, *fitted})]
+        )
         for name in names:
-            yield from _differences(known.get(name), fitted.get(name), f"{self.file}: {name}")
+            yield from _differences(
+                stored_fields.get(name), fitted.get(name), f"{self.file}: {name}"
+            )
 
 
 def _differences(stored: Any, fitted: Any, where: str) -> Iterator[str]:

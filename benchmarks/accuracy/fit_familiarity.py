@@ -46,8 +46,8 @@ def _trainings(folder: Path) -> Iterator[tuple[Setting, str]]:
         if not file.startswith("training/"):
             continue
         for row in rows(folder, table):
-            told = row["framework"] or "megatron-core"
-            if told in known and missing_fields(row) is None and step_s(row) == step_s(row):
+            framework = row["framework"] or "megatron-core"
+            if framework in known and missing_fields(row) is None and step_s(row) == step_s(row):
                 try:
                     yield (
                         _trained(row),

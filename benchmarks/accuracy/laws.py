@@ -93,9 +93,9 @@ def _serving_generations(
         found = [
             (gpu, _token(name, gpu, engine, precision, concurrency, devices)) for gpu in GENERATIONS
         ]
-        held = [(gpu, *token) for gpu, token in found if token is not None]
-        if len(held) == len(GENERATIONS) or devices == SIZES[-1]:
-            yield from _generations(f"{name} {precision} {engine}, {concurrency} at once", held)
+        fitting = [(gpu, *token) for gpu, token in found if token is not None]
+        if len(fitting) == len(GENERATIONS) or devices == SIZES[-1]:
+            yield from _generations(f"{name} {precision} {engine}, {concurrency} at once", fitting)
             return
 
 

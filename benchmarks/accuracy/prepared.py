@@ -88,8 +88,8 @@ def clock_files(*fits: tuple[Shares, str]) -> Iterator[FittedFile]:
     cards: dict[str, str | None] = {die: REFERENCE[die] for die in fitted}
     for die, origin in {"b300": "b200", "mi355x": "mi300x"}.items():
         cards[die] = REFERENCE[origin]
-        told = f"nobody measured it: as {origin}"
-        fitted[die] = {name: (share, told) for name, (share, _) in fitted[origin].items()}
+        borrowed_note = f"nobody measured it: as {origin}"
+        fitted[die] = {name: (share, borrowed_note) for name, (share, _) in fitted[origin].items()}
     known = [fitted[die] for die in ("a100", "h100", "b200")]
     typical, cards["generic"] = {}, None
     for name in ("bf16", "fp8"):

@@ -353,21 +353,25 @@ def ring_merge_seconds(
     Gradients of keys and values are sent around the ring and added up. `keys_values` are bytes.
     Source: Transformer Engine, AttnFuncWithCPAndKVP2P.
     """
-    later = steps - 1.0
+    further_steps = steps - 1.0
     several = steps > 1
     queries = _query_bytes(case, s)
-    forward = several * (4.0 * queries + 2.0 * keys_values) + later * (
+    forward = several * (4.0 * queries + 2.0 * keys_values) + further_steps * (
         2.75 * queries + 0.5 * keys_values
     )
-    backward = several * (2.0 * queries + 3.5 * keys_values) + later * (
+    backward = several * (2.0 * queries + 3.5 * keys_values) + further_steps * (
         3.75 * queries + 3.75 * keys_values
     )
     return (
         elementwise_seconds(
-            forward, machine=case, kernels=several * RING.forward + later * RING_STEP.forward
+            forward,
+            machine=case,
+            kernels=several * RING.forward + further_steps * RING_STEP.forward,
         ),
         elementwise_seconds(
-            backward, machine=case, kernels=several * RING.backward + later * RING_STEP.backward
+            backward,
+            machine=case,
+            kernels=several * RING.backward + further_steps * RING_STEP.backward,
         ),
     )
 
@@ -379,5 +383,5 @@ def head_exchange_ranks(
     size = ranks.size
     if strategy.hierarchical_context_parallel_sizes is not None:
         return minimum(strategy.hierarchical_context_parallel_sizes[0], size)
-    together = gcd(ranks.in_domain, size)
-    return gcd(together, model.num_attention_heads // heads_split)
+    ranks_in_domain = gcd(ranks.in_domain, size)
+    return gcd(ranks_in_domain, model.num_attention_heads // heads_split)

@@ -197,13 +197,13 @@ def _step_with_graphs_s(
 def _with_training_totals(
     estimate: Estimate, *, case: TrainingCase, tokens: float, step_s: float, busy: float
 ) -> Estimate:
-    cluster, workload, kept = case.cluster, case.workload, estimate.goodput
+    cluster, workload, goodput = case.cluster, case.workload, estimate.goodput
     assert workload.total_tokens is not None
     seconds = workload.total_tokens / tokens * step_s
     days, gpu_hours = seconds / SECONDS_PER_DAY, seconds * cluster.num_gpus / SECONDS_PER_HOUR
     effective_days = None
-    if kept is not None:
-        effective_days, gpu_hours = days / kept.fraction, gpu_hours / kept.fraction
+    if goodput is not None:
+        effective_days, gpu_hours = days / goodput.fraction, gpu_hours / goodput.fraction
     price, carbon = cluster.price_per_gpu_hour, cluster.grid_carbon_kg_per_kwh
     energy = seconds * cluster.num_gpus * _power_w(cluster, busy=busy)
     return replace(
@@ -246,7 +246,7 @@ def _memory_estimate(costs: TrainingCosts, *, fragmentation: float) -> MemoryEst
     total = float(costs.memory_total_bytes)
     allocated = total - parts["overhead_bytes"]
     # The allocator gives cached blocks back before the device is full.
-    most = max(allocated, float(costs.device_bytes) - parts["overhead_bytes"])
+    reservable = max(allocated, float(costs.device_bytes) - parts["overhead_bytes"])
     return MemoryEstimate(
         total_bytes=total,
         capacity_bytes=float(costs.capacity_bytes),
@@ -255,7 +255,7 @@ def _memory_estimate(costs: TrainingCosts, *, fragmentation: float) -> MemoryEst
         host_bytes=float(costs.host_bytes),
         layer_activations_bytes=float(costs.layer_activations_bytes),
         allocated_bytes=allocated,
-        reserved_bytes=min(allocated * (1.0 + fragmentation), most),
+        reserved_bytes=min(allocated * (1.0 + fragmentation), reservable),
         **parts,
     )
 
@@ -328,8 +328,10 @@ def _assumed_settings(case: TrainingCase, config: ParallelConfig) -> dict[str, o
     """Return the values assumed for settings that the query omits. If a ranking varies the
     dispatcher, the dispatcher is part of the configuration instead.
     """
-    key, own = "parallel.moe_token_dispatcher_type", config.moe_token_dispatcher_type
-    return dict(case.assumed) | ({key: own} if own is not None and key in case.assumed else {})
+    key, dispatcher = "parallel.moe_token_dispatcher_type", config.moe_token_dispatcher_type
+    return dict(case.assumed) | (
+        {key: dispatcher} if dispatcher is not None and key in case.assumed else {}
+    )
 
 
 def _provenance(case: TrainingCase, config: ParallelConfig) -> dict[str, object]:

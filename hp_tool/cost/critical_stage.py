@@ -141,13 +141,13 @@ def _device_time(
     """
     layers = stage.count
     forward_layer = layer.forward + layer.tensor + layer.context + layer.expert
-    whole = recomputed_layer_fraction(
+    full_fraction = recomputed_layer_fraction(
         candidates, layers_per_chunk=layers / candidates.virtual_pipeline_parallel_size
     )
     attention = layers * (layer.attention + layer.attention_backward)
     compute = layers * (layer.forward + layer.backward) - attention
     recompute = layers * recomputed_seconds(
-        candidates, layer=layer, forward=forward_layer, whole=whole
+        candidates, layer=layer, forward=forward_layer, whole=full_fraction
     )
     tensor = layers * (layer.tensor + layer.tensor_backward)
     context = layers * (layer.context + layer.context_backward)
@@ -160,7 +160,7 @@ def _device_time(
             case=case,
             candidates=candidates,
             layers=stage,
-            recomputed_fraction=whole,
+            recomputed_fraction=full_fraction,
             forward_s=forward,
             backward_s=total - forward,
         )
@@ -300,11 +300,11 @@ def _slowest_stage(
     for work in others:
         if not anywhere(work.ranks > 0):
             continue
-        here = layers_s(work)
-        of_layers = of_layers + work.ranks * here
+        layer_seconds = layers_s(work)
+        of_layers = of_layers + work.ranks * layer_seconds
         number = number + work.ranks * sum(work.kinds, 0.0)
         all_ends = all_ends + work.ranks * ends_s(work)
-        work_s = here + ends_s(work)
+        work_s = layer_seconds + ends_s(work)
         longer: Bools = (work.ranks > 0) & (work_s > slowest_s)
         slowest = StageWork(
             kinds=tuple(

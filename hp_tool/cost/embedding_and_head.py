@@ -177,9 +177,9 @@ def logit_bytes(workload: TrainingWorkload, *, e: float) -> float:
     nanotron stores the fp32 logits and their softmax, in which the gradient is computed; the 16-bit
     logits are freed.
     """
-    kept = framework_facts(workload.framework)
+    facts = framework_facts(workload.framework)
     if workload.loss == "in_place":
         return e
-    if kept.fused_loss_copies is not None and workload.loss == "fused":
-        return e + (4.0 * kept.fused_loss_copies or e)
-    return e * kept.keeps_narrow_logits + 4.0 * kept.loss_copies
+    if facts.fused_loss_copies is not None and workload.loss == "fused":
+        return e + (4.0 * facts.fused_loss_copies or e)
+    return e * facts.keeps_narrow_logits + 4.0 * facts.loss_copies

@@ -91,16 +91,16 @@ def decoder_layer_bytes(*, case: TrainingCase, candidates: Candidates) -> LayerB
     Excludes the encoder's output.
     """
     decoder = decoder_case(case)
-    own = layer_bytes(case=decoder, candidates=candidates)
+    layer = layer_bytes(case=decoder, candidates=candidates)
     s = shapes(case=decoder, candidates=candidates)
     cross = cross_bytes(case=decoder, s=s, ratio=_encoder_tokens_per_decoder_token(case))
     return replace(
-        own,
-        saved=own.saved + cross.saved + cross.core,
-        saved_selective=own.saved_selective + cross.saved,
-        waiting=own.waiting + cross.saved,
-        repeated=own.repeated + cross.core,
-        backward_working=maximum(own.backward_working, cross.working),
+        layer,
+        saved=layer.saved + cross.saved + cross.core,
+        saved_selective=layer.saved_selective + cross.saved,
+        waiting=layer.waiting + cross.saved,
+        repeated=layer.repeated + cross.core,
+        backward_working=maximum(layer.backward_working, cross.working),
     )
 
 
@@ -115,7 +115,7 @@ def mean_layer_time(*, case: TrainingCase, candidates: Candidates) -> LayerTime:
         replace(case.model, architecture=side) for side in ("encoder", "decoder")
     )
     encoder_layer = layer_time(case=replace(case, model=one_stack), candidates=candidates)
-    own = layer_time(case=replace(decoder, model=other_stack), candidates=candidates)
+    encoder_or_decoder = layer_time(case=replace(decoder, model=other_stack), candidates=candidates)
     s = shapes(case=decoder, candidates=candidates)
     block = cross_time(case=decoder, s=s, ratio=ratio)
     cross = as_layer_time(block, case=case, s=s, regions=1.0)
@@ -124,7 +124,10 @@ def mean_layer_time(*, case: TrainingCase, candidates: Candidates) -> LayerTime:
         cross, tensor=cross.tensor + read, tensor_backward=cross.tensor_backward + read_backward
     )
     decoder_layer = LayerTime(
-        **{f.name: getattr(own, f.name) + getattr(cross, f.name) for f in fields(LayerTime)}
+        **{
+            f.name: getattr(encoder_or_decoder, f.name) + getattr(cross, f.name)
+            for f in fields(LayerTime)
+        }
     )
     return _mean(case.model, encoder_layer, decoder_layer)
 

@@ -172,12 +172,12 @@ def _two_sided_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops
     """Return the FLOPs of a row divided by its tokens in encoder and decoder. Only the decoder has
     logits.
     """
-    _, kept = row_flops(model, workload, causal=0.5)
+    _, causal_attention = row_flops(model, workload, causal=0.5)
     layers, attention = row_flops(model, workload, causal=1.0)
-    attention = kept if workload.attention_mask_flops == "causal" else attention
+    attention = causal_attention if workload.attention_mask_flops == "causal" else attention
     logits = 2.0 * model.hidden_size * model.vocab_size * decoder_length(workload)
     tokens = workload.tokens_per_row
-    masked = (attention - kept) / tokens
+    masked = (attention - causal_attention) / tokens
     return TokenFlops(
         layers=layers / tokens, attention=attention / tokens, masked=masked, logits=logits / tokens
     )

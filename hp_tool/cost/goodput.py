@@ -56,8 +56,8 @@ def goodput(*, case: TrainingCase) -> Goodput | None:
     spec = workload.reliability or (ReliabilitySpec() if taken_per_day else None)
     if spec is None:
         return None
-    kept = bytes_per_parameter(workload)
-    size = (kept.weights + kept.optimizer) * total_parameters(
+    state_bytes = bytes_per_parameter(workload)
+    size = (state_bytes.weights + state_bytes.optimizer) * total_parameters(
         case.model, sequence_length=workload.sequence_length
     )
     nodes = cluster.num_nodes

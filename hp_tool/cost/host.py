@@ -222,11 +222,11 @@ and add the result (MixtralSparseMoeBlock of huggingface/transformers 4).
 
 
 def _expert_launches(case: TrainingCase, c: Candidates) -> tuple[Floats, Floats]:
-    model, known = case.model, framework_facts(case.workload.framework)
+    model, facts = case.model, framework_facts(case.workload.framework)
     if not model.num_experts or not loops_experts(case.workload):
         return 0.0, 0.0
     experts = model.num_experts / c.expert_parallel_size
-    hooks = FETCHED_EXPERT * known.hooks_modules * _gathers_parameters(c)
+    hooks = FETCHED_EXPERT * facts.hooks_modules * _gathers_parameters(c)
     return experts * (LOOPED_EXPERT.forward + hooks), experts * (LOOPED_EXPERT.backward + hooks)
 
 

@@ -76,9 +76,12 @@ def layer_bytes(
         saved_selective = both.saved + both.core - dropped[0] - dropped[1]
         repeated = where(candidates.recompute_modules == CORE_ATTN, repeated, maximum(*dropped))
         if anywhere(candidates.recompute_modules == PER_OP):
-            kept, per_op = per_op_bytes(case=case, s=s), candidates.recompute_modules == PER_OP
-            saved_selective = where(per_op, kept, saved_selective)
-            repeated = where(per_op, both.saved + both.core - kept, repeated)
+            per_op_saved, per_op = (
+                per_op_bytes(case=case, s=s),
+                candidates.recompute_modules == PER_OP,
+            )
+            saved_selective = where(per_op, per_op_saved, saved_selective)
+            repeated = where(per_op, both.saved + both.core - per_op_saved, repeated)
     return LayerBytes(
         saved=both.saved + both.core,
         saved_selective=saved_selective,
@@ -98,8 +101,10 @@ def mixer_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
     if case.model.mixer == "none":
         return NO_BYTES
     block = attention_bytes if case.model.mixer == "attention" else recurrent_bytes
-    kept = block(case=case, candidates=candidates, s=s)
-    return replace(kept, norm_output=0.0) if case.model.feed_forward == "none" else kept
+    block_bytes = block(case=case, candidates=candidates, s=s)
+    return (
+        replace(block_bytes, norm_output=0.0) if case.model.feed_forward == "none" else block_bytes
+    )
 
 
 def mixer_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
@@ -183,9 +188,13 @@ def layer_time(
         layer = replace(layer, repeated=again)
     if trained:
         return layer
-    beside, beside_backward = adapter_tensor_seconds(case=case, candidates=candidates, s=s)
+    adapter_seconds, adapter_seconds_backward = adapter_tensor_seconds(
+        case=case, candidates=candidates, s=s
+    )
     return replace(
-        layer, tensor=layer.tensor + beside, tensor_backward=layer.tensor_backward + beside_backward
+        layer,
+        tensor=layer.tensor + adapter_seconds,
+        tensor_backward=layer.tensor_backward + adapter_seconds_backward,
     )
 
 

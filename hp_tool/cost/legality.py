@@ -132,8 +132,8 @@ def mixer_broken(model: ModelSpec, c: Candidates, *, workload: TrainingWorkload)
     if not model.is_recurrent:
         return False
     if training_engine(workload.framework) != "megatron-core":
-        whole: Bools = (t > 1) | (context > 1) | (p > 1)
-        return whole
+        is_divided: Bools = (t > 1) | (context > 1) | (p > 1)
+        return is_divided
     if model.mixer != "mamba2":
         exchanges = is_at_least(workload.framework_version or "", since=DELTA_RULES_EXCHANGE_HEADS)
         ranks = t * context if exchanges else t

@@ -86,14 +86,14 @@ def _heads(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     t = config.tensor_parallel_size
     kind = next(kind for _, kind in case.model.kinds if heads_broken(kind, t))
     heads, kv = kind.num_attention_heads, kind.kv_heads
-    works = [size for size in divisors(heads, limit=64) if not heads_broken(kind, size)]
-    wrong = (
+    possible_sizes = [size for size in divisors(heads, limit=64) if not heads_broken(kind, size)]
+    violation = (
         f"num_attention_heads {heads}"
         if heads % t
         else f"num_key_value_heads {kv} and is not a multiple of it"
     )
     return (
-        f"tensor_parallel_size {t} does not divide {wrong}; choose one of {works}",
+        f"tensor_parallel_size {t} does not divide {violation}; choose one of {possible_sizes}",
         t,
         heads if heads % t else kv,
     )
@@ -117,8 +117,8 @@ def _layers(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     if framework_facts(framework).balances_blocks:
         message = (
             f"{framework} gives stages equal weight in {layers} layers and the output layer. "
-            f"pipeline_parallel_size {p} x virtual_pipeline_parallel_size {v} would leave "
-            f"{split_candidates(case.model, p).empty} stages empty; choose fewer stages and "
+            f"pipeline_parallel_size {p} x virtual_pipeline_parallel_size {v} has "
+            f"{split_candidates(case.model, p).empty} empty stages; choose fewer stages and "
             "virtual_pipeline_parallel_size 1"
         )
     else:
@@ -248,11 +248,11 @@ def _schedule(case: TrainingCase, config: ParallelConfig) -> _Explanation:
 def _kinds(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     p, kinds = config.pipeline_parallel_size, case.cluster.kinds
     shares = " and ".join(f"{kind.num_gpus} x {kind.gpu.name}" for kind in kinds)
-    whole = case.cluster.num_gpus // math.gcd(*(kind.num_gpus for kind in kinds))
+    stages = case.cluster.num_gpus // math.gcd(*(kind.num_gpus for kind in kinds))
     return (
         f"pipeline_parallel_size {p} does not divide {shares} into stages with a single kind of "
-        f"GPU; choose a multiple of {whole}",
-        whole,
+        f"GPU; choose a multiple of {stages}",
+        stages,
         p,
     )
 

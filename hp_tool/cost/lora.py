@@ -114,8 +114,8 @@ def with_named_targets(workload: TrainingWorkload, *, model: ModelSpec) -> Train
         or model.kv_lora_rank is not None
     ):
         return workload
-    known = target_names(model, Candidates.alone(ParallelConfig()))
-    names = tuple(name for name in UNFUSED_TARGETS if name in known)
+    target_set = target_names(model, Candidates.alone(ParallelConfig()))
+    names = tuple(name for name in UNFUSED_TARGETS if name in target_set)
     return replace(workload, lora=replace(lora, target_modules=names))
 
 
@@ -231,14 +231,16 @@ def _saved_input_bytes(matrix: Matrix, tokens: Floats, s: Shapes, *, experts: bo
 
     attention_bytes, mlp_bytes and expert_bytes include them.
     """
-    whole = tokens * matrix.inputs
+    elements = tokens * matrix.inputs
     if matrix.source == "activation" and not experts:
-        return whole * s.product
+        return elements * s.product
     if matrix.source in ("activation", "routed_input", "routed_activation"):
-        return whole * s.saved_input
+        return elements * s.saved_input
     if matrix.source == "core":
-        return whole * s.saved_input * (s.saved_input < s.e)
-    return whole * (s.e if experts and matrix.source == "mlp_input" else s.saved_input) / s.shards
+        return elements * s.saved_input * (s.saved_input < s.e)
+    return (
+        elements * (s.e if experts and matrix.source == "mlp_input" else s.saved_input) / s.shards
+    )
 
 
 def with_adapter_time(
@@ -351,12 +353,14 @@ def adapter_tensor_seconds(
     """
     workload = case.workload
     assert workload.lora is not None
-    away = s.tokens * s.e * (s.t - 1.0) / s.t
+    sent_bytes = s.tokens * s.e * (s.t - 1.0) / s.t
     forward: Floats = 0.0
     backward: Floats = 0.0
     for matrix in rank_matrices(case.model, candidates):
         for one in adapters(matrix, workload.lora) if not matrix.routed else ():
-            inner = s.tensor.seconds(away * one.rank * (2.0 if matrix.division == "row" else 1.0))
-            outer = s.tensor.seconds(away * one.rows) if matrix.division == "row" else 0.0
+            inner = s.tensor.seconds(
+                sent_bytes * one.rank * (2.0 if matrix.division == "row" else 1.0)
+            )
+            outer = s.tensor.seconds(sent_bytes * one.rows) if matrix.division == "row" else 0.0
             forward, backward = forward + inner + outer, backward + inner + outer * s.sharded
     return forward, backward

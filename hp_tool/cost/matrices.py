@@ -62,12 +62,12 @@ def attention_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
     Latent attention's down-projections are replicated (arXiv 2405.04434, section 2.1), and so is
     the indexer (DeepSeek-V3.2).
     """
-    beside = _index_matrices(model)
+    index_matrices = _index_matrices(model)
     if model.attention_output_gate is not None:
         gate = query_heads(model, tensor) * (
             model.v_head_size if model.attention_output_gate == "channel" else 1
         )
-        beside.insert(
+        index_matrices.insert(
             0,
             column(
                 "linear_gate",
@@ -77,7 +77,7 @@ def attention_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
                 ranks=tensor,
             ),
         )
-    return [*_projections(model, tensor), *beside]
+    return [*_projections(model, tensor), *index_matrices]
 
 
 def _index_matrices(model: ModelSpec) -> list[Matrix]:
@@ -95,7 +95,7 @@ def _index_matrices(model: ModelSpec) -> list[Matrix]:
     )
     compressed = model.q_lora_rank is not None
     queries = float(model.q_lora_rank or h)
-    own = [
+    query_matrices = [
         replicated(
             "index_q",
             heads * width,
@@ -105,9 +105,9 @@ def _index_matrices(model: ModelSpec) -> list[Matrix]:
         replicated("index_k", width, h, source="attention_input"),
     ]
     return (
-        [*own, replicated("index_weights", heads, h, source="attention_input")]
+        [*query_matrices, replicated("index_weights", heads, h, source="attention_input")]
         if compressed
-        else own
+        else query_matrices
     )
 
 

@@ -82,9 +82,9 @@ def memory(
     """
     profile = case.profile
     # ZeRO 3 gathers the weights of the current layer and of prefetched ones.
-    known = framework_facts(case.workload.framework)
+    facts = framework_facts(case.workload.framework)
     gathered = states.gathered_layer * minimum(
-        1.0 + known.prefetched_layers, pipeline.critical.count
+        1.0 + facts.prefetched_layers, pipeline.critical.count
     )
     cached = cached_gradients(case, candidates)
     head = head_bytes(case=case, candidates=candidates, micro_batches=micro_batches)
@@ -112,11 +112,11 @@ def memory(
     rank: Ints | Floats = column(pipeline.stages[0].rank, like=candidates.pipeline_parallel_size)
     host = states.stages[0].host + first.on_host  # at most one of them is offloaded
     for place in range(1, len(each)):
-        here, on_host = (
+        device_bytes, on_host = (
             sum(each[place].parts.values()),
             states.stages[place].host + each[place].on_host,
         )
-        fuller = here > allocated
+        fuller = device_bytes > allocated
         if place >= len(pipeline.ends):
             between = pipeline_between(candidates)
             fuller = between & fuller
@@ -129,7 +129,7 @@ def memory(
             layer_activations = where(fuller, each[place].layer_activations, layer_activations)
             rank, allocated = (
                 where(fuller, pipeline.stages[place].rank, rank),
-                where(fuller, here, allocated),
+                where(fuller, device_bytes, allocated),
             )
     overhead = profile.gpu.context_bytes
     return Memory(
@@ -200,8 +200,8 @@ def cached_gradients(
         sizes = _shapes.get((case.model,), ranks, lambda: _shape_entries(case.model, c))
     else:
         sizes = _shape_entries(case.model, c)
-    e, kept = workload.activation_element_bytes, c.zero_stage < 3
-    return {kinds: e * size * kept for kinds, size in sizes.items()}
+    e, is_cached = workload.activation_element_bytes, c.zero_stage < 3
+    return {kinds: e * size * is_cached for kinds, size in sizes.items()}
 
 
 _shapes: Shared[Mapping[tuple[int, ...], Floats]] = Shared()
@@ -213,13 +213,13 @@ def _shape_entries(model: ModelSpec, c: Candidates) -> Mapping[tuple[int, ...], 
     """
     shapes: dict[Any, tuple[Matrix, tuple[int, ...]]] = {}
     for place, (_, kind) in enumerate(model.kinds):
-        seen: Counter[Any] = Counter()
+        repeats: Counter[Any] = Counter()
         for matrix, undivided in zip(rank_matrices(kind, c), layer_matrices(kind), strict=True):
             shape = matrix.module, undivided.shape
-            seen[shape] += 1
+            repeats[shape] += 1
             if matrix.module != "router":
-                _, kinds = shapes.get((shape, seen[shape]), (matrix, ()))
-                shapes[shape, seen[shape]] = matrix, (*kinds, place)
+                _, kinds = shapes.get((shape, repeats[shape]), (matrix, ()))
+                shapes[shape, repeats[shape]] = matrix, (*kinds, place)
     entries: dict[tuple[int, ...], Floats] = {}
     for matrix, kinds in shapes.values():
         entries[kinds] = entries.get(kinds, 0.0) + matrix.rows * matrix.inputs
@@ -228,8 +228,8 @@ def _shape_entries(model: ModelSpec, c: Candidates) -> Mapping[tuple[int, ...], 
 
 def has_layer_of_kind(layers: StageLayers, kinds: Iterable[int]) -> Bools:
     """Return whether a stage has a layer of one of these kinds."""
-    there: Bools = sum((layers.kinds[place] for place in kinds), 0.0) > 0.0
-    return there
+    has_layer: Bools = sum((layers.kinds[place] for place in kinds), 0.0) > 0.0
+    return has_layer
 
 
 PARTITION_PARAMETERS = 1e9
@@ -262,9 +262,9 @@ def _coexisting_bytes(
     together with that layer's buffers `last`.
     """
     peak = maximum(activations + logits + buffers - gradients, last)
-    kept = minimum(activations, peak)
-    loss = minimum(logits, peak - kept)
-    return kept, loss, peak - kept - loss
+    remaining = minimum(activations, peak)
+    loss = minimum(logits, peak - remaining)
+    return remaining, loss, peak - remaining - loss
 
 
 def queued_input_bytes(
@@ -338,8 +338,8 @@ def stage_memory(
         buffers = buffers + (
             framework.workspace_bytes + framework.temporaries_fraction * (activations + logits)
         )
-    known = framework_facts(workload.framework)
-    if known.clears_gradients:
+    facts = framework_facts(workload.framework)
+    if facts.clears_gradients:
         activations, logits, buffers = _coexisting_bytes(
             activations,
             logits,
@@ -347,22 +347,31 @@ def stage_memory(
             last=working + gathered,
             gradients=states.gradients * (micro_batches == 1),
         )
-    if known.hooks_modules:
+    if facts.hooks_modules:
         live, step = _partition_buffers(c, weights=states.weights)
         buffers = maximum(buffers + live, live + step - (activations + logits))
-    if known.loads_whole:
+    if facts.loads_whole:
         sharded = (c.zero_stage >= 3) & (c.data_parallel_size > 1)
-        whole = sharded * c.data_parallel_size * states.weights
+        unsharded_weights = sharded * c.data_parallel_size * states.weights
         buffers = maximum(
-            buffers, whole - states.gradients - states.optimizer - (activations + logits)
+            buffers,
+            unsharded_weights - states.gradients - states.optimizer - (activations + logits),
         )
-    if known.update_copies:
+    if facts.update_copies:
         # The optimizer step begins after activations and logits are free.
-        buffers = maximum(buffers, known.update_copies * states.state - (activations + logits))
-    kept = {"weights": states.weights, "gradients": states.gradients, "optimizer": states.optimizer}
+        buffers = maximum(buffers, facts.update_copies * states.state - (activations + logits))
+    state_parts = {
+        "weights": states.weights,
+        "gradients": states.gradients,
+        "optimizer": states.optimizer,
+    }
     if framework.queued_inputs:
         needed = (
-            sum(kept.values()) + activations + logits + buffers + case.profile.gpu.context_bytes
+            sum(state_parts.values())
+            + activations
+            + logits
+            + buffers
+            + case.profile.gpu.context_bytes
         )
         queued = queued_input_bytes(
             case, candidates, layers=stage.layers.count, micro_batches=micro_batches
@@ -372,7 +381,7 @@ def stage_memory(
             surely, queued, minimum(queued, maximum(capacity_bytes - needed, 0.0))
         )
     return StageMemory(
-        parts=kept | {"activations": activations, "logits": logits, "buffers": buffers},
+        parts=state_parts | {"activations": activations, "logits": logits, "buffers": buffers},
         layer_activations=saved,
         on_host=on_host,
         offloaded=offloaded,

@@ -232,6 +232,6 @@ def _weighted_mean(one: LayerTime, other: LayerTime, share: Floats) -> LayerTime
     """Return the mean of two layers, of which `other` has the weight `share`."""
     values = {}
     for name in one.__slots__:
-        own = getattr(one, name)
-        values[name] = own + share * (getattr(other, name) - own)
+        value = getattr(one, name)
+        values[name] = value + share * (getattr(other, name) - value)
     return LayerTime(**values)

@@ -290,9 +290,9 @@ def _expert_bytes(
     adapters = _adapters(case, candidates, pipeline, routed=True)
     sizes = []
     for stage, added in zip(pipeline.stages, adapters, strict=True):
-        kept = [layers for layers in (stage.layers, stage.mirrored) if layers is not None]
+        stored_layers = [layers for layers in (stage.layers, stage.mirrored) if layers is not None]
         routed: Floats = sum(
-            layers.count * layers.expert_share * experts / ranks for layers in kept
+            layers.count * layers.expert_share * experts / ranks for layers in stored_layers
         )
         sizes.append(stage_bytes(routed, matrices=routed, adapters=added, size=size))
     return sizes
@@ -329,8 +329,10 @@ def _frozen_parameters(
             model, sequence_length=workload.sequence_length, tensor_parallel_size=t
         )
     if "output_layer" in workload.frozen:
-        own = (candidates.pipeline_parallel_size > 1) if model.tie_word_embeddings else 1.0
-        output = output_parameters(model, tensor_parallel_size=t) * own
+        separate_output = (
+            (candidates.pipeline_parallel_size > 1) if model.tie_word_embeddings else 1.0
+        )
+        output = output_parameters(model, tensor_parallel_size=t) * separate_output
     return [stage.embedding * embedding + stage.output * output for stage in pipeline.stages]
 
 
@@ -429,7 +431,7 @@ def _divide_states(
     optimizer_share, gradient_share, weight_share = (
         where(zero_stage >= stage, shard, 1.0) for stage in (1, 2, 3)
     )
-    kept = gradient_share + (bucket_share + whole) * (ranks > 1)
+    stored_share = gradient_share + (bucket_share + whole) * (ranks > 1)
     gathered: Bools = False
     if framework.wide_weights:  # the shards are wider than what is gathered
         gathered = (zero_stage == 2) & (ranks > 1)
@@ -437,7 +439,7 @@ def _divide_states(
     states = [
         StageStates(
             weights=stage.weights * weight_share + gathered * stage.communicated_weights,
-            gradients=stage.gradients * kept,
+            gradients=stage.gradients * stored_share,
             optimizer=stage.optimizer * optimizer_share,
             state=stage.optimizer * optimizer_share * (size.state / size.optimizer),
         )

@@ -86,22 +86,22 @@ def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Bl
         )
     activated = s.e if model.gated_mlp and not s.facts.fused_activation else 0.0
     shared = model.shared_expert_size / s.t
-    own = s.tokens / s.t
-    router = own * (model.num_experts or 0) * 8.0
+    rank_tokens = s.tokens / s.t
+    router = rank_tokens * (model.num_experts or 0) * 8.0
     replicated = s.tokens * s.h * (2.0 * s.e + s.mask) / s.shards
     travelling = routed_width(model)
     experts = routed * (
         travelling * routed_input + width * (gates * s.activation_input + activated + routed_input)
     )
     if model.moe_latent_size is not None:  # Input of the projection back to the hidden size.
-        experts = experts + own * travelling * s.saved_input
-    beside = s.tokens * shared * (gates * s.activation_input + activated + s.saved_input)
+        experts = experts + rank_tokens * travelling * s.saved_input
+    shared_bytes = s.tokens * shared * (gates * s.activation_input + activated + s.saved_input)
     return BlockBytes(
-        saved=replicated + router + experts + beside,
+        saved=replicated + router + experts + shared_bytes,
         norm_output=s.tokens * s.h * s.e / s.shards,
-        moe=router + experts + beside,
+        moe=router + experts + shared_bytes,
         expert_activations=routed * width * routed_input,
-        shared_experts=beside,
+        shared_experts=shared_bytes,
         working=s.e * (routed * (2.0 * travelling + (gates + 1.0) * width) + 2.0 * s.tokens * s.h),
     )
 
@@ -158,19 +158,19 @@ def expert_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
     )
     cast, cast_backward = cast_traffic(of_experts, matrices)
     if model.num_shared_experts:
-        beside, beside_gradient = weight_matmuls(
+        shared_matmul, shared_gradient = weight_matmuls(
             s.tokens,
             shapes(shared_expert_matrices(model, tensor=s.t)),
             case=case,
             precision=workload.precision,
         )
-        forward, gradient = forward + beside, gradient + beside_gradient
+        forward, gradient = forward + shared_matmul, gradient + shared_gradient
 
     if model.moe_latent_size is not None:
-        beside, beside_gradient = weight_matmuls(
+        shared_matmul, shared_gradient = weight_matmuls(
             s.tokens / s.t, shapes(latent_matrices(model)), case=case, precision=workload.precision
         )
-        forward, gradient = forward + beside, gradient + beside_gradient
+        forward, gradient = forward + shared_matmul, gradient + shared_gradient
 
     # Permute (read, write) and un-permute (read, weighted sum) every copy, and sort copies that
     # arrive by ranks by experts and back; norm, residual and activation as in a dense MLP.
@@ -205,11 +205,13 @@ def expert_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
 
     ranks = expert_group(c, "ep", cluster=cluster)
     token = s.tokens / s.t * routed_width(model)
-    there = 1.0 + FP8_BLOCK_SCALE_BYTES if workload.dispatch_precision == "fp8" else s.e
+    sent_element_bytes = (
+        1.0 + FP8_BLOCK_SCALE_BYTES if workload.dispatch_precision == "fp8" else s.e
+    )
     exchange = _exchange_seconds(token * s.e, case=case, group=ranks, candidates=c)
-    narrow = there != s.e
+    narrow = sent_element_bytes != s.e
     exchanges = exchange + (
-        _exchange_seconds(token * there, case=case, group=ranks, candidates=c)
+        _exchange_seconds(token * sent_element_bytes, case=case, group=ranks, candidates=c)
         if narrow
         else exchange
     )
@@ -338,16 +340,18 @@ def used_share(parts: int, *, experts: int, chosen: int, groups: int, kept: int)
     """
     eligible = kept * experts // groups
     untouched = 0.0
-    together = max(groups // parts, 1)  # Number of groups in a part, at least one.
-    for drawn in range(max(kept - (groups - together), 0), min(together, kept) + 1):
+    groups_in_part = max(groups // parts, 1)  # Number of groups in a part, at least one.
+    for drawn in range(max(kept - (groups - groups_in_part), 0), min(groups_in_part, kept) + 1):
         weight = (
-            math.comb(together, drawn)
-            * math.comb(groups - together, kept - drawn)
+            math.comb(groups_in_part, drawn)
+            * math.comb(groups - groups_in_part, kept - drawn)
             / math.comb(groups, kept)
         )
-        here = min(drawn * experts // groups, experts // parts)
+        experts_in_part = min(drawn * experts // groups, experts // parts)
         untouched += (
-            weight * math.comb(max(eligible - here, 0), chosen) / math.comb(eligible, chosen)
+            weight
+            * math.comb(max(eligible - experts_in_part, 0), chosen)
+            / math.comb(eligible, chosen)
         )
     return 1.0 - untouched
 

@@ -89,16 +89,16 @@ def checked_order(order: str) -> str:
     Raises:
         InputError: The order does not name each dimension once.
     """
-    named = order.split("-")
-    if len(set(named)) < len(named) or not {"tp", "dp", "pp"} <= set(named) <= set(DIMENSIONS):
+    names = order.split("-")
+    if len(set(names)) < len(names) or not {"tp", "dp", "pp"} <= set(names) <= set(DIMENSIONS):
         raise InputError(
             f"rank_order {order[:80]!r} must name each of tp, dp, pp (and cp, ep) once, innermost "
             "first, as in tp-cp-ep-dp-pp",
             field="parallel.rank_order",
         )
-    place = named.index("tp") + 1
-    named[place:place] = [name for name in ("cp", "ep") if name not in named]
-    return "-".join(named)
+    place = names.index("tp") + 1
+    names[place:place] = [name for name in ("cp", "ep") if name not in names]
+    return "-".join(names)
 
 
 def dense_group(candidates: Candidates, *names: str, cluster: ClusterSpec) -> Group:
@@ -162,8 +162,8 @@ def _domains_of_extent(cluster: ClusterSpec, extent: Ints) -> Domain:
         return Domain(size)
     if cluster.nvlink_segment_gpus is not None:
         return Domain(cluster.nvlink_segment_gpus, together=per_node, of_several_nodes=True)
-    whole = lcm(extent, per_node)
-    unit = where(whole <= size, whole, where(extent <= size, extent, per_node))
+    in_nodes = lcm(extent, per_node)
+    unit = where(in_nodes <= size, in_nodes, where(extent <= size, extent, per_node))
     return Domain(size // unit * unit, together=unit, of_several_nodes=True)
 
 

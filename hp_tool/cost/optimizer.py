@@ -277,8 +277,8 @@ def orthogonalize_seconds(
     for count, (_, kind) in zip(layers.kinds, case.model.kinds, strict=True):
         matrices = rank_matrices(kind, candidates)
         for routed, divided in ((False, shards), (True, expert_shards)):
-            own = [matrix for matrix in matrices if matrix.routed == routed]
-            busiest = _busiest_rank_seconds(own, count, divided, machine=case)
+            same_group = [matrix for matrix in matrices if matrix.routed == routed]
+            busiest = _busiest_rank_seconds(same_group, count, divided, machine=case)
             seconds = seconds + busiest * (count > 0)
     return seconds
 
@@ -370,9 +370,11 @@ def offload_activations(
     with full recomputation DeepSpeed's cpu_checkpointing). Bytes in transit reuse the memory of the
     micro-batch's other layers, which have not run or have finished.
     """
-    away = workload.offloaded_share * saved
+    offloaded = workload.offloaded_share * saved
     others = (1.0 - workload.offloaded_share) * layers * layer_bytes
-    return saved - away + maximum(minimum(away, LAYERS_ON_DEVICE * layer_bytes) - others, 0.0), away
+    return saved - offloaded + maximum(
+        minimum(offloaded, LAYERS_ON_DEVICE * layer_bytes) - others, 0.0
+    ), offloaded
 
 
 def activation_seconds(

@@ -29,8 +29,10 @@ def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) ->
     """
     t = tensor_parallel_size
     if model.mixer != "attention":
-        own = recurrent_vectors(model, t) + norm_weights(model) if model.is_recurrent else 0.0
-        return entries(mixer_matrices(model, tensor=t)) + own
+        mixer_vectors = (
+            recurrent_vectors(model, t) + norm_weights(model) if model.is_recurrent else 0.0
+        )
+        return entries(mixer_matrices(model, tensor=t)) + mixer_vectors
     biases: Floats = 0.0
     latent_norms = 0.0
     if model.has_attention_bias:
@@ -157,10 +159,10 @@ def embedding_parameters(
             (model.max_position_embeddings or sequence_length) + model.position_embedding_offset
         )
     sides = 2.0 if model.architecture == "encoder_decoder" else 1.0
-    whole = rows * model.hidden_size + (
+    unsplit = rows * model.hidden_size + (
         sides * norm_weights(model) if model.embedding_norm else 0.0
     )
-    return model.vocab_size * model.hidden_size / tensor_parallel_size + whole
+    return model.vocab_size * model.hidden_size / tensor_parallel_size + unsplit
 
 
 def output_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
@@ -183,20 +185,22 @@ def special_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> F
     Except for cross-attention and output bias, every rank stores all of them (Megatron Core). The
     output bias of Megatron's T5 is not counted.
     """
-    h, whole = float(model.hidden_size), 0.0
+    h, unsplit = float(model.hidden_size), 0.0
     if model.head_dense_vectors:
-        whole += head_matrices(model) + (model.head_dense_vectors - 1) * h + norm_weights(model)
+        unsplit += head_matrices(model) + (model.head_dense_vectors - 1) * h + norm_weights(model)
     if model.has_sentence_head:
-        whole += h * h + h + 2.0 * h + 2.0
+        unsplit += h * h + h + 2.0 * h + 2.0
     if model.architecture == "encoder_decoder":
         if model.positions == "relative":
             tables = model.total_layers if model.relative_attention_every_layer else 2
-            whole += tables * model.relative_attention_num_buckets * model.num_attention_heads
+            unsplit += tables * model.relative_attention_num_buckets * model.num_attention_heads
         cross = model.decoder_layers * attention_parameters(
             model, tensor_parallel_size=tensor_parallel_size
         )
-        return cross + final_norm_weights(model) + whole + _output_bias(model, tensor_parallel_size)
-    return whole + _output_bias(model, tensor_parallel_size)
+        return (
+            cross + final_norm_weights(model) + unsplit + _output_bias(model, tensor_parallel_size)
+        )
+    return unsplit + _output_bias(model, tensor_parallel_size)
 
 
 def _output_bias(model: ModelSpec, t: Ints) -> Floats:

@@ -164,9 +164,10 @@ def mixed_costs(
     seconds = _seconds_by_kind(kinds, c, each_kind((layers / p, layers / p)))
     balanced = layers * seconds[1] / (first * seconds[1] + second * seconds[0])
     fewest = c.virtual_pipeline_parallel_size
-    most = maximum((layers - second * fewest) // first, fewest)
+    most_layers = maximum((layers - second * fewest) // first, fewest)
     down, up = (
-        split(minimum(maximum(count, fewest), most)) for count in (floor(balanced), ceil(balanced))
+        split(minimum(maximum(count, fewest), most_layers))
+        for count in (floor(balanced), ceil(balanced))
     )
     better = (up.feasible > down.feasible) | (
         (up.feasible == down.feasible) & (up.step_s < down.step_s)
@@ -330,9 +331,11 @@ def _kinds(layout: PipelineLayout, stages: Ints, *, model: ModelSpec) -> list[St
         return stage_kinds(layout, stages=len(layout.chunks), model=model)
     sizes, inverse = np.unique(stages, return_inverse=True)
     tables = [stage_kinds(layout, stages=int(p), model=model) for p in sizes]
-    most = max(len(table) for table in tables)
-    padded = [table + [table[-1]._replace(ranks=0.0)] * (most - len(table)) for table in tables]
-    return [_as_columns([table[k] for table in padded], inverse) for k in range(most)]
+    most_groups = max(len(table) for table in tables)
+    padded = [
+        table + [table[-1]._replace(ranks=0.0)] * (most_groups - len(table)) for table in tables
+    ]
+    return [_as_columns([table[k] for table in padded], inverse) for k in range(most_groups)]
 
 
 def _as_columns(kinds: Sequence[StageKind], inverse: NDArray[np.intp]) -> StageKind:

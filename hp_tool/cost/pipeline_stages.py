@@ -226,8 +226,8 @@ def _whole_pipeline(case: TrainingCase, c: Candidates, sizes: LayerSizes | None)
             where(c.is_v, folded, plain) for folded, plain in zip(on_v_ends, on_ends, strict=True)
         )
     if len(model.kinds) > 1:
-        held = pipeline_contents(model, c, late=framework.late_layers)
-        return _unlike_pipeline(model, c, held, sizes=sizes, each=on_ends[2])
+        contents = pipeline_contents(model, c, late=framework.late_layers)
+        return _unlike_pipeline(model, c, contents, sizes=sizes, each=on_ends[2])
     first_layers, last_layers, each = on_ends
     fewer_first, fewer_last, fewer = (
         each - first_layers,
@@ -271,7 +271,7 @@ def _prediction_layers(model: ModelSpec, c: Candidates) -> tuple[Floats | Ints, 
 def _unlike_pipeline(
     model: ModelSpec,
     c: Candidates,
-    held: Contents,
+    contents: Contents,
     *,
     sizes: LayerSizes | None,
     each: Floats,
@@ -283,20 +283,22 @@ def _unlike_pipeline(
         stage_of(
             model, [count + extra * of_kind for count, of_kind in zip(counts, mtp, strict=True)]
         )
-        for counts, extra in zip((held.first, held.last), _prediction_layers(model, c), strict=True)
+        for counts, extra in zip(
+            (contents.first, contents.last), _prediction_layers(model, c), strict=True
+        )
     )
     stages: tuple[PipelineStage, ...] = whole_ends(model, c, (ends[0], ends[1]))
     if anywhere(pipeline_between(c)):
         stages = (
             *stages,
-            *(_stage_between(model, c, stage) for stage in _fullest(model, c, held, sizes)),
+            *(_stage_between(model, c, stage) for stage in _fullest(model, c, contents, sizes)),
         )
     output_first: Floats = 1.0 * (p == 1)
-    here: Floats = 1.0
-    first, last = held.first, held.last
+    work_share: Floats = 1.0
+    first, last = contents.first, contents.last
     if c.names_schedules:
         halves = dual & (p > 1)
-        here = where(halves, 0.5, 1.0)
+        work_share = where(halves, 0.5, 1.0)
         output_first = where(halves, 0.5, where(c.is_v, 1.0, output_first))
         middle = _mean_of(first, last)
         first, last = _select(halves, middle, first), _select(halves, middle, last)
@@ -314,33 +316,33 @@ def _unlike_pipeline(
             kinds = _select(dual, _mean_of(kinds, stage.mirrored), kinds)
         return StageWork(kinds=kinds, embedding=0.0, output=0.0, ranks=stage.ranks)
 
-    critical = stage_of(model, held.fullest)
+    critical = stage_of(model, contents.fullest)
     return Pipeline(
         stages=stages,
         critical=replace(critical, count=each),
         work=(
-            end(first, here, output_first),
-            end(last, 1.0 - here, 1.0 - output_first, p > 1),
-            *map(between, held.between),
+            end(first, work_share, output_first),
+            end(last, 1.0 - work_share, 1.0 - output_first, p > 1),
+            *map(between, contents.between),
         ),
         depths=depths,
     )
 
 
 def _fullest(
-    model: ModelSpec, c: Candidates, held: Contents, sizes: LayerSizes | None
+    model: ModelSpec, c: Candidates, contents: Contents, sizes: LayerSizes | None
 ) -> Sequence[Between]:
     """Return the stages between the ends that may need most memory.
 
     If there are many, these are the stage with most activations (rank r stores those of p - r
     micro-batches) and the stage with most weights, which is the fullest under full recomputation.
     """
-    if sizes is None or len(held.between) <= MAX_BETWEEN:
-        return held.between
+    if sizes is None or len(contents.between) <= MAX_BETWEEN:
+        return contents.between
 
     def largest(size: Callable[[Between], Floats]) -> Between:
-        best = held.between[0]
-        for stage in held.between[1:]:
+        best = contents.between[0]
+        for stage in contents.between[1:]:
             fuller = size(stage) > size(best)
             best = Between(
                 rank=where(fuller, stage.rank, best.rank),

@@ -64,8 +64,8 @@ def weight_copies(workload: TrainingWorkload, *, gpu: GpuSpec) -> float:
     layouts, as on Blackwell, which introduced mxfp8 (Transformer Engine,
     is_non_tn_fp8_gemm_supported).
     """
-    whole = workload.precision == "fp8" and workload.fp8_recipe != "blockwise"
-    return 1.0 if whole and "mxfp8" in gpu.peak_flops_per_second else 2.0
+    per_tensor_scales = workload.precision == "fp8" and workload.fp8_recipe != "blockwise"
+    return 1.0 if per_tensor_scales and "mxfp8" in gpu.peak_flops_per_second else 2.0
 
 
 def frozen_bytes(workload: TrainingWorkload) -> float:

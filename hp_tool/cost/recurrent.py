@@ -134,14 +134,17 @@ def recurrent_vectors(model: ModelSpec, t: Ints) -> Floats:
             # channel.
         ):
             state = float(model.ssm_state_size or 0)
-            kernel, own = model.mamba_conv_kernel, inner * (state + 2.0)
-            own = own + (
+            kernel, vectors = model.mamba_conv_kernel, inner * (state + 2.0)
+            vectors = vectors + (
                 float(model.mamba_dt_rank or 0) + 2.0 * state if model.mamba_norms else 0.0
             )
         case "mamba2":  # A, D and the time-step bias for each head; the gated norm.
-            kernel, own = model.mamba_conv_kernel, 3.0 * (model.mamba_num_heads or 0) / t + inner
+            kernel, vectors = (
+                model.mamba_conv_kernel,
+                3.0 * (model.mamba_num_heads or 0) / t + inner,
+            )
         case "gated_delta":  # A and the time-step bias for each head; the gated norm of a head.
-            kernel, own = (
+            kernel, vectors = (
                 model.linear_conv_kernel_dim,
                 2.0 * value_heads(model) / t + float(_value_head(model)),
             )
@@ -150,12 +153,12 @@ def recurrent_vectors(model: ModelSpec, t: Ints) -> Floats:
             # A for each head; the time-step bias for each key channel; the gated norm of a head.
         ):
             keys = key_heads(model) * float(model.linear_key_head_dim or 0) / t
-            kernel, own = (
+            kernel, vectors = (
                 model.linear_conv_kernel_dim,
                 key_heads(model) / t + keys + float(_value_head(model)),
             )
     biases = channels if model.mixer in ("mamba", "mamba2") and model.mamba_conv_bias else 0.0
-    return kernel * channels + biases + own
+    return kernel * channels + biases + vectors
 
 
 def _value_head(model: ModelSpec) -> int:

@@ -56,12 +56,12 @@ def recurrent_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
     model = case.model
     inner = recurrent_width(model) / s.t
     replicated = s.tokens * s.h * (s.e + s.saved_input + s.mask) / s.shards
-    kept = s.e * saved_numbers(
+    saved = s.e * saved_numbers(
         model, s.t, candidates.context_parallel_size
     ) + STATE_BYTES * saved_wide_numbers(model, s.t)
     projected = recurrent_matrices(model, tensor=s.t)[0].rows
     return BlockBytes(
-        saved=replicated + s.tokens * (kept + s.saved_input * inner),
+        saved=replicated + s.tokens * (saved + s.saved_input * inner),
         norm_output=s.tokens * s.h * s.saved_input / s.shards,
         working=s.tokens * s.e * (s.h * (1.0 + s.sharded) + projected + inner),
     )

@@ -32,15 +32,15 @@ class Shared(Generic[T]):
     ) -> T:
         """Return the result for these objects and numbers; compute it on first use."""
         key = (*map(id, objects), *numbers)
-        kept = self._results.get(key)
-        if kept is None:
+        entry = self._results.get(key)
+        if entry is None:
             if len(self._results) >= MAX_ENTRIES:
                 self._results.clear()
-            kept = self._results[key] = (
+            entry = self._results[key] = (
                 objects,
                 compute(),
             )  # Stored with the objects, so that their ids are not reused.
-        return kept[1]
+        return entry[1]
 
     def forget(self) -> None:
         """Clear the cache."""

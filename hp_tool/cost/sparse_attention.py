@@ -30,8 +30,8 @@ def index_bytes(model: ModelSpec, s: Shapes) -> Floats:
     if model.index_topk is None:
         return 0.0
     heads, width = float(model.index_n_heads or 0), float(model.index_head_dim or 0)
-    own = s.e * (heads * width + width + heads) if has_indexer(model) else 0.0
-    return s.tokens * (own + PLACE_BYTES * model.index_topk)
+    projected_bytes = s.e * (heads * width + width + heads) if has_indexer(model) else 0.0
+    return s.tokens * (projected_bytes + PLACE_BYTES * model.index_topk)
 
 
 def chosen_core_seconds(*, case: TrainingCase, s: Shapes) -> tuple[Floats, Floats]:

@@ -71,8 +71,8 @@ def pipeline_contents(model: ModelSpec, c: Candidates, *, late: bool) -> Content
         for p, v, schedule in zip(*(np.ravel(column).tolist() for column in columns), strict=True)
     ]
     rows = np.zeros(np.shape(c.pipeline_parallel_size), np.intp) if inverse is None else inverse
-    most = max(map(len, pipelines), default=3)
-    padded = [each + ((*each[-1][:-1], 0),) * (most - len(each)) for each in pipelines]
+    most_stages = max(map(len, pipelines), default=3)
+    padded = [each + ((*each[-1][:-1], 0),) * (most_stages - len(each)) for each in pipelines]
 
     def column(stage: int, place: int) -> Floats:
         values = [float(pipeline[stage][place]) for pipeline in padded]
@@ -89,7 +89,7 @@ def pipeline_contents(model: ModelSpec, c: Candidates, *, late: bool) -> Content
         fullest=layers(2),
         between=tuple(
             Between(column(stage, 0), layers(stage), layers(stage, 1 + kinds), column(stage, -1))
-            for stage in range(3, most)
+            for stage in range(3, most_stages)
         ),
     )
 

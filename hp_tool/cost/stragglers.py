@@ -73,9 +73,9 @@ def straggler_share(
         return 0.0
     delayed = workload.precision == "fp8" and workload.fp8_recipe in (None, "delayed")
     zero = candidates.zero_stage
-    together = where(zero >= 3, 1.0, where(zero == 2, 1.0 * run, micro_batches))
+    averaged = where(zero >= 3, 1.0, where(zero == 2, 1.0 * run, micro_batches))
     if delayed:
-        together = 1.0
-    variance = framework.device_log_sd**2 + framework.micro_batch_log_sd**2 / together
+        averaged = 1.0
+    variance = framework.device_log_sd**2 + framework.micro_batch_log_sd**2 / averaged
     share: Floats = z * variance**0.5
     return share

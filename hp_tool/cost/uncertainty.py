@@ -111,10 +111,10 @@ def memory_log_sd(*, case: TrainingCase, unmeasured: Ints, reserved: bool = Fals
     With `reserved`, the upward deviation of reserved memory.
     """
     constants = case.profile.framework
-    own = (reserved and constants.reserved_log_sd) or constants.memory_log_sd
-    apart = len({"trainer", "model_kind"}.intersection(nearest_runs(case).differs))
-    doubted = unmeasured + apart + (case.workload.lora is not None)
-    variance: Floats = own**2 + doubted * case.profile.doubts.memory_feature_log_sd**2
+    framework_log_sd = (reserved and constants.reserved_log_sd) or constants.memory_log_sd
+    unfamiliar = len({"trainer", "model_kind"}.intersection(nearest_runs(case).differs))
+    doubted = unmeasured + unfamiliar + (case.workload.lora is not None)
+    variance: Floats = framework_log_sd**2 + doubted * case.profile.doubts.memory_feature_log_sd**2
     return variance**0.5
 
 

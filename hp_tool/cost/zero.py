@@ -202,13 +202,19 @@ def tied_gradient_seconds(
     """
     model = case.model
     c, p = candidates, candidates.pipeline_parallel_size
-    apart = (p > 1) & (c.pipeline_schedule < ZBV) if model.tie_word_embeddings else False
-    if not (gradient_bytes and anywhere(apart)):
+    on_two_stages = (p > 1) & (c.pipeline_schedule < ZBV) if model.tie_word_embeddings else False
+    if not (gradient_bytes and anywhere(on_two_stages)):
         return 0.0 * p
     group = dense_group(c, "pp", cluster=case.cluster)
     (stages,) = group.axes
-    together = group.domain.size % (stages.size * stages.stride) == 0
-    far = where(together, 1, maximum(stages.stride * (p - 1), group.domain.size))
-    pair = Group((Axis(1 + apart, far),), group.domain)
-    wire = model.vocab_size * model.hidden_size * gradient_bytes / c.tensor_parallel_size * apart
+    in_one_domain = group.domain.size % (stages.size * stages.stride) == 0
+    distance = where(in_one_domain, 1, maximum(stages.stride * (p - 1), group.domain.size))
+    pair = Group((Axis(1 + on_two_stages, distance),), group.domain)
+    wire = (
+        model.vocab_size
+        * model.hidden_size
+        * gradient_bytes
+        / c.tensor_parallel_size
+        * on_two_stages
+    )
     return group_ring(machine=case, group=pair).seconds(wire)

@@ -153,8 +153,10 @@ def with_dynamic_context(
     gain: Floats = float(gains[0]) if alone else gains
     fixed = set(ONCE_A_STEP) - {"pipeline_bubble"}
     once = sum(costs.parts[name] for name in sorted(fixed))
-    kept = (costs.step_s / gain - once) / (costs.step_s - once)
-    parts = {name: part if name in fixed else part * kept for name, part in costs.parts.items()}
+    remaining = (costs.step_s / gain - once) / (costs.step_s - once)
+    parts = {
+        name: part if name in fixed else part * remaining for name, part in costs.parts.items()
+    }
     return dataclasses.replace(costs, parts=parts, step_s=cast(FloatArray, sum(parts.values())))
 
 
@@ -192,8 +194,8 @@ def _step_sequences(
         lengths = short.sample(count, seed=seed)
         packed = best_fit(lengths, capacity=capacity)
         if len(packed.tokens) > batch:
-            kept = packed.row_of < batch
-            return lengths[kept], packed.row_of[kept]
+            in_step = packed.row_of < batch
+            return lengths[in_step], packed.row_of[in_step]
         count *= 2
 
 
@@ -309,11 +311,11 @@ class MicroBatchClock:
         )
         layer = layer_time(case=self.case, candidates=candidates, s=s)
         layers = self.case.model.num_hidden_layers / candidates.pipeline_parallel_size
-        whole = recomputed_layer_fraction(
+        full_fraction = recomputed_layer_fraction(
             candidates, layers_per_chunk=layers / candidates.virtual_pipeline_parallel_size
         )
         forward = layer.forward + layer.tensor + layer.context
-        again = recomputed_seconds(candidates, layer=layer, forward=forward, whole=whole)
+        again = recomputed_seconds(candidates, layer=layer, forward=forward, whole=full_fraction)
         passes = (
             layer.forward
             + layer.backward

@@ -141,8 +141,8 @@ def _seconds_per_attended_token(*, case: TrainingCase, candidates: Candidates) -
     layers = (
         model.num_hidden_layers + model.num_nextn_predict_layers
     ) / candidates.pipeline_parallel_size
-    whole = recomputed_layer_fraction(
+    full_fraction = recomputed_layer_fraction(
         candidates, layers_per_chunk=layers / candidates.virtual_pipeline_parallel_size
     )
-    again = whole + where(candidates.recompute_modules & CORE_ATTN, 1.0, 0.0)
+    again = full_fraction + where(candidates.recompute_modules & CORE_ATTN, 1.0, 0.0)
     return layers * ((1.0 + again) * forward + backward)

@@ -188,9 +188,9 @@ def packed_rows(distribution: LengthDistribution, *, row_tokens: int) -> Rows:
     """
     short = distribution.cut(row_tokens)
     packed = best_fit(short.sample(SAMPLE, seed=SEED), capacity=row_tokens)
-    whole = slice(0, max(len(packed.tokens) - 1, 1))  # The sample ended in the last row.
-    fill = float(packed.tokens[whole].mean())
-    squares = packed.squares[whole]
+    complete_rows = slice(0, max(len(packed.tokens) - 1, 1))  # The sample ended in the last row.
+    fill = float(packed.tokens[complete_rows].mean())
+    squares = packed.squares[complete_rows]
     mean_squares = fill * short.attended_length
     return Rows(
         row_tokens=row_tokens,

@@ -282,7 +282,7 @@ def critical_path(
     one allows it.
     """
     places = {
-        (rank, place): span for rank, row in enumerate(spans) for place, span in enumerate(row)
+        (rank, index): span for rank, row in enumerate(spans) for index, span in enumerate(row)
     }
     done = {_key(operation): at for at, span in places.items() for operation in span.block}
     last_stage = max(stage for _, stage, _ in done)
@@ -290,14 +290,14 @@ def critical_path(
     at: tuple[int, int] | None = max(places, key=lambda each: places[each].end_s)
     while at is not None:
         path.add(at)
-        rank, place = at
+        rank, index = at
         inputs = {
             done[key] for operation in places[at].block for key in _inputs(operation, last_stage)
         } - {at}
         allows = {
             each: places[each].end_s + (transfer_s if each[0] != rank else 0.0) for each in inputs
         }
-        allows |= {(rank, place - 1): places[rank, place - 1].end_s} if place else {}
+        allows |= {(rank, index - 1): places[rank, index - 1].end_s} if index else {}
         at = max(allows, key=allows.__getitem__, default=None)
     return path
 
