@@ -2,12 +2,15 @@
 tools.
 """
 
+import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import yaml
+
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.reading import as_settings, hyphenated, look_up, table
+from hp_tool.formats.reading import as_settings, hyphenated, look_up, read_table_file, table
 from hp_tool.formats.registry import formats, readable
 from hp_tool.formats.signs import (
     Evidence,
@@ -44,51 +47,8 @@ def _is_nemo_rl(evidence: Evidence) -> bool:
 
 
 _UNSUPPORTED_TOOLS = (
-    Sign(
-        place="text",
-        rank=8,
-        matches=matches_pattern(r"(?m)^from torchtitan\.experiments\.graph_trainer\b"),
-        refused="a configuration of torchtitan's GraphTrainer, which changes others in Python",
-    ),
-    Sign(
-        place="text",
-        rank=90,
-        matches=matches_pattern(r"(?s)\A\s*# [^!\n]+\n.*\n```\w*\n"),
-        refused="a page of Markdown (import one of the commands that it shows)",
-    ),
     Sign(place="keys", rank=10, matches=_is_gpt_neox, refused="GPT-NeoX"),
     Sign(place="keys", rank=80, matches=_is_olmo, refused="OLMo"),
-    Sign(place="keys", rank=90, matches=has_key_near_top("openrlhf"), refused="OpenRLHF"),
-    Sign(
-        place="keys",
-        rank=95,
-        matches=has_key_near_top("max_duration"),
-        refused="LLM Foundry (Composer)",
-    ),
-    Sign(
-        place="keys",
-        rank=96,
-        matches=has_key_near_top("auto_map", "architectures"),
-        refused="a model's config.json",
-    ),
-    Sign(
-        place="keys",
-        rank=97,
-        matches=lambda evidence: {"meta", "model", "variants"} <= set(evidence.keys),
-        refused="a page of vLLM's recipes (import a command that it shows)",
-    ),
-    Sign(
-        place="keys",
-        rank=22,
-        matches=has_any_key("verification_index"),
-        refused="a model verification card of Megatron Bridge (import a command that it shows)",
-    ),
-    Sign(
-        place="keys",
-        rank=97,
-        matches=has_key_near_top("recipe_args"),
-        refused="a recipe of speculation",
-    ),
     Sign(
         place="keys",
         rank=21,
@@ -114,59 +74,27 @@ _UNSUPPORTED_TOOLS = (
         ),
         refused="LLaMA-Factory's file of an inference or an export",
     ),
-    Sign(
-        place="keys",
-        rank=26,
-        matches=has_any_key("work_group", "exp_name"),
-        refused="an experiment of Primus",
-    ),
-    Sign(
-        place="keys",
-        rank=27,
-        matches=lambda evidence: {"backend", "resources", "model"} <= set(evidence.keys),
-        refused="a deployment of srt-slurm",
-    ),
-    Sign(place="keys", rank=98, matches=has_key_near_top("nodes_and_edges"), refused="a workflow"),
-    Sign(place="script", rank=10, matches=matches_pattern(r"\bopenrlhf\b"), refused="OpenRLHF"),
-    Sign(
-        place="script",
-        rank=5,
-        matches=matches_pattern(r"\bexamples/multimodal/\S*\.py\b|\bpretrain_vlm\.py\b"),
-        refused="a script that trains a model of images and text",
-    ),
-    Sign(
-        place="script",
-        rank=9,
-        matches=matches_pattern(r"\bslime_plugins\."),
-        refused="slime's arguments of a model, which its launch scripts source",
-    ),
-    Sign(
-        place="script",
-        rank=11,
-        matches=matches_pattern(r"\bdynamo\.trtllm\b"),
-        refused="Dynamo's workers of TensorRT-LLM (import a trtllm-serve command with its options)",
-    ),
-    Sign(place="script", rank=14, matches=matches_pattern(r"\bdeepy\.py\b"), refused="GPT-NeoX"),
-    Sign(
-        place="script",
-        rank=15,
-        matches=matches_pattern(r"\bcolossalai\s+run\b"),
-        refused="ColossalAI",
-    ),
-    Sign(
-        place="script",
-        rank=16,
-        matches=matches_pattern(r"--rollout-function-path|--actor-num-gpus-per-node"),
-        refused="slime",
-    ),
-    Sign(
-        place="script",
-        rank=19,
-        matches=matches_pattern(r"\A(#[^\n]*\n|\s)*(from|import)\s+[\w.]+[ ,\n]"),
-        refused="a program in Python (import its launch script or configuration)",
-    ),
 )
-"""Signs of formats that can be neither imported nor exported."""
+"""Signs of unsupported formats that need more than one test; see also tables/unsupported.yaml."""
+
+
+@functools.cache
+def _unsupported_signs() -> tuple[Sign, ...]:
+    tests: dict[str, Callable[[Any], Callable[[Evidence], bool]]] = {
+        "pattern": matches_pattern,
+        "any_key": lambda keys: has_any_key(*keys),
+        "all_keys": lambda keys: lambda evidence: set(keys) <= evidence.keys,
+        "key_near_top": lambda keys: has_key_near_top(*keys),
+    }
+    return _UNSUPPORTED_TOOLS + tuple(
+        Sign(
+            place=entry["place"],
+            rank=entry["rank"],
+            matches=next(tests[name](entry[name]) for name in tests if name in entry),
+            refused=entry["description"],
+        )
+        for entry in yaml.safe_load(read_table_file("unsupported.yaml"))
+    )
 
 
 _PROGRAM_PATTERN = re.compile(
@@ -289,7 +217,7 @@ _TABLES = (
 def _signs() -> Iterator[tuple[Sign, str]]:
     for tool_format in formats():
         yield from ((sign, tool_format.name) for sign in tool_format.signs)
-    yield from ((sign, "") for sign in _UNSUPPORTED_TOOLS)
+    yield from ((sign, "") for sign in _unsupported_signs())
 
 
 def _match_signs(place: Place, evidence: Evidence) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
+from hp_tool.domain.declared import parse_names
 from hp_tool.formats import shell
 from hp_tool.formats.reading import Ignored, Read, Reading, describe_unknown_parts
 from hp_tool.formats.shell import Command, Script, Word
@@ -35,61 +36,20 @@ _COUNT_OPTIONS = {
 """Options of torchrun, srun, mpirun, deepspeed and accelerate launch for the number of
 processes.
 """
-SWITCHES = {
-    "standalone",
-    "no-python",
-    "run-path",
-    "use-env",
-    "multi-gpu",
-    "use-deepspeed",
-    "use-fsdp",
-    "use-megatron-lm",
-    "cpu",
-    "debug",
-    "quiet",
-    "same-network",
-    "no-local-rank",
-    "no-ssh",
-    "force-multi",
-    "exclusive",
-    "overlap",
-    "verbose",
-    "allow-run-as-root",
-    "unbuffered",
-    "label",
-    "no-container-mount-home",
-    "container-writable",
-    "kill-on-bad-exit",
-    "l",
-    "u",
-    "v",
-    "use-hostfile",
-    "oversubscribe",
-}
+SWITCHES = parse_names("""
+    standalone no-python run-path use-env multi-gpu use-deepspeed use-fsdp use-megatron-lm
+    cpu debug quiet same-network no-local-rank no-ssh force-multi exclusive overlap verbose
+    allow-run-as-root unbuffered label no-container-mount-home container-writable
+    kill-on-bad-exit l u v use-hostfile oversubscribe
+""")
 """Options of launchers without a value."""
 _TORCH_MODULES = {"torch.distributed.run", "torch.distributed.launch"}
 _AGENT_LAUNCHERS = {"torchrun", "accelerate"} | _TORCH_MODULES
 """Launchers with one agent per node, which starts the node's processes."""
 LAUNCHERS = {"srun", "mpirun", "mpiexec", "deepspeed", "ds", "salloc"} | _AGENT_LAUNCHERS
-_OTHER_COMMANDS = {
-    "cat",
-    "tee",
-    "echo",
-    "mkdir",
-    "cd",
-    "export",
-    "printf",
-    "rm",
-    "cp",
-    "ls",
-    "wait",
-    "sleep",
-    "module",
-    "conda",
-    "pip",
-    "grep",
-    "sed",
-}
+_OTHER_COMMANDS = parse_names("""
+    cat tee echo mkdir cd export printf rm cp ls wait sleep module conda pip grep sed
+""")
 """Commands that never train, regardless of their arguments."""
 
 

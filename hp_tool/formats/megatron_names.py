@@ -11,7 +11,6 @@ import functools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from importlib import resources
 from typing import Any
 
 import yaml
@@ -24,6 +23,7 @@ from hp_tool.formats.reading import (
     as_settings,
     hyphenated,
     look_up,
+    read_table_file,
     table,
 )
 from hp_tool.formats.shell import Script
@@ -45,13 +45,9 @@ def megatron_names(tool: str) -> Mapping[str, str]:
     """Return the Megatron argument for each of the tool's keys; a trailing `!` means that the
     key disables it.
     """
-    text = (
-        resources.files("hp_tool.formats")
-        .joinpath(f"tables/{tool}.yaml")
-        .read_text(encoding="utf-8")
-    )
     arguments: dict[str, str] = {}
-    for argument, keys in (yaml.safe_load(text).get("as") or {}).items():
+    content = yaml.safe_load(read_table_file(f"{tool}.yaml"))
+    for argument, keys in (content.get("as") or {}).items():
         arguments |= dict.fromkeys(keys.split(), argument)
     return arguments
 

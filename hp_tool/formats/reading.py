@@ -247,6 +247,12 @@ class Table(dict[str, Argument]):
         return [name for name in self if name.endswith("*")]
 
 
+def read_table_file(name: str) -> str:
+    """Return the text of a file in the folder `tables`."""
+    folder = resources.files("hp_tool.formats")
+    return folder.joinpath(f"tables/{name}").read_text(encoding="utf-8")
+
+
 @functools.cache
 def table(name: str) -> Table:
     """Return the arguments in tables/NAME.yaml, by argument name.
@@ -254,12 +260,7 @@ def table(name: str) -> Table:
     A name alone is a switch, `name=` has a value, `name=+` and `name=*` several, `name=?` an
     optional one; `name=|a|b` is rejected unless its value is a or b.
     """
-    text = (
-        resources.files("hp_tool.formats")
-        .joinpath(f"tables/{name}.yaml")
-        .read_text(encoding="utf-8")
-    )
-    content = yaml.safe_load(text)
+    content = yaml.safe_load(read_table_file(f"{name}.yaml"))
     arguments = Table()
     for fate in ("read", "ignored", "refused"):
         for why, names in (content.get(fate) or {}).items():

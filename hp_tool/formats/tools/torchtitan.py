@@ -4,7 +4,6 @@ import functools
 import re
 import tomllib
 from collections.abc import Mapping, Set
-from importlib import resources
 from typing import Any
 
 import yaml
@@ -14,7 +13,14 @@ from hp_tool.domain.declared import BATCH_FIELDS, SPLIT_FIELDS, parse_names
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.frameworks_by_tool import FRAMEWORKS_BY_TOOL
-from hp_tool.formats.reading import Reading, as_settings, key_values, sort_settings, table
+from hp_tool.formats.reading import (
+    Reading,
+    as_settings,
+    key_values,
+    read_table_file,
+    sort_settings,
+    table,
+)
 from hp_tool.formats.registry import Format, register
 from hp_tool.formats.signs import Sign, matches_pattern
 from hp_tool.formats.source import Source, find_named_file
@@ -44,16 +50,12 @@ def models_by_flavor() -> Mapping[tuple[str, str], Any]:
     """Return the models that can only be imported, by package and flavor: a catalogue name or
     model fields.
     """
-    text = (
-        resources.files("hp_tool.formats")
-        .joinpath("tables/torchtitan-models.yaml")
-        .read_text(encoding="utf-8")
-    )
+    content = yaml.safe_load(read_table_file("torchtitan-models.yaml"))
     return {
         (package, flavor): _changed_model(model)
         if isinstance(model, dict) and "of" in model
         else model
-        for package, flavors in yaml.safe_load(text).items()
+        for package, flavors in content.items()
         for flavor, model in flavors.items()
     }
 

@@ -3,7 +3,6 @@ manifest.
 """
 
 import functools
-from importlib import resources
 from typing import Any
 
 import yaml
@@ -13,6 +12,7 @@ from hp_tool.cost.network import domains
 from hp_tool.domain.parallel import divisors
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.domain.switches import device_connections
+from hp_tool.formats.reading import read_table_file
 from hp_tool.formats.scripts import (
     FILL,
     fill_in_comment,
@@ -57,13 +57,8 @@ them.
 
 @functools.cache
 def _published_flags() -> dict[str, dict[str, Any]]:
-    text = (
-        resources.files("hp_tool.formats")
-        .joinpath("tables/trained_with.yaml")
-        .read_text(encoding="utf-8")
-    )
-    flags_by_family: dict[str, dict[str, Any]] = yaml.safe_load(text)
-    return flags_by_family
+    content: dict[str, dict[str, Any]] = yaml.safe_load(read_table_file("trained_with.yaml"))
+    return content
 
 
 def published_flags(setup: TrainingSetup) -> tuple[dict[str, list[str]], tuple[str, ...]]:

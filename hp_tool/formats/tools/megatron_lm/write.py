@@ -5,7 +5,7 @@ from typing import Any
 from hp_tool.cost.attention import head_exchange_ranks
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.network import dense_group
-from hp_tool.domain.declared import LATENT_FIELDS
+from hp_tool.domain.declared import LATENT_FIELDS, parse_names
 from hp_tool.domain.graphs import recorded_modules
 from hp_tool.domain.parallel import Recompute
 from hp_tool.domain.releases import (
@@ -438,75 +438,30 @@ def _overlap_flags(setup: TrainingSetup) -> Values:
     }
 
 
-_LANGUAGE_MODEL_FLAGS = {
-    "num-layers",
-    "hidden-size",
-    "ffn-hidden-size",
-    "num-attention-heads",
-    "kv-channels",
-    "num-query-groups",
-    "normalization",
-    "attention-dropout",
-    "hidden-dropout",
-    "recompute-granularity",
-    "recompute-method",
-    "recompute-num-layers",
-    "recompute-modules",
-    "num-experts",
-    "moe-router-topk",
-    "moe-ffn-hidden-size",
-    "moe-shared-expert-intermediate-size",
-    "moe-router-num-groups",
-    "moe-router-group-topk",
-    "moe-layer-freq",
-    "moe-token-dispatcher-type",
-    "moe-grouped-gemm",
-    "moe-flex-dispatcher-backend",
-    "moe-expert-capacity-factor",
-    "add-qkv-bias",
-    "moe-permute-fusion",
-    "rope-type",
-    "no-rope-fusion",
-    "cuda-graph-impl",
-    "cuda-graph-scope",
-    "no-masked-softmax-fusion",
-    "no-bias-dropout-fusion",
-    "qk-layernorm",
-    "fp8-format",
-    "fp8-recipe",
-    "fp4-format",
-    "fp4-recipe",
-    "attention-backend",
-    "multi-latent-attention",
-    "kv-lora-rank",
-    "q-lora-rank",
-    "qk-head-dim",
-    "qk-pos-emb-head-dim",
-    "v-head-dim",
-    "mtp-num-layers",
-    "cp-comm-type",
+_LANGUAGE_MODEL_FLAGS = parse_names("""
+    num-layers hidden-size ffn-hidden-size num-attention-heads kv-channels num-query-groups
+    normalization attention-dropout hidden-dropout recompute-granularity recompute-method
+    recompute-num-layers recompute-modules num-experts moe-router-topk moe-ffn-hidden-size
+    moe-shared-expert-intermediate-size moe-router-num-groups moe-router-group-topk
+    moe-layer-freq moe-token-dispatcher-type moe-grouped-gemm moe-flex-dispatcher-backend
+    moe-expert-capacity-factor add-qkv-bias moe-permute-fusion rope-type no-rope-fusion
+    cuda-graph-impl cuda-graph-scope no-masked-softmax-fusion no-bias-dropout-fusion
+    qk-layernorm fp8-format fp8-recipe fp4-format fp4-recipe attention-backend
+    multi-latent-attention kv-lora-rank q-lora-rank qk-head-dim qk-pos-emb-head-dim
+    v-head-dim mtp-num-layers cp-comm-type
+""") | {
     words.WITH_EMBEDDING,
     words.WITH_LOSS,
     words.FIRST_STAGE,
     words.LAST_STAGE,
 }
-_MODEL_PARALLEL_FLAGS = {
-    "tensor-model-parallel-size",
-    "pipeline-model-parallel-size",
-    "context-parallel-size",
-    "expert-model-parallel-size",
-    "expert-tensor-parallel-size",
-    "sequence-parallel",
-    "bf16",
-    "fp16",
-    "tp-comm-overlap",
-    "overlap-moe-expert-parallel-comm",
-    "cross-entropy-loss-fusion",
-    "cross-entropy-fusion-impl",
-    "num-virtual-stages-per-pipeline-rank",
-    "no-gradient-accumulation-fusion",
-    "no-overlap-p2p-communication",
-}
+_MODEL_PARALLEL_FLAGS = parse_names("""
+    tensor-model-parallel-size pipeline-model-parallel-size context-parallel-size
+    expert-model-parallel-size expert-tensor-parallel-size sequence-parallel bf16 fp16
+    tp-comm-overlap overlap-moe-expert-parallel-comm cross-entropy-loss-fusion
+    cross-entropy-fusion-impl num-virtual-stages-per-pipeline-rank
+    no-gradient-accumulation-fusion no-overlap-p2p-communication
+""")
 _RENAMED_FIELDS = {
     "num-experts": "num_moe_experts",
     "fp8-format": "fp8",

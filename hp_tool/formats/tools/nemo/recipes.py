@@ -5,10 +5,10 @@ import difflib
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 from hp_tool.catalog import documents
+from hp_tool.formats.reading import read_table_file
 
 PRECISIONS: dict[str, dict[str, str]] = {
     "bf16": {"precision": "bf16"},
@@ -19,8 +19,6 @@ PRECISIONS: dict[str, dict[str, str]] = {
     "nvfp4": {"precision": "nvfp4"},
 }
 """Values of --compute_dtype, with the fields of `training` that they determine."""
-_NEWEST_RELEASE = "26.08"
-"""Release in which presets are named functions."""
 _SIZE_KEYS = {
     "micro_batch_size": "train.micro_batch_size",
     "tensor_parallel_size": "model.tensor_model_parallel_size",
@@ -65,21 +63,16 @@ class Preset:
     keys: Mapping[str, Any]
 
 
-def _read_file(name: str) -> str:
-    folder = resources.files("hp_tool.formats")
-    return folder.joinpath(f"tables/{name}").read_text(encoding="utf-8")
-
-
 @functools.cache
 def _library_file() -> dict[str, Any]:
-    content: dict[str, Any] = documents.load_yaml(_read_file("bridge-recipes.yaml"))
+    content: dict[str, Any] = documents.load_yaml(read_table_file("bridge-recipes.yaml"))
     return content
 
 
 @functools.cache
 def presets() -> tuple[Preset, ...]:
     """Return the presets of all known releases."""
-    rows = list(csv.DictReader(_read_file("bridge-presets.csv").splitlines()))
+    rows = list(csv.DictReader(read_table_file("bridge-presets.csv").splitlines()))
     lengths: dict[tuple[str, str], set[int]] = {}
     for row in rows:
         if row["sequence_length"]:
