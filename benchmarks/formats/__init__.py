@@ -1,1 +1,1 @@
-"""Reading files of other tools, over whole sets of files."""
+"""Check imports over sets of public files."""

@@ -1,8 +1,9 @@
-"""`python -m benchmarks.formats.public FOLDER`: how public files are read, against a list by hand.
+"""`python -m benchmarks.formats.public FOLDER`: check how public files are imported, against a
+list.
 
-`tests/formats/public_files.csv` says of each file which run it describes, whether it is complete,
-and what `hp-tool import` must make of it. FOLDER holds the files as OWNER+NAME/PATH; the files
-themselves are no part of this repository.
+`tests/formats/public_files.csv` lists for each file which run it describes, whether the file is
+complete, and what `hp-tool import` must return. FOLDER contains the files as OWNER+NAME/PATH;
+this repository does not include them.
 """
 
 from __future__ import annotations
@@ -34,31 +35,29 @@ OUTCOMES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicFile:
-    """A line of the list by hand."""
+    """A row of the list of public files."""
 
     repository: str
     ref: str
     path: str
     line: int | None
-    """Of a page of Markdown, a line of the command; None: the file is read as a whole."""
+    """Line of the command in a Markdown page; None if the file is imported as a whole."""
     kind: str
-    """What the file truly describes."""
+    """What the file describes."""
     complete: bool
-    """Whether it describes a whole run of a kind that is modelled, by a tool that is read."""
+    """True if the file describes a complete run of a modelled kind, for an importable tool."""
     expected: str
     """read, or refused."""
     reason: str
-    """A regular expression in the refusal's message that gives the true reason."""
+    """Regular expression for the message of the correct refusal."""
     given: Mapping[str, Any]
-    """What its launcher or user gives: `variables`, `num_gpus`, `files` (paths in the repository),
-    and fields of the query.
-    """
+    """Values that a launcher or user supplies: variables, num_gpus, files and query fields."""
     facts: Mapping[str, Any]
-    """Fields of the query that the file decides, by dotted path."""
+    """Query fields that the file determines, by dotted path."""
 
 
 def listed(path: Path = LIST) -> list[PublicFile]:
-    """Return the list by hand."""
+    """Return the rows of the list."""
     with path.open(encoding="utf-8", newline="") as rows:
         return [
             PublicFile(
@@ -78,7 +77,9 @@ def listed(path: Path = LIST) -> list[PublicFile]:
 
 
 def outcome(file: PublicFile, text: str, *, folder: Path) -> tuple[str, str]:
-    """Return what became of a file, one of OUTCOMES, and why: the refusal, or the wrong fields."""
+    """Return the outcome of importing a file (one of OUTCOMES), and the refusal or the wrong
+    fields.
+    """
     given = dict(file.given)
     variables, num_gpus = given.pop("variables", {}), given.pop("num_gpus", None)
     beside = {
@@ -109,7 +110,7 @@ def outcome(file: PublicFile, text: str, *, folder: Path) -> tuple[str, str]:
 
 
 def fenced(text: str, line: int) -> str:
-    """Return the block of code of a page of Markdown around a line, from 1."""
+    """Return the code block of a Markdown page that contains a line, counted from 1."""
     lines = text.splitlines()
     marks = [number for number, each in enumerate(lines, 1) if each.startswith("```")]
     opened = max(mark for mark in marks if mark < line)
@@ -125,7 +126,7 @@ def _value(query: Mapping[str, Any], dotted: str) -> Any:
 
 
 def main() -> None:
-    """Print what became of each file, and the counts."""
+    """Print the outcome of each file, and the number of files with each outcome."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="holds the files as OWNER+NAME/PATH")
     folder = parser.parse_args().folder

@@ -1,9 +1,9 @@
 """`python -m benchmarks.formats.sets FOLDER`: how many files of public repositories are read.
 
-Sets: scripts of ms-swift, commands of vLLM's recipes, configurations of torchtitan, and the model
-types of the installed transformers. FOLDER holds each repository as OWNER+NAME; the files
-themselves are no part of this repository. What a set leaves out, and why, is written at its
-function. `--list` prints what became of each file.
+The sets are scripts of ms-swift, commands of vLLM's recipes, configurations of torchtitan, and
+model types of the installed transformers. FOLDER contains each repository as OWNER+NAME; this
+repository does not include them. The function of a set documents its scope. `--list` prints the
+outcome of each file.
 """
 
 from __future__ import annotations
@@ -37,28 +37,29 @@ DRAFTS = {
     "inference.speculative.draft_cost_fraction": 0.05,
     "inference.speculative.num_speculative_tokens": 3,
 }
-"""Facts of a load's drafts, given where they are missing."""
+"""Values for speculative decoding that depend on the load, supplied if they are missing."""
 LENGTH = {"training.sequence_length": 2048}
-"""Length of the samples, given where a script leaves it to the data."""
+"""Sequence length, supplied if a script leaves it to the data."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """A file or a command, with what its user gives."""
+    """A file or command, with the values that its user supplies."""
 
     name: str
     text: str
     scope: str = ""
-    """Why it is out of scope; empty: it describes a run of a kind that is modelled."""
+    """Reason why the file is out of scope; empty for a run of a modelled kind."""
     variables: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read(file: File) -> str:
-    """Return an empty text if a file is read, else the refusal.
+    """Return the refusal of a file; empty if it is imported.
 
-    The number of GPUs, a length and the facts of drafts are given where they are missing.
+    Supply the number of GPUs, a sequence length and values for speculative decoding if they are
+    missing.
     """
     given: dict[str, Any] = {"cluster.gpu": "h100-sxm-80gb", **file.given}
     num_gpus, message = None, ""
@@ -103,8 +104,8 @@ def ms_swift(folder: Path) -> Iterator[File]:
     """Yield the scripts of ms-swift's examples.
 
     In scope are pretraining and supervised fine-tuning of text models, in full, with LoRA or
-    QLoRA: not preferences and rewards, classification, embedding and ranking, other adapters,
-    models of images and sound, inference, export and Ray.
+    QLoRA. Out of scope are preferences and rewards, classification, embedding and ranking, other
+    adapters, models of images and sound, inference, export and Ray.
     """
     root = folder / "modelscope+ms-swift"
     for path in sorted((root / "examples").rglob("*.sh")):
@@ -146,9 +147,9 @@ _PART_OF_A_COMMAND = re.compile(
 def vllm_recipes(folder: Path) -> Iterator[File]:
     """Yield the blocks of vLLM's recipes that start a server.
 
-    In scope are whole commands for text models: a recipe's file says its tasks; of pages the names
-    of models tell. `...` or an unset variable for a model, pulled images and programs are no
-    whole command.
+    In scope are complete commands for text models, by the tasks in a recipe or the model names
+    on a page. Pulled images, programs, and `...` or an unset variable for a model are
+    incomplete.
     """
     root = folder / "vllm-project+recipes"
     beside = {
@@ -199,7 +200,7 @@ def _strings(content: Any) -> Iterator[str]:
 def torchtitan(folder: Path) -> Iterator[File]:
     """Yield the configuration functions of torchtitan's models.
 
-    In scope are all but Flux, which draws images.
+    All models except Flux, which draws images, are in scope.
     """
     root = folder / "pytorch+torchtitan" / "torchtitan" / "models"
     for path in sorted(root.glob("*/config_registry.py")):
@@ -225,11 +226,11 @@ SETS: dict[str, Callable[[Path], Iterator[File]]] = {
 
 
 def transformers() -> Iterator[tuple[str, str, str]]:
-    """Yield each type of transformers with a head for text, what becomes of its default
-    configuration, and why.
+    """Yield each text model type of transformers, the outcome of its default configuration, and
+    why.
 
-    `read` ones have the parameters of the class, or of its language model; `refused` ones say a
-    mechanism; `unknown` ones only that the name is; `no default` ones cannot be built.
+    Outcomes: read (with the parameter count of the class or its language model), refused by
+    mechanism, unknown (by name only), or no default (it cannot be built).
     """
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import torch
@@ -270,9 +271,7 @@ def transformers() -> Iterator[tuple[str, str, str]]:
 
 
 def _language_counts(built: Any) -> list[int]:
-    """Return the parameters of a model, and of the language models within: alone, with a head of
-    their own, and with a head that shares the embedding.
-    """
+    """Return the possible parameter counts of a model and of its language models."""
     holders = [
         built,
         *(each for name in ("model", "language_model") for each in _parts(built, name)),
@@ -305,12 +304,12 @@ def _count(parameters: Iterable[Any]) -> int:
 
 
 UNMODELLED = "layers not modelled"
-"""Outcome of a run in scope whose model is refused by its mechanism."""
+"""Outcome of a run in scope whose model has layers that are not modelled."""
 _MECHANISM = re.compile(r"\bmodel \S+( is not supported)?: \w+ .*\b(layers?|attention|experts)\b")
 
 
 def main() -> None:
-    """Print the counts of each set."""
+    """Print the number of files with each outcome, for each set."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="holds each repository as OWNER+NAME")
     parser.add_argument("--only", choices=(*SETS, "transformers"))
@@ -343,7 +342,9 @@ def main() -> None:
 
 
 def print_counts(name: str, outcomes: Mapping[str, int]) -> None:
-    """Print the share of a set that is read, of all and of models whose layers are modelled."""
+    """Print the share of a set that is imported: of all files, and of files with modelled
+    layers.
+    """
     taken, others = outcomes["read"], dict(outcomes)
     modelled = taken + outcomes["refused"]
     whole = modelled + outcomes[UNMODELLED]

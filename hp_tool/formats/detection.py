@@ -105,8 +105,7 @@ _PROGRAM_PATTERN = re.compile(
 
 
 def detect_format(text: str, *, files: Mapping[str, str] | None = None) -> str:
-    """Return the name of the supported format of a text; for a manifest, pass its container's
-    command.
+    """Return the name of the supported format of a text, or of the command in a manifest.
 
     Raises:
         UnsupportedError: The format is known but not read.
@@ -181,9 +180,7 @@ def _format_of_mapping(content: Mapping[str, Any], text: str) -> str:
 
 
 def _describe_keys(content: Mapping[str, Any]) -> str:
-    """Return, for an error message, the tool that most keys of a file belong to, or the first
-    keys.
-    """
+    """Return, for an error, the tool that most keys of a file belong to, or the first keys."""
     names = [setting.name for setting in as_settings(content)]
     shares = {
         name: sum(look_up(each, table(name)) is not None for each in names) for name in _TABLES
@@ -221,8 +218,7 @@ def _signs() -> Iterator[tuple[Sign, str]]:
 
 
 def _match_signs(place: Place, evidence: Evidence) -> str:
-    """Return the format of the matching sign with the lowest rank; an empty text if none
-    matches.
+    """Return the format of the lowest-ranked matching sign; empty if none matches.
 
     Raises:
         UnsupportedError: The format is not read.

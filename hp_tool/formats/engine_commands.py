@@ -148,9 +148,7 @@ _TRANSFER_OPTIONS = ("kv-transfer-config", "disaggregation-")
 
 
 def _environment_settings(source: Source, launch: Launch, *, engine: str) -> list[Setting]:
-    """Return the environment variables of the container and the script that the engine uses, as
-    settings.
-    """
+    """Return the engine's environment variables in the container and the script, as settings."""
     begin = _VARIABLE_PREFIXES[engine]
     exported = [
         Setting(
@@ -180,9 +178,7 @@ def _environment_settings(source: Source, launch: Launch, *, engine: str) -> lis
 
 
 def _drop_transfer_options(settings: Iterable[Setting], reading: Reading) -> list[Setting]:
-    """Return the settings without those that connect the pools, and record the dropped ones as
-    ignored.
-    """
+    """Return the settings without those that connect the pools."""
     kept = []
     for setting in settings:
         if setting.name.startswith(_TRANSFER_OPTIONS):
@@ -195,9 +191,7 @@ def _drop_transfer_options(settings: Iterable[Setting], reading: Reading) -> lis
 _HARMLESS_OVERRIDES = re.compile(
     r"(text_config\.)?(num_nextn_predict_layers$|max_position_embeddings$|rope_)"
 )
-"""Keys of --hf-overrides that extend the context or select the layers of drafts; --max-model-len
-and --speculative-config determine what they cost.
-"""
+"""Keys of --hf-overrides for a longer context or draft layers, whose cost other options set."""
 
 
 def _drop_harmless_overrides(settings: Iterable[Setting], reading: Reading) -> list[Setting]:
@@ -214,9 +208,7 @@ def _drop_harmless_overrides(settings: Iterable[Setting], reading: Reading) -> l
 
 
 def _override_keys(text: str) -> list[str]:
-    """Return the dotted keys of a JSON mapping, at most two levels deep; an empty list for other
-    text.
-    """
+    """Return the dotted keys of a JSON mapping, at most two levels deep."""
     try:
         content = json.loads(text)
     except ValueError:
@@ -282,8 +274,6 @@ def read_command(
 
     `model` is the positional argument of `vllm serve`. The number of GPUs is that of one
     deployment.
-
-    The GPUs are those of one deployment as started.
     """
     settings = _drop_harmless_overrides(settings, reading)
     by_name = sort_settings(settings, table=table(engine), reading=reading, spare=source.ignore)
@@ -400,8 +390,7 @@ _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
 
 
 def _read_longest(flags: Mapping[str, list[str]]) -> int | None:
-    """Return the maximum number of tokens of a request; None if the engine chooses it (`auto`,
-    -1).
+    """Return the maximum number of tokens of a request; None if the engine chooses it.
 
     Raises:
         InputError: The value is not a number of tokens.
@@ -439,8 +428,6 @@ def _read_speculation(
     """Return the draft method and the number of drafted tokens.
 
     The acceptance rate and the cost of drafts depend on the load.
-
-    Their acceptance and cost are part of the load.
     """
     words = flags.get("speculative-config") or flags.get("sc")
     config: dict[str, Any] = {}

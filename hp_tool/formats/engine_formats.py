@@ -28,8 +28,8 @@ def register_engine(
 ) -> None:
     """Register the format of an engine's server command.
 
-    `command` is a pattern of the scripts that start it, `rank` that of the sign; `start` returns
-    the command of one replica, which `write` writes with its files, if it needs any.
+    `command` is a pattern of scripts that start the server, `rank` the rank of that sign.
+    `start` returns the command of one replica, and `write` the text with its files.
     """
     register(
         Format(

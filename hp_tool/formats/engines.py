@@ -33,10 +33,9 @@ their format.
 
 
 def uses_deepep(setup: ServingSetup) -> bool:
-    """Return True if the estimate dispatches tokens with DeepEP: across NVLink domains and in
-    two-batch overlap.
+    """Return True if the estimate dispatches tokens with DeepEP.
 
-    It does across NVLink domains and in two-batch overlap.
+    This applies across NVLink domains and to two-batch overlap.
     """
     c = setup.parallel
     ranks = c.tensor_parallel_size * c.attention_data_parallel_size
@@ -200,8 +199,7 @@ def option_values(values: Values) -> dict[str, str]:
 def precision_options(
     setup: ServingSetup, *, engine: str, version: str, cache: Mapping[str, str]
 ) -> Values:
-    """Return the options for the precision of weights, and for the KV cache if the query sets
-    it.
+    """Return the options for the precisions of weights and KV cache.
 
     `auto`, a cache in the model's own type, is vLLM's only value for 16 and 32 bits: `bfloat16` is
     for models that cache in fp8 by default (vllm/config/cache.py).

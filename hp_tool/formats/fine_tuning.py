@@ -207,8 +207,7 @@ def complete_layout(
 ) -> None:
     """Add the global batch size and the FSDP shard group to a query of a trainer with FSDP 2.
 
-    This sets the batch of a step, and the group that shards the weights if there are `copies` of
-    them.
+    `copies` is the number of shard groups.
     """
     axes = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
     replicas = (reading.num_gpus or 0) // math.prod(parallel.get(axis, 1) for axis in axes)

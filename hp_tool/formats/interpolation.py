@@ -15,10 +15,7 @@ _INNERMOST_REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 def resolve_references(
     content: Mapping[str, Any], *, variables: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the mapping with its references resolved; unresolvable references are unchanged.
-
-    Unresolvable references are unchanged.
-    """
+    """Return the mapping with its references resolved; unresolvable references are unchanged."""
 
     def filled(value: Any, path: tuple[str, ...]) -> Any:
         if isinstance(value, Mapping):
@@ -38,8 +35,8 @@ def resolve_references(
 def _resolve_text(
     text: str, path: tuple[str, ...], content: Mapping[str, Any], variables: Mapping[str, str]
 ) -> Any:
-    """Return the text at `path` with its references resolved; a text that is one reference keeps
-    the value's type.
+    """Return the text at `path` with its references resolved, or the value of a single
+    reference.
     """
     value: Any = text
     for _ in range(MAX_ROUNDS):

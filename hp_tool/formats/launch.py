@@ -33,9 +33,7 @@ _COUNT_OPTIONS = {
     "hostfile": "hostfile",
     "H": "hostfile",
 }
-"""Options of torchrun, srun, mpirun, deepspeed and accelerate launch for the number of
-processes.
-"""
+"""Options of launchers that set numbers of processes, nodes or hosts."""
 SWITCHES = parse_names("""
     standalone no-python run-path use-env multi-gpu use-deepspeed use-fsdp use-megatron-lm
     cpu debug quiet same-network no-local-rank no-ssh force-multi exclusive overlap verbose
@@ -84,9 +82,7 @@ class Launch:
 
 
 def find_launch(script: Script, *, reading: Reading) -> Launch | None:
-    """Return the command with the most flags among those that train or serve; record the others
-    as ignored.
-    """
+    """Return the training or serving command with the most flags; record others as ignored."""
     flags_alone = [command for command in script.commands if command.words[0].text.startswith("--")]
     if flags_alone and len(flags_alone) == len(script.commands):
         words = tuple(word for command in flags_alone for word in command.words)
@@ -247,9 +243,7 @@ def _count_included_devices(words: list[Word]) -> dict[str, Count]:
 
 
 def world_size(launch: Launch, script: Script, *, reading: Reading) -> int | None:
-    """Return the number of processes of the launch, one per device; None if the script does not
-    set it.
-    """
+    """Return the number of processes of the launch; None if the script does not set it."""
     header = {
         _COUNT_OPTIONS[name]: Count(
             f"#SBATCH --{name}", Word(value, 0, unknown=(value,) if "$" in value else ())

@@ -64,8 +64,8 @@ class _Container:
 def pod_command(text: str) -> PodCommand | None:
     """Return the command of the pods in a manifest, for one object or several.
 
-    Returns None for any other text, and for a manifest whose containers start no supported engine
-    or training, or several that are not pools for prefill and decoding.
+    Return None for other text, for containers that start no supported engine or training, and
+    for several commands that are not a prefill and a decode pool.
 
     Raises:
         UnsupportedError: The number of pods is not a positive integer.
@@ -174,9 +174,7 @@ def _object_containers(one: Mapping[str, Any]) -> Iterator[_Container]:
 
 
 def _pool_role(one: Mapping[str, Any]) -> str:
-    """Return `prefill` or `decode` for an object's pods, from llm-d's label or the end of its
-    name.
-    """
+    """Return `prefill` or `decode` for an object's pods, from their label or name."""
     labels = re.findall(r"'llm-d\.ai/role': '(prefill|decode)'", str(one))
     metadata = one.get("metadata")
     name = str(metadata.get("name", "")) if isinstance(metadata, Mapping) else ""
@@ -212,9 +210,7 @@ def _nested_containers(node: Any, *, replicas: Any, role: str, model: str) -> It
 def _container_variables(
     container: Mapping[str, Any], settings: Mapping[str, Mapping[str, str]]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return a container's variables with values, and the names of those whose values are
-    elsewhere.
-    """
+    """Return a container's variables, and the names of variables without values."""
     values: dict[str, str] = {}
     unknown: list[str] = []
     for each in _only_mappings(container.get("envFrom")):
@@ -268,9 +264,7 @@ def _shell_word(text: str, values: Mapping[str, str]) -> str:
 
 
 def _shell_line(container: _Container, settings: Mapping[str, Mapping[str, str]]) -> str:
-    """Return a container's command and arguments as a shell line, or the script that its shell
-    runs.
-    """
+    """Return a container's command as a shell line, or the script that its shell runs."""
     content = container.content
     parts = (content.get("command"), content.get("args"))
     words = [_text(word) for part in parts if isinstance(part, list) for word in part]

@@ -2,8 +2,6 @@
 
 These are files of Megatron Bridge and NeMo, --yaml-cfg, and the arguments that Megatron prints
 at the start of a log.
-
-Megatron prints a list of its arguments at the start of a log.
 """
 
 import ast
@@ -42,9 +40,7 @@ MAX_PRINTED_LINES = 3_000
 
 @functools.cache
 def megatron_names(tool: str) -> Mapping[str, str]:
-    """Return the Megatron argument for each of the tool's keys; a trailing `!` means that the
-    key disables it.
-    """
+    """Return the Megatron argument for each of the tool's keys; with `!` if the key disables it."""
     arguments: dict[str, str] = {}
     content = yaml.safe_load(read_table_file(f"{tool}.yaml"))
     for argument, keys in (content.get("as") or {}).items():
@@ -53,10 +49,9 @@ def megatron_names(tool: str) -> Mapping[str, str]:
 
 
 def megatron_argument(key: str, *, tool: str) -> str:
-    """Return the Megatron argument for a key of the tool's file; empty for keys unrelated to
-    Megatron.
+    """Return the Megatron argument for a key of the tool's file; empty for unrelated keys.
 
-    It ends in `!` if the key switches it off, and is empty for a key of another part of the tool.
+    A trailing `!` means that the key disables the argument.
     """
     known, megatron = megatron_names(tool), table(TABLE)
     section, _, tail = key.rpartition(".")
@@ -98,7 +93,7 @@ def rename_settings(
 def _renamed_argument(setting: Setting, name: str, reading: Reading) -> list[Setting]:
     """Return a list with the setting under Megatron's name; an empty list if it is off.
 
-    A name that ends in `!` is switched off by the key.
+    A trailing `!` in `name` means that the key disables the argument.
     """
     argument, absent = table(TABLE).get(name.removesuffix("!")), _is_off(setting)
     if argument is not None and argument.arity == "0":
@@ -117,9 +112,7 @@ def _is_off(setting: Setting) -> bool:
 
 
 def read_printed_arguments(lines: Iterable[str]) -> tuple[list[Setting], dict[str, str]]:
-    """Return the arguments that Megatron printed into a log, and its world size and padded
-    vocabulary size.
-    """
+    """Return the arguments that Megatron printed into a log, and further sizes in it."""
     listed: list[Setting] = []
     facts: dict[str, str] = {}
     inside = False
@@ -162,7 +155,7 @@ def _printed_values(text: str) -> tuple[str, ...]:
 def printed_flags(listed: list[Setting], *, reading: Reading) -> list[Setting]:
     """Return printed arguments as flags.
 
-    Megatron prints every argument, so a value that is not read may be a default and counts as one.
+    Megatron prints every argument, so unsupported values are assumed to be defaults.
     """
     known, megatron = megatron_names("printed"), table(TABLE)
     passed: list[Setting] = []
@@ -193,9 +186,7 @@ def printed_flags(listed: list[Setting], *, reading: Reading) -> list[Setting]:
 def config_file_settings(
     words: Iterable[Setting], script: Script, reading: Reading
 ) -> list[Setting]:
-    """Return the arguments in the file that --config names; the command's own arguments override
-    them.
-    """
+    """Return the arguments in the file that --config names, which the command's override."""
     named = next((word for word in words if word.name == "config" and word.values), None)
     if named is None:
         return []

@@ -69,9 +69,7 @@ class Functions:
         self._left = MAX_EXPRESSIONS
 
     def returning(self, kind: str) -> tuple[str, ...]:
-        """Return the names of functions that return a `kind`, by annotation or by their return
-        statement.
-        """
+        """Return the names of functions that return a `kind`."""
         return tuple(name for name, each in self._functions.items() if _builds_kind(each, kind))
 
     def source_of(self, name: str) -> str:
@@ -82,7 +80,7 @@ class Functions:
     def value(self, name: str, given: Mapping[str, Any] | None = None) -> Any:
         """Return the value of a function: constants, lists, calls and unread expressions.
 
-        `given` are values of its parameters.
+        `given` are the values of the function's parameters.
 
         Raises:
             UnsupportedError: The effect of a statement can only be known by running it.
@@ -127,9 +125,7 @@ class Functions:
         )
 
     def _holder(self, target: ast.expr, values: dict[str, Any]) -> Call | None:
-        """Return the call that an attribute belongs to; create it for a default that has no
-        call.
-        """
+        """Return the call that an attribute belongs to; create a missing one."""
         if not isinstance(target, ast.Attribute):
             return None
         if isinstance(target.value, ast.Attribute):
@@ -198,9 +194,7 @@ class Functions:
     def _bound(
         self, parameters: ast.arguments, call: ast.Call, values: dict[str, Any]
     ) -> dict[str, Any] | None:
-        """Return the values of a function's parameters in a call; None unless each parameter has
-        a value.
-        """
+        """Return the values of a function's parameters in a call; None if some have none."""
         positional = [each.arg for each in (*parameters.posonlyargs, *parameters.args)]
         keywords = [each.arg for each in parameters.kwonlyargs]
         if parameters.vararg or parameters.kwarg or len(call.args) > len(positional):
@@ -229,9 +223,7 @@ def _builds_kind(function: ast.FunctionDef, kind: str) -> bool:
 
 
 def _calculate(left: Any, op: ast.operator, right: Any) -> int | None:
-    """Return the sum, difference, product or quotient of integers; None for other operands and
-    large results.
-    """
+    """Return the sum, difference, product or quotient of integers; None if unsupported."""
     if (
         not (isinstance(left, int) and isinstance(right, int))
         or max(abs(left), abs(right)) > MAX_NUMBER

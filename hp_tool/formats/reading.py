@@ -37,9 +37,7 @@ class Ignored:
 
 
 def set_option(field: str, example: str) -> str:
-    """Return the option of `hp-tool import` that sets a field, such as
-    `--set model.vocab_size=128256`.
-    """
+    """Return the option of `hp-tool import` that sets a field."""
     own = {"cluster.gpu": "--gpu", "cluster.num_gpus": "--num-gpus", "model": "--model"}.get(field)
     return f"--set {field}={example}" if own is None else f"{own} {example}".rstrip()
 
@@ -147,9 +145,7 @@ class Reading:
     hints: dict[str, str] = field(default_factory=dict)
     """Suggestions of the configuration by field, if it does not set the field."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the query, by dotted path, that the caller sets in addition to the
-    configuration.
-    """
+    """Query fields that the caller sets, by dotted path."""
 
     def refuse(self, why: str) -> None:
         """Record an unsupported setting."""
@@ -168,8 +164,7 @@ class Reading:
         self.ignored.append(Ignored(flag=flag, reason=reason))
 
     def add_missing(self, path: str, why: str, *, example: object = None, after: str = "") -> None:
-        """Record a required field that the configuration does not set; the first hint for a
-        field is kept.
+        """Record a required field that the configuration does not set, once.
 
         The hint consists of `why`, the field's option if there is an example, and `after`.
         """
@@ -180,16 +175,12 @@ class Reading:
         self.missing.append(Missing(field=path, hint=hint, example=shown))
 
     def overridden_size(self, path: str) -> str:
-        """Return the size that the caller sets for a field; empty for other fields and for lists
-        of sizes.
-        """
+        """Return the size that the caller sets for a field; empty if none."""
         size = self.overrides.get(path) if path in _SIZE_FIELDS else None
         return str(size) if isinstance(size, int) else ""
 
     def add_unknown_value(self, setting: Setting, path: str) -> None:
-        """Record a field as missing because its setting has an unknown value, unless the caller
-        sets the field.
-        """
+        """Record a field as missing if its setting has an unknown value."""
         if any(path == given or path.startswith(f"{given}.") for given in self.overrides):
             self.ignore(setting, f"its value is unknown, but {path} is set")
             return
@@ -257,8 +248,8 @@ def read_table_file(name: str) -> str:
 def table(name: str) -> Table:
     """Return the arguments in tables/NAME.yaml, by argument name.
 
-    A name alone is a switch, `name=` has a value, `name=+` and `name=*` several, `name=?` an
-    optional one; `name=|a|b` is rejected unless its value is a or b.
+    In the table, NAME is a switch, `NAME=` has one value, `NAME=+` and `NAME=*` have several,
+    and `NAME=?` has an optional value. `NAME=|a|b` is rejected unless its value is a or b.
     """
     content = yaml.safe_load(read_table_file(f"{name}.yaml"))
     arguments = Table()
@@ -318,9 +309,9 @@ def sort_settings(
 ) -> dict[str, Setting]:
     """Return the last setting of each name, and record each as read, ignored or rejected.
 
-    A setting that is read and whose value is unknown is recorded as missing and omitted from the
-    result, so that no reader silently uses a default. A size among `reading.overrides` replaces the
-    unknown value, because other fields are computed from sizes. `spare` are names to ignore.
+    A setting with an unknown value is recorded as missing and omitted from the result, so that
+    no reader uses a default instead. A size in `reading.overrides` replaces such a value.
+    `spare` are names to ignore.
     """
     spared = {hyphenated(name) for name in spare}
     last: dict[str, Setting] = {}
@@ -382,9 +373,7 @@ _UNKNOWN_VALUE = re.compile(r"\$\{.+\}|\$\([^)]*\)|\$[A-Za-z_]\w*|\{\{.*?\}\}")
 
 
 def as_settings(mapping: Mapping[str, Any], *, lines: str = "") -> list[Setting]:
-    """Return the leaves of a mapping as settings with dotted names; `lines` is its text, for
-    line numbers.
-    """
+    """Return the leaves of a mapping as settings with dotted names."""
     return _leaf_settings(mapping, rows=_line_numbers(lines), prefix="")
 
 
@@ -433,9 +422,7 @@ def _line_numbers(text: str) -> dict[str, int]:
 def parse_flags(
     words: Iterable[Any], *, table: Mapping[str, Argument], reading: Reading
 ) -> list[Setting]:
-    """Return flags with their values, as argparse parses them; reject words that belong to no
-    flag.
-    """
+    """Return flags with their values, as argparse parses them; reject other words."""
     settings: list[Setting] = []
     current: list[Any] = []
     room = 0

@@ -33,9 +33,7 @@ class Format(Generic[Setup]):
     read: Callable[[Source, Reading], None] | None = None
     """Fills a reading with the query of a configuration."""
     write: Callable[[Setup], str] | None = None
-    """Returns the text of a configuration; raises UnsupportedError if the tool cannot express
-    it.
-    """
+    """Returns a configuration as text; raises UnsupportedError if the tool cannot express it."""
     write_pools: Callable[[ServingSetup, ServingSetup], str] | None = None
     """Returns the text of prefill and decoding pools."""
     options: Callable[[Setup], dict[str, str]] | None = None
@@ -66,9 +64,7 @@ class Format(Generic[Setup]):
     says_shape: bool = False
     """Whether the written text and the flags contain the model's shape."""
     fewer_layers: Callable[[TrainingSetup], list[str]] | None = None
-    """Returns the arguments for a reduced run's number of layers, if the flags do not contain the
-    shape.
-    """
+    """Returns the arguments that reduce the number of layers for a profile run."""
     reads: str = ""
     """Which files and scripts are read, for the documentation."""
     writes: str = ""
@@ -147,8 +143,7 @@ def get_format(name: str) -> Format[Any]:
 def default_format(kind: Kind, runs: str | None = None) -> Format[Any]:
     """Return the default format of a framework or an engine.
 
-    `runs` is the framework or engine; None, or one without its own format, gives the first of the
-    kind.
+    `runs` is the framework or engine; if it has no format, return the first format of the kind.
     """
     own = (tool_format for tool_format in formats(kind) if tool_format.usual_of == runs)
     return next(own, formats(kind)[0])

@@ -14,8 +14,7 @@ def script_text(lines: Iterable[str]) -> str:
 
 
 def required_variable(name: str, meaning: str) -> str:
-    """Return a quoted reference to a shell variable; if it is unset, the script stops and prints
-    `meaning`.
+    """Return a reference to a shell variable that must be set; otherwise bash prints `meaning`.
 
     Raises:
         ValueError: The meaning has characters with a meaning to bash, such as a single quote.

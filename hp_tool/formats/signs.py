@@ -26,9 +26,7 @@ class Sign:
     """A sign of a format; of all matching signs, the one with the lowest rank decides."""
 
     place: Place
-    """Where the sign is looked for: in any text (tried first), in a file of keys, or in a
-    script.
-    """
+    """The text itself (tested first), the keys of a file, or a script."""
     rank: int
     """Lower for more specific signs."""
     matches: Callable[[Evidence], bool]
@@ -47,9 +45,7 @@ def has_any_key(*names: str) -> Callable[[Evidence], bool]:
 
 
 def has_key_near_top(*names: str) -> Callable[[Evidence], bool]:
-    """Return a test that one of these keys is at the top level or near the beginning of the
-    text.
-    """
+    """Return a test that one of these keys is near the beginning of the text."""
     return lambda evidence: any(
         name in evidence.keys or f"{name}:" in evidence.text[:20_000] for name in names
     )

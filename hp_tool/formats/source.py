@@ -42,9 +42,7 @@ class Source:
     is_pool: bool = False
     """Whether the server is a pool for prefill or decoding."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the query, by dotted path, that the caller sets in addition to the
-    configuration.
-    """
+    """Query fields that the caller sets, by dotted path."""
     vocabulary: Callable[[Mapping[str, Setting]], str] = lambda settings: ""
     """Returns a tokenizer's known vocabulary size as digits, or an empty text."""
     layers_of: Callable[[str], int | None] = lambda name: None
@@ -109,8 +107,8 @@ class Source:
         return launch, script
 
     def keys(self, reading: Reading) -> dict[str, Any]:
-        """Return the mapping of a file with references resolved, or the merged files of a
-        script's command.
+        """Return the mapping of a file, or the merged files of a command, with references
+        resolved.
 
         Later files override earlier ones.
 

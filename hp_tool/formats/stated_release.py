@@ -13,9 +13,7 @@ _RELEASE = r"v?\d+(?:\.\w+)+(?:[.+-]\w+)*"
 
 
 def release_words(workload: TrainingWorkload | InferenceWorkload) -> str:
-    """Return the framework and its release, such as `megatron-core 0.18`; empty without a
-    release.
-    """
+    """Return the framework and its release, such as `megatron-core 0.18`."""
     if isinstance(workload, TrainingWorkload):
         program, release = workload.framework, workload.framework_version
     else:

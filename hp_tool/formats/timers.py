@@ -1,9 +1,9 @@
 """Timers that Megatron-LM prints into its log with --timing-log-level 1 or 2, over ranks as
 --timing-log-option says.
 
-Their form: `Timers` of megatron/core/timers.py, and what `training_log` of
-megatron/training/training.py lists, of Megatron Core 0.17.1 to 0.19.2. Each timer waits for its
-device; those of level 1 begin together on all ranks, unless a flag says not to.
+Source: `Timers` of megatron/core/timers.py and `training_log` of megatron/training/training.py
+(Megatron Core 0.17.1 to 0.19.2). Each timer waits for its device. Timers of level 1 start
+together on all ranks by default.
 """
 
 from __future__ import annotations
@@ -45,9 +45,7 @@ _RANK_LINE = re.compile(rf"rank\s+(\d{{1,6}}): {_NUMBER}\s*$")
 
 @dataclass(slots=True, kw_only=True)
 class TimedStep:
-    """Timers that Megatron printed together, in seconds per step, averaged since the previous
-    print.
-    """
+    """Timers that Megatron printed together, in seconds per step."""
 
     step_s: float
     longest_s: dict[str, float] = field(default_factory=dict)
@@ -71,8 +69,8 @@ def is_log(path: Path) -> bool:
 def read_timers(path: Path, *, name: str | None = None) -> list[TimedStep]:
     """Return the steps of a log with their timers.
 
-    The first print is dropped if there are more, because it counts one iteration as many. `name` is
-    the file's name in errors; None for its path.
+    The first print is dropped if others follow, because it averages over too many iterations.
+    `name` is the name of the file in errors.
 
     Raises:
         InputError: No step has a timer.
@@ -112,9 +110,7 @@ def _timed_steps(lines: Iterable[str]) -> Iterator[TimedStep]:
 
 
 def _read_timer(line: str, step: TimedStep, name: str) -> str:
-    """Add the timer in one line to a step; return the name of the timer that the next line
-    continues.
-    """
+    """Add the timer in a line to a step; return the timer that the next line continues."""
     if line.lstrip().startswith("time (ms) |"):  # One line, of the last rank.
         for named in _OLD_LINE.finditer(line):
             timer = _RENAMED.get(named[1], named[1])

@@ -37,9 +37,6 @@ def option_words(values: Values) -> dict[str, list[str]]:
 def headline(setup: TrainingSetup | ServingSetup) -> str:
     """Return the comment line that describes a setup, such as `llama-3-8b on 64 x h100-sxm-80gb,
     megatron-core 0.18`.
-
-    For example `qwen3.6-27b without the vision tower (27 layers of 1152) on 64 x
-    h100-sxm-80gb, megatron-core 0.18`.
     """
     name = setup.model.name + (
         f" without {setup.model.left_out[:100]}" if setup.model.left_out else ""
@@ -94,9 +91,8 @@ def reject_inexpressible(
 ) -> None:
     """Reject the first non-default setting for which the tool has no option.
 
-    `expressed` are the names of the fields that the export supports, `runs` is the single framework
-    of the tool. Nothing is dropped silently, and a field that a later version adds is rejected
-    until an export supports it.
+    `expressed` are the fields that the export supports, and `runs` is the only framework of the
+    tool. A field added later is rejected until the export supports it.
 
     Raises:
         UnsupportedError: The tool cannot express a setting.

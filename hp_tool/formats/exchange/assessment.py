@@ -25,9 +25,7 @@ from hp_tool.questions.problem import problem_of
 from hp_tool.questions.training.problem import resolve_training
 
 WARMUP_LINES = 2
-"""Logged steps at a run's start that are dropped if more follow: compilation, caches, first
-communication.
-"""
+"""Number of first logged steps that are dropped if more follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,18 +56,14 @@ class LogSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assessment:
-    """A run, its prediction, and the best configuration for the same workload on the same
-    devices.
-    """
+    """A run, its prediction, and the best configuration for its workload on its devices."""
 
     format: str
     """Format of the configuration."""
     query: dict[str, Any]
     """The configuration as a query, valid input everywhere."""
     search: dict[str, Any]
-    """A search query for a better one: parallelism free, with this configuration as
-    `search.baseline`.
-    """
+    """Query of a search for a better layout, with this one as its baseline."""
     estimate: Estimate | InferenceEstimate
     logged: LoggedRun | ServerStart | None
     """Step times of a training's log, or memory of a server's."""
@@ -80,13 +74,9 @@ class Assessment:
     gain_fraction: float | None
     """0.2: the better configuration is predicted to process 20% more tokens in the same time."""
     gain_interval: tuple[float, float] | None
-    """90% interval (low, high) of the gain, from the errors of prediction ratios, which are small
-    between layouts of one training.
-    """
+    """90% interval (low, high) of the gain."""
     switched_on: tuple[str, ...]
-    """Overlaps (of training.overlap) that the better configuration uses and the command does
-    not.
-    """
+    """Overlaps that the better configuration uses and the command does not."""
     parts_gained_s: dict[str, float]
     """Seconds per step that the better configuration saves, by part."""
     read: tuple[Read, ...] = ()
@@ -98,9 +88,7 @@ class Assessment:
     lists them.
     """
     changes: tuple[dict[str, str | None], ...] = ()
-    """{flag, from, to}: changes for the better configuration; null for absent, an empty text for a
-    switch.
-    """
+    """{flag, from, to} for the better configuration; null if absent, empty for a switch."""
 
 
 def assess(
@@ -108,7 +96,7 @@ def assess(
 ) -> Assessment:
     """Compare a run with its prediction and with the best configuration that its tool supports.
 
-    `reading` is the source of the query; its tool wrote the log.
+    `reading` is the source of the query; its tool determines how the log is parsed.
 
     Raises:
         InputError: The log or the query is invalid.
@@ -196,7 +184,7 @@ def _interval_of_gain(
 ) -> tuple[float, float]:
     """Return the 90% interval of a gain from the standard deviation of ln(ratio).
 
-    The step of the run may also be that with CUDA graphs.
+    If the run may use CUDA graphs, the interval includes the step time with them.
     """
     width, recorded = math.exp(NORMAL_QUANTILE * log_sd), theirs.provenance.get("with_cuda_graphs")
     step_s = _seconds_of_work(theirs)
@@ -232,8 +220,8 @@ def _reading_accounts(reading: Reading | None) -> dict[str, Any]:
 def _changed_settings(
     theirs: Configuration, ours: Configuration, tool: str, reading: Reading | None
 ) -> tuple[dict[str, str | None], ...]:
-    """Return the settings that differ between two configurations, by the tool's flags or the
-    query's paths.
+    """Return the settings that differ between two configurations, as the tool or query names
+    them.
     """
     try:
         before = tool_options(theirs, tool)
@@ -258,9 +246,7 @@ def _changed_settings(
 
 
 def _keys_of_paths(values: Mapping[str, str], reading: Reading | None) -> dict[str, str]:
-    """Return the file's key for each query path in `values` that has the value of exactly one
-    key.
-    """
+    """Return the file's key for each query path in `values`, if one key has its value."""
     keys: dict[str, list[str]] = {}
     for setting in reading.read if reading is not None else ():
         if values.get(setting.field) == setting.value:
@@ -273,8 +259,8 @@ def _restore_script_flags(
 ) -> dict[str, str]:
     """Return Megatron flags with equivalents replaced by the flags that the script contains.
 
-    A script may use --recompute-activations for two flags. The changes must remove what it
-    contains.
+    A script may use --recompute-activations for two flags; the changes must then remove that
+    flag.
     """
     written = {f"--{hyphenated(read_setting.flag)}": read_setting for read_setting in reading.read}
     fields = {name: table(TABLE)[hyphenated(name)].why for name in {**before, **after}}
@@ -331,7 +317,7 @@ def summarize_log(log: Sequence[str]) -> LogSummary:
 def _read_log_facts(log: Iterable[str], *, readers: Sequence[str]) -> tuple[str, LogFacts]:
     """Return the name of the first log reader that finds step times, and what it finds.
 
-    `readers` are the tool's own, which come first: a launcher may print in another's words.
+    The tool's own `readers` come first, because a launcher may print lines of another format.
     """
     names = tuple(dict.fromkeys((*readers, *READERS)))
     found = [LogFacts() for _ in names]

@@ -69,9 +69,7 @@ class Exported:
     """Additional steps for the exported configuration to run as predicted."""
 
     def cost_in_words(self) -> str:
-        """Return a sentence about the second ranking and the resulting slowdown; empty without
-        one.
-        """
+        """Return a sentence about the slowdown of the second ranking; empty without one."""
         if self.step_s is None:
             return ""
         cost = ""
@@ -158,9 +156,7 @@ def _default_format(query: Query) -> str:
 
 
 def _pools_query(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the query, or the query in an answer, if it has prefill and decode pools; else
-    None.
-    """
+    """Return the query, also from an answer, if it has prefill and decode pools; else None."""
     query = result if "kind" in result else result.get("query")
     workload = query.get("inference") if isinstance(query, Mapping) else None
     pools = isinstance(workload, Mapping) and workload.get("disaggregated") is not None
@@ -269,9 +265,7 @@ def _usual_values(plain: TrainingProblem, usual: TrainingProblem) -> dict[str, A
 
 
 def _inserted_values(query: Query, usual: Query) -> dict[str, Any]:
-    """Return the training settings, by path, that the usual settings add to the query, except
-    the recipe.
-    """
+    """Return the training settings, by path, that the usual settings add, except the recipe."""
     return {
         path: value
         for path, value in inserted_settings(query, usual).items()
@@ -318,9 +312,7 @@ def _state_values(
 def _drop_unsupported(
     configuration: Configuration, say: Callable[[Configuration], Expressed]
 ) -> tuple[Expressed, Configuration]:
-    """Return the text, and the configuration without optional settings that the tool does not
-    support.
-    """
+    """Return the text, and the configuration without unsupported optional settings."""
     while True:
         try:
             return say(configuration), configuration
@@ -417,7 +409,7 @@ def recommend_for_tool(
 ) -> tuple[RecommendAnswer, tuple[str, ...]]:
     """Rank the layouts that a format's tool supports, under its framework or engine.
 
-    Return the best `top`, ranked again, and the keys of the query that the tool has no setting for.
+    Return the best `top` rows, ranked again, and the keys that the tool has no setting for.
 
     Args:
         query: The query.
@@ -479,9 +471,7 @@ def _unsupported_error(row: Any, query: Query, *, format: str) -> UnsupportedErr
 
 
 def _restrict_query(query: Query, tool: Format[Any]) -> tuple[Query, tuple[str, ...]]:
-    """Return the training query with the tool's framework and supported axes, and the names of
-    omitted keys.
-    """
+    """Return the query restricted to what the tool supports, and the omitted keys."""
     assert query.training is not None
     workload, left_out = _restrict_workload(tool, query.training)
     same = workload.framework == query.training.framework
@@ -495,9 +485,7 @@ def _restrict_query(query: Query, tool: Format[Any]) -> tuple[Query, tuple[str, 
 def _restrict_workload(
     tool: Format[Any], workload: TrainingWorkload
 ) -> tuple[TrainingWorkload, tuple[str, ...]]:
-    """Return the workload under the tool's framework, and the keys omitted because it has no
-    such setting.
-    """
+    """Return the workload restricted to what the tool supports, and the omitted keys."""
     adapted = replace(workload, framework=tool.framework or workload.framework)
     left_out = []
     if adapted.framework != workload.framework:
@@ -521,10 +509,9 @@ def _restrict_workload(
 def _restrict_axes(
     parallel: ParallelQuery, axes: Mapping[str, Any], *, without: Collection[str]
 ) -> tuple[ParallelQuery, tuple[str, ...]]:
-    """Return the query's axes restricted to supported values, and the names of the restricted
-    axes.
+    """Return the query's axes restricted to supported values, and the restricted axes.
 
-    `axes` are the tool's values by name, `without` the names without a meaning under its framework.
+    `axes` are the tool's values by axis, `without` the axes that its framework does not have.
     """
     values: dict[str, Any] = dict.fromkeys(without)
     left_out = [name for name in without if getattr(parallel, name) is not None]
@@ -625,7 +612,7 @@ def changed_options(
 ) -> tuple[dict[str, str | None], ...]:
     """Return {flag, from, to} for each option that differs between two configurations.
 
-    None if one has no `options`.
+    A value is None if the option is absent.
     """
     return tuple(
         {"flag": name, "from": before.get(name), "to": after.get(name)}

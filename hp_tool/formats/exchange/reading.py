@@ -1,8 +1,6 @@
 """Read another tool's configuration as a query and complete it from the catalogue.
 
 One error lists all unsupported and all missing settings.
-
-All unsupported and missing settings are one error.
 """
 
 import re
@@ -138,9 +136,7 @@ def _num_layers(model: Any) -> int | None:
 
 
 def read_query(text: str, **options: Any) -> dict[str, Any]:
-    """Return the query of another tool's configuration; see `read_configuration` for arguments
-    and errors.
-    """
+    """Return the query of another tool's configuration, as `read_configuration` does."""
     return read_configuration(text, **options).query
 
 
@@ -197,14 +193,10 @@ def _note_missing(reading: Reading, supplied: Mapping[str, Any], text: str) -> N
 
 
 def _drop_overlap_across_nodes(query: dict[str, Any]) -> None:
-    """Drop `overlap.tensor_parallel: false` if the tensor-parallel group exceeds an NVLink
-    domain.
+    """Drop `overlap.tensor_parallel: false` if tensor parallelism exceeds an NVLink domain.
 
     Userbuffers, which implement that overlap, do not work across domains, so the flag has no
     effect.
-
-    Userbuffers, which overlap the communication, do not work across domains, so a missing flag
-    means nothing.
     """
     overlap, cluster = query.get("training", {}).get("overlap") or {}, query.get("cluster")
     if overlap.get("tensor_parallel") is not False:
@@ -235,9 +227,7 @@ def _nearest_model(text: str) -> str:
 
 
 def _add_suggestion(missing: Missing, shape: Any, text: str) -> Missing:
-    """Return the missing field with a suggested value: a model in the text, or a vocabulary of
-    this shape.
-    """
+    """Return the missing field with a suggested model or vocabulary size."""
     if missing.field == "model":
         nameless = missing.hint.endswith(set_option("model", "NAME"))
         return missing.with_example(_nearest_model(text) or "NAME") if nameless else missing

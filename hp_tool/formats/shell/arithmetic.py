@@ -142,9 +142,7 @@ def evaluate_test(expander: WordExpander, tokens: list[str]) -> bool | None:
 def _evaluate_junction(
     expander: WordExpander, tokens: list[str], depth: int, *, either: bool = True
 ) -> tuple[bool | None, list[str]]:
-    """Return the truth of a chain of or-conditions (of and-conditions unless `either`), and the
-    tokens after it.
-    """
+    """Return the truth of a chain of or- (or and-) conditions, and the tokens after it."""
     signs = ("||", "-o") if either else ("&&", "-a")
 
     def part(tokens: list[str]) -> tuple[bool | None, list[str]]:

@@ -21,9 +21,9 @@ def run_branch(
 ) -> bool:
     """Interpret the selected branch, and return True if it succeeds.
 
-    If the condition is known only at run time (`undecided`), every variable that another branch
-    would set to another single word becomes unknown. Words with flags, and arrays, keep the value
-    of the selected branch, which a note reports.
+    If the condition is known only at run time (`undecided`), each variable that another branch
+    would set to another word becomes unknown. Variables with flags or arrays keep the value of
+    the selected branch.
     """
     if not undecided:
         return taken()
@@ -50,9 +50,7 @@ def _is_one_word(text: str) -> bool:
 
 
 def _variables_after(shell: Statements, branch: Branch) -> dict[str, Value]:
-    """Return the variables as a branch would leave them, without keeping its effects; none if it
-    ends the script.
-    """
+    """Return the variables that a branch would set, without keeping its effects."""
     from hp_tool.formats.shell.statements import LeaveError
 
     expander, ends = shell.expander, shell.ends

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS = 200_000
 _STRAY_BACKSLASH = re.compile(r"\\(?=\r?\n[ \t]*(\r?\n|\Z)|\Z)")
-"""A backslash before an empty line or the end, at which bash ends the command and the grammar
-fails.
-"""
+"""A backslash before an empty line or the end of the text."""
 _PLACEHOLDER = re.compile(r"(?<=[\s=/:])<([A-Za-z](?:[\w .,/-]{0,60}\w)?)>(?=[\s/:]|$)")
 """A word such as <your token>, which pages leave to the reader; bash would redirect files."""
 

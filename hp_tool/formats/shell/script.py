@@ -303,9 +303,7 @@ class _Runner(Statements):
         return True
 
     def _do_read(self, words: list[Word], node: Node) -> bool:
-        """Interpret `read` of a heredoc or here-string; variables from other input become
-        unknown.
-        """
+        """Interpret `read` of a heredoc or here-string."""
         stdin, options, names, rest = self.stdin, "", [], iter(words)
         for word in rest:
             if not word.text.startswith("-"):

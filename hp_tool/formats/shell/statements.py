@@ -1,8 +1,6 @@
 """Interpret the statements of a bash script: conditions, loops, assignments and redirections.
 
 No command is executed.
-
-Nothing is executed.
 """
 
 from __future__ import annotations
@@ -160,10 +158,9 @@ class Statements:
         return bool(truth)
 
     def _evaluate_condition(self, nodes: list[Node]) -> tuple[bool, str]:
-        """Return the truth of a condition, and its part that is known only at run time (empty if
-        there is none).
+        """Return the truth of a condition, and its part that is known only at run time.
 
-        The latter is empty if the condition is true regardless.
+        That part is empty if the condition is true regardless.
         """
         outer, self.undecided = self.undecided, ""
         truth = self.statements(nodes)
@@ -264,9 +261,7 @@ class Statements:
     def _run_case(
         self, body: list[Node], passed: list[list[Node]], node: Node, subject: str
     ) -> bool:
-        """Interpret the selected case; if the subject is unknown, variables set in earlier cases
-        become unknown.
-        """
+        """Interpret the selected case; earlier cases may apply if the subject is unknown."""
         others: list[Branch] = [functools.partial(self.statements, setting) for setting in passed]
         undecided = f"case {source_text(node.children[1])}" if OPEN in subject else ""
         return run_branch(self, lambda: self.statements(body), others=others, undecided=undecided)
@@ -489,9 +484,7 @@ class Statements:
     def _nested(
         self, text: str, prefix: Iterable[Word], *, arguments: list[Word] | None = None, line: int
     ) -> None:
-        """Interpret a script within the script, and prefix its commands with the words before
-        it.
-        """
+        """Interpret a script within the script, after the words that start it."""
         kept, self.prefix = self.prefix, (*self.prefix, *prefix)
         outer, self.expander.arguments = self.expander.arguments, arguments or []
         self.run(text, first_line=line)

@@ -146,9 +146,7 @@ class WordExpander:
         return f"{OPEN}{len(self.placeholder_sources) - 1}{CLOSE}"
 
     def drop_undefined(self, text: str) -> str:
-        """Return the text without placeholders of undefined variables; other placeholders
-        remain.
-        """
+        """Return the text without the placeholders of undefined variables."""
         return _MARK_PATTERN.sub(
             lambda match: (
                 ""
@@ -159,9 +157,7 @@ class WordExpander:
         )
 
     def restore_sources(self, word: Word) -> Word:
-        """Return the word with each placeholder replaced by its source, and the list of these
-        sources.
-        """
+        """Return the word with the sources of its placeholders."""
         unknown = tuple(
             self.placeholder_sources[int(number)] for number in _MARK_PATTERN.findall(word.text)
         )
@@ -278,9 +274,7 @@ class WordExpander:
             end = child.end_byte
 
     def _string(self, node: Node) -> Iterator[Piece]:
-        """Yield the pieces of double-quoted text: one word, or as many as the array in "${A[@]}"
-        has.
-        """
+        """Yield the pieces of double-quoted text."""
         inside = [child for child in node.children if child.type not in ('"', "string")]
         if node.type == "translated_string":
             inside = [child for child in node.children[-1].children if child.type != '"']
@@ -449,7 +443,7 @@ class WordExpander:
     ) -> str | None:
         """Return the value of ${X%pattern}, ${X#pattern}, ${X:start:count} or ${X,,}.
 
-        None for other operators and unknown parts.
+        Return None for other operators and unknown values.
         """
         if OPEN in text + pattern or len(text) > MAX_PATTERN_CHARACTERS or len(pattern) > 100:
             return None

@@ -22,8 +22,7 @@ EXPRESSED_FIELDS = BATCH_FIELDS | parse_names("""
 
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
-    """Return the content of Accelerate's file, which leaves micro-batch and accumulation to the
-    script.
+    """Return the content of Accelerate's file, which does not set the batch size.
 
     Raises:
         UnsupportedError: Accelerate cannot express the setup.
@@ -133,9 +132,7 @@ def text(setup: TrainingSetup) -> str:
 
 
 def read(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of Accelerate's file, or of a script that starts a
-    Trainer.
-    """
+    """Fill the reading with the query of Accelerate's file or of a Trainer's script."""
     content = parse_mapping(source.text)
     if content is None:
         deepspeed.read(source, reading)

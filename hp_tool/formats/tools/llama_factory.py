@@ -23,9 +23,7 @@ ARGUMENTS = "sft.yaml"
 
 
 def text(setup: TrainingSetup) -> str:
-    """Return a script that writes the files of Accelerate and LLaMA-Factory and starts
-    `src/train.py`.
-    """
+    """Return a script that writes both configuration files and starts `src/train.py`."""
     fine_tuning.check_setup(setup, tool=TOOL, loss="unfused")
     files = {ARGUMENTS: config(setup)}
     return fine_tuning.launch_script(
@@ -68,8 +66,8 @@ _STAGES = ("pt", "sft")
 def read(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of a LLaMA-Factory file, or of a script that uses one.
 
-    It is DeepSpeed if a DeepSpeed file is named, FSDP if Accelerate's file or its own selects it,
-    else a copy of the model on each device.
+    The training uses DeepSpeed if the file names a DeepSpeed file, FSDP if one of the files
+    selects it, and otherwise DDP.
 
     Raises:
         InputError: The file is invalid or not available.
@@ -130,8 +128,7 @@ def read(source: Source, reading: Reading) -> None:
 
 
 def _launched_file(launch: Launch, script: Script) -> dict[str, Any]:
-    """Return the file that a LLaMA-Factory command names, with the command's KEY=VALUE words
-    applied.
+    """Return the file that a command names, with the command's KEY=VALUE words applied.
 
     Raises:
         InputError: A file is not available, or a word is unknown.

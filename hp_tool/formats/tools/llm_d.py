@@ -3,9 +3,6 @@
 
 KServe's controller mounts the checkpoint at /mnt/models and merges its container `main` into
 this one.
-
-Its controller mounts the checkpoint at /mnt/models and merges this container with its own of the
-name `main`.
 """
 
 import re

@@ -1,7 +1,5 @@
 """Read commands of ms-swift 3 and 4: `swift sft` (the Trainer) and `megatron sft` (Megatron
 Core).
-
-They pretrain and fine-tune.
 """
 
 import math
@@ -115,7 +113,7 @@ def read(source: Source, reading: Reading) -> None:
 def _count_processes(source: Source, variables: Mapping[str, str], reading: Reading) -> int | None:
     """Return the number of processes that environment variables set; None if they do not.
 
-    `variables` are those of a file of arguments, which the environment overrides.
+    The environment overrides `variables`, which are those of a file of arguments.
     """
 
     def written(name: str, depth: int = 0) -> str:
@@ -161,7 +159,7 @@ def _read_trainer_command(
 ) -> None:
     """Read a command that trains with Hugging Face's Trainer.
 
-    It uses DeepSpeed or FSDP if named, else a copy of the model on each device.
+    The training uses DeepSpeed or FSDP if the command names them, otherwise DDP.
     """
     words_ = [
         replace(setting, name=_ARGUMENTS[setting.name])

@@ -151,7 +151,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
 def text(setup: TrainingSetup) -> str:
     """Return the file for `run_train.py --config-file`.
 
-    Values that the user must fill in are listed at its top and marked in place.
+    The top of the file lists the values that the user must fill in.
     """
     import yaml
 

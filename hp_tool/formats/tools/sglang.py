@@ -22,7 +22,7 @@ VERSION = "0.5.6.post2"
 def server_command(setup: ServingSetup) -> tuple[str, Values]:
     """Return the sglang.launch_server command and its options.
 
-    With attention data parallelism TP counts all ranks, and limits are divided by the attention
+    With attention data parallelism, TP counts all ranks, and limits are divided by the attention
     groups.
     """
     reject_inexpressible(setup, tool=f"sglang {VERSION}", expressed=EXPRESSED_FIELDS)
@@ -86,7 +86,7 @@ def _speculation_options(setup: ServingSetup) -> Values:
 def pool_command(setup: ServingSetup, *, other: ServingSetup, mode: str) -> tuple[str, Values]:
     """Return the command of a prefill or decode replica.
 
-    The prefill replica is given the ranks that it sends to.
+    A prefill replica needs the parallel sizes of the decode replicas.
     """
     program, options = server_command(setup)
     options = {**options, "--disaggregation-mode": mode}

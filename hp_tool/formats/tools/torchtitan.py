@@ -47,9 +47,7 @@ FLAVORS = {
 
 @functools.cache
 def models_by_flavor() -> Mapping[tuple[str, str], Any]:
-    """Return the models that can only be imported, by package and flavor: a catalogue name or
-    model fields.
-    """
+    """Return importable models by package and flavor: a catalogue name or model fields."""
     content = yaml.safe_load(read_table_file("torchtitan-models.yaml"))
     return {
         (package, flavor): _changed_model(model)
@@ -423,10 +421,9 @@ def _read_recompute(section: dict[str, Any]) -> str:
 def _read_zero_stage(
     split: dict[str, Any], reading: Reading, *, sharded: bool, pipelined: bool
 ) -> int:
-    """Return the ZeRO stage; by default FSDP reshards after the forward pass, except in
-    pipelines.
+    """Return ZeRO stage 3 if FSDP reshards after the forward pass, else 2 or less.
 
-    A pipeline would gather for every micro-batch.
+    In a pipeline, the default is 2, because stage 3 would gather for every micro-batch.
     """
     if not sharded:
         return 0

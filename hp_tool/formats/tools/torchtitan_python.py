@@ -323,11 +323,10 @@ def _select_function(functions: Functions, wanted: str | None) -> str:
 
 
 def _family_in_names(names: Sequence[str], flavor: str) -> str:
-    """Return the model package that function names contain, such as qwen3 for qwen3_8b; empty if
-    unclear.
+    """Return the model package in the names of functions; empty if unclear.
 
-    A file that imports model_registry from its own package is in a folder that it does not name. A
-    name that only starts like a package may belong to another: qwen35_4b is a function of qwen3_5.
+    A file may import model_registry from its own package, whose name it does not contain. A
+    longer name can belong to another package: qwen35_4b is a function of qwen3_5.
     """
     known = [*FLAVORS.values(), *torchtitan.models_by_flavor()]
 
@@ -358,9 +357,7 @@ def _joined(family: str) -> str:
 
 
 def _read_converters(spec: Call, reading: Reading) -> tuple[list[str], bool, bool]:
-    """Return the converters of linear layers except NVFP4's, and whether experts and NVFP4 are
-    converted.
-    """
+    """Return the converters of linear layers, and whether they include experts and NVFP4."""
     calls = {
         each.name.removesuffix(".Config"): each.arguments
         for each in spec.arguments.get("converters") or []

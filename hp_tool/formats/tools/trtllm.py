@@ -23,8 +23,8 @@ def server_command(setup: ServingSetup) -> tuple[str, Values]:
     """Return the trtllm-serve command with the PyTorch backend.
 
     Settings without an option are in the file of --extra_llm_api_options (see `extra_options`).
-    With attention data parallelism every rank of its tensor-parallel group attends to its own
-    requests; groups of several ranks cannot be expressed.
+    With attention data parallelism, each tensor-parallel rank serves its own requests; groups of
+    several ranks are not supported.
     """
     reject_inexpressible(setup, tool=f"trtllm {VERSION}", expressed=EXPRESSED_FIELDS)
     c, w = setup.parallel, setup.workload

@@ -1,7 +1,4 @@
-"""Read and write verl 0.6: the actor's update in its PPO and GRPO trainers (ppo_trainer.yaml).
-
-These are overrides of ppo_trainer.yaml.
-"""
+"""Read and write verl 0.6: the actor's update in its PPO and GRPO trainers (ppo_trainer.yaml)."""
 
 import re
 import shlex
@@ -50,9 +47,7 @@ _ACTOR = "actor_rollout_ref.actor"
 MODULES = "recompute-modules"
 _STRATEGIES = ("fsdp", "fsdp2", "megatron")
 _ENGINES = {"dp": "fsdp", "megatron": "megatron"}
-"""model_engine, which selects the files of all workers since 0.7, and the actor's strategy in
-them.
-"""
+"""Values of model_engine (since 0.7), with the actor's strategy."""
 ENGINE = "model-engine"
 _TRAINERS = {"ppo_trainer": "dp", "ppo_megatron_trainer": "megatron"}
 """verl's own files, and the engine that each selects."""
@@ -74,9 +69,7 @@ MEGATRON_FIELDS = _COMMON_FIELDS | {
 }
 """Fields that overrides of Megatron's workers express."""
 FSDP_FIELDS = _COMMON_FIELDS | {"data_parallel_shard_size", "context_parallel_size"}
-"""Fields that overrides of FSDP's workers express; they split neither matrices nor experts, and
-have no pipeline.
-"""
+"""Query fields that overrides of FSDP workers can set."""
 _CONFIG = f"{_ACTOR}.megatron.override_transformer_config"
 _USER_KEYS = (
     ("the model's folder or id, where verl knows it under another name", ()),
@@ -266,9 +259,7 @@ def _file_settings(content: dict[str, Any], *, text: str, source: Source) -> lis
 
 
 def _has_megatron_workers(settings: Settings, reading: Reading) -> bool:
-    """Return True if the actor's workers use Megatron; reject workers of other engines than
-    FSDP.
-    """
+    """Return True if the actor's workers use Megatron, False for FSDP."""
     engine, strategy = settings.text(ENGINE), settings.text(f"{_ACTOR}.strategy")
     if engine and engine not in _ENGINES:
         reading.refuse(f"model_engine {engine} is not supported; supported: {', '.join(_ENGINES)}")
@@ -381,9 +372,7 @@ def read(source: Source, reading: Reading) -> None:
 
 
 def parse_hydra_overrides(words: Iterable[Word], reading: Reading) -> list[Setting]:
-    """Return Hydra's overrides in a command; reject deleted keys and values that are unknown
-    before the run.
-    """
+    """Return Hydra's overrides in a command; reject deletions and unknown values."""
     settings = []
     for word in words:
         name, separator, value = word.text.partition("=")

@@ -41,10 +41,9 @@ def read_accelerate(
     words: Sequence[Setting] = (),
     spare: Iterable[str] = (),
 ) -> None:
-    """Fill the reading with the query of Accelerate's file: FSDP, DeepSpeed or plain data
-    parallelism.
+    """Fill the reading with the query of Accelerate's file.
 
-    The script's arguments contain the batch.
+    The script's arguments set the batch size.
     """
     reading.tool = "accelerate"
     if reading.num_gpus is None and str(content.get("num_processes", "")).isdecimal():
@@ -231,9 +230,7 @@ def trainer_fsdp(words: str, reading: Reading) -> dict[str, Any]:
 
 
 def launch_options(words: Sequence[str]) -> dict[str, Any]:
-    """Return the options of `accelerate launch` as its file's content; empty if none affects
-    sharding.
-    """
+    """Return the options of `accelerate launch` as content of its file."""
     content: dict[str, Any] = {}
     rest = iter(words)
     for word in rest:

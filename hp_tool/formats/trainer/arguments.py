@@ -23,9 +23,7 @@ from hp_tool.formats.reading import (
 )
 
 SCRIPT_SECTION = "for_the_training_script"
-"""A key that neither DeepSpeed nor the Trainer reads: arguments required in addition to the
-file.
-"""
+"""Key with arguments for the script, which DeepSpeed and the Trainer ignore."""
 _SCRIPT_CHECKPOINTING = f"{hyphenated(SCRIPT_SECTION)}.gradient-checkpointing"
 AXES: dict[str, Any] = {
     **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), 1),
@@ -51,9 +49,7 @@ LENGTH_OPTIONS = (
 )
 """Names of the sequence length in trainers."""
 _LENGTH_BOUNDS = ("max-seq-length", "max-length", "cutoff-len")
-"""Names in fine-tuning, where longer samples are cut and shorter ones not filled, unless it
-packs.
-"""
+"""Options that bound sample lengths unless samples are packed."""
 _PACKING_OPTIONS = ("packing", "neat-packing", "pad-to-max-length")
 _AUTO_OPTIONS = {
     "parallel.micro_batch_size": (
@@ -92,9 +88,7 @@ class _TrainerSettings:
         )
 
     def argument(self, *names: str) -> str | None:
-        """Return the value of the first of these arguments that is set (true for a switch); else
-        None.
-        """
+        """Return the value of the first argument that is set (true for a switch)."""
         setting = next((self.arguments[name] for name in names if name in self.arguments), None)
         return None if setting is None else setting.text or "true"
 
@@ -266,7 +260,8 @@ _UNSUPPORTED_WEIGHTS = re.compile(r"aqlm|hqq|eetq|[23]bit")
 def add_checkpoint_precision(training: dict[str, Any], model: str, reading: Reading) -> None:
     """Add the precision of frozen weights that a quantised checkpoint's name implies.
 
-    bitsandbytes' 4 bits are nf4, those of AWQ and GPTQ int4. Quantised weights are not trained.
+    4-bit checkpoints of bitsandbytes are nf4, those of AWQ and GPTQ int4. Quantised weights are
+    not trained.
     """
     stored, name = stored_precision(model), model.rpartition("/")[2].lower()
     if strange := _UNSUPPORTED_WEIGHTS.search(name):
@@ -291,7 +286,7 @@ SIXTEEN_BITS = {"bfloat16": "bf16", "float16": "fp16"}
 def pure_state_fields(precision: str) -> dict[str, str]:
     """Return the precisions of a training without a 32-bit master copy.
 
-    Gradients and states have their precision, and there is no master copy.
+    Gradients and optimizer states have the precision of the weights.
     """
     kept = dict.fromkeys(
         ("parameter_precision", "gradient_precision", "optimizer_precision"), precision
@@ -302,8 +297,8 @@ def pure_state_fields(precision: str) -> dict[str, str]:
 def add_fsdp_precision(training: dict[str, Any], words: Iterable[Setting]) -> None:
     """Add the precision in which FSDP stores trained weights.
 
-    In mixed precision Accelerate casts them to 32 bits (accelerate/accelerator.py,
-    accelerate/utils/fsdp_utils.py); else they stay as loaded.
+    In mixed precision, Accelerate casts weights to 32 bits (accelerate/accelerator.py,
+    utils/fsdp_utils.py); otherwise they keep the dtype in which they are loaded.
     """
     if "task" in training:  # The frozen weights stay as loaded.
         return

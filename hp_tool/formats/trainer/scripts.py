@@ -60,7 +60,7 @@ def read_trainer_command(
 ) -> None:
     """Read a Trainer's arguments and its launcher: Accelerate, DeepSpeed or torchrun.
 
-    `fsdp` are Accelerate's settings that the trainer's own arguments contain.
+    `fsdp` are the FSDP settings in the trainer's own arguments.
     """
     config = _find_accelerate_config(script, source, reading)
     started = [word.text for word in _launcher_words(script)]
@@ -75,8 +75,7 @@ def read_trainer_command(
 def read_file(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of TRL's YAML file, or of a script that uses it.
 
-    Sharding is that of Accelerate's or DeepSpeed's file, if one is available, else data
-    parallelism.
+    An available file of Accelerate or DeepSpeed determines the sharding; without one it is DDP.
     """
     if source.mapping is None:
         read_script(source, reading)
@@ -107,7 +106,7 @@ def _read_launched_arguments(
 ) -> None:
     """Read a Trainer's arguments with its launcher's file and options.
 
-    `config` is the text of Accelerate's file, `options` those of `accelerate launch`.
+    `config` is the text of Accelerate's file, `options` are those of `accelerate launch`.
     """
     text = find_deepspeed_file(words, files, reading)
     content = None if text is None else parse_keys(text)
@@ -135,9 +134,7 @@ _CHAT_DEFAULTS = {"per-device-train-batch-size": "16", "max-seq-len": "512"}
 
 
 def _chat_arguments(words: list[Setting], reading: Reading) -> list[Setting]:
-    """Return DeepSpeed-Chat's fine-tuning arguments under the Trainer's names, with that
-    program's defaults.
-    """
+    """Return DeepSpeed-Chat's fine-tuning arguments under the Trainer's names."""
     values = {word.name: word.text for word in words}
     if "num-padding-at-beginning" in values or "actor-zero-stage" in values:
         reading.refuse("DeepSpeed-Chat's training on preferences or rewards is not supported")
@@ -208,9 +205,7 @@ _PRESET_NAMES = re.compile(
 
 
 def deepspeed_preset(name: str) -> str | None:
-    """Return the text of a DeepSpeed file that a trainer includes, by its name; None for other
-    names.
-    """
+    """Return the DeepSpeed file of this name that a trainer includes; else None."""
     own = _PRESET_NAMES.fullmatch(name)
     if own is None or ("/" not in name and name.endswith(".json")):
         return None
@@ -223,9 +218,7 @@ def deepspeed_preset(name: str) -> str | None:
 
 
 def _read_trainer_fsdp(words: list[Setting], reading: Reading, *, alone: bool) -> dict[str, Any]:
-    """Return the Trainer's own --fsdp settings if no Accelerate file shards; otherwise an empty
-    mapping.
-    """
+    """Return the Trainer's own --fsdp settings, if no Accelerate file shards."""
     fsdp = next(
         (word.text.strip() for word in reversed(words) if word.name == "fsdp" and not word.unknown),
         "",
@@ -264,9 +257,7 @@ def _find_accelerate_config(script: Script, source: Source, reading: Reading) ->
 
 
 def _accelerate_file(script: Script, name: str) -> str | None:
-    """Return the text of an Accelerate file, or of a file that TRL includes; None if not
-    available.
-    """
+    """Return the text of an Accelerate file, or of one that TRL includes."""
     if (text := find_named_file(script, name)) is not None or (
         own := re.fullmatch(r"(zero|fsdp)([123])|multi_gpu", name)
     ) is None:

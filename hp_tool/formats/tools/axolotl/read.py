@@ -180,9 +180,7 @@ def _attention_settings(texts: Mapping[str, str]) -> list[Setting]:
 def _adapter_settings(
     content: Mapping[str, Any], texts: Mapping[str, str], reading: Reading
 ) -> list[Setting]:
-    """Return the Trainer's arguments for LoRA adapters; 4-bit weights are nf4 with quantised
-    scales.
-    """
+    """Return the Trainer's arguments for LoRA adapters."""
     kind = texts.get("adapter", "")
     if kind in ("", "none", "null"):
         return []

@@ -22,9 +22,7 @@ MAX_NUMBER = 1 << 40
 
 
 class Arguments:
-    """Megatron-LM's arguments, with typed access, its defaults, and the model that they
-    describe.
-    """
+    """Megatron-LM's arguments with typed access, and the model that they describe."""
 
     def __init__(
         self,
@@ -199,9 +197,7 @@ class Arguments:
         return model if blocks is None else model | {"blocks": blocks, "first_k_dense_replace": 0}
 
     def stage_patterns(self) -> list[str]:
-        """Return a hybrid model's layer pattern for each pipeline stage; an empty list for other
-        models.
-        """
+        """Return a hybrid model's layer pattern for each pipeline stage."""
         name = next((flag for flag in hybrid.PATTERN_FLAGS if self.is_given(flag)), None)
         return (
             []
@@ -210,9 +206,7 @@ class Arguments:
         )
 
     def hybrid_layer_fields(self, layers: int, hidden: int, *, experts: bool) -> dict[str, Any]:
-        """Return the model fields of a hybrid, in which each mixer and each feed-forward is a
-        layer.
-        """
+        """Return the model fields of a hybrid, whose mixers and MLPs are separate layers."""
         name = next(
             (flag for flag in hybrid.PATTERN_FLAGS if self.is_given(flag)),
             "hybrid-attention-ratio",
@@ -289,7 +283,7 @@ class Arguments:
     def window_fields(self, layers: int) -> dict[str, int | None]:
         """Return the sliding window and the number of layers that have it.
 
-        A query attends to `left` keys and itself.
+        --window-size LEFT,RIGHT includes the token itself, so the window is LEFT + 1.
         """
         if not self.is_given("window-size"):
             return {}
@@ -327,10 +321,7 @@ class Arguments:
         return count if count > 1 or not self.older else 0
 
     def numbers_per_layer(self, name: str, layers: int, *, every: Any) -> list[int] | None:
-        """Return one number per layer for N or a list such as ([0]*3+[1]*58); None if absent.
-
-        Returns None if it is not given.
-        """
+        """Return one number per layer for N or a list such as ([0]*3+[1]*58); None if absent."""
         if not self.is_given(name):
             return None
         text = self.text(name, "1").replace(" ", "")
@@ -348,9 +339,7 @@ class Arguments:
         return pattern
 
     def padded_vocabulary(self) -> int:
-        """Return the vocabulary size, padded to a multiple of --make-vocab-size-divisible-by x
-        TP.
-        """
+        """Return the vocabulary size after padding for tensor parallelism."""
         if self.is_given("padded-vocab-size"):
             return self.number("padded-vocab-size")
         size = self.number("vocab-size") if self.is_given("vocab-size") else 0

@@ -87,11 +87,7 @@ def _check_program(launch: Launch) -> None:
 
 
 def _add_deepspeed_file(settings: list[Setting], script: Script, reading: Reading) -> None:
-    """Add the ZeRO stage and precision of Megatron-DeepSpeed's JSON file, which override the
-    flags.
-
-    DeepSpeed's engine uses them regardless of the flags.
-    """
+    """Add ZeRO stage and precision of Megatron-DeepSpeed's file, which override the flags."""
     named = next(
         (setting for setting in settings if setting.name == "deepspeed-config" and setting.values),
         None,

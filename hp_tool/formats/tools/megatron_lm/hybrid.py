@@ -2,9 +2,6 @@
 
 Each mixer and each feed-forward is a layer. Source: ssm/mamba_hybrid_layer_allocation.py
 (Megatron Core 0.16) and models/hybrid/hybrid_layer_allocation.py (0.17 to 0.19).
-
-Megatron Core 0.16 and 0.17 to 0.19: ssm/mamba_hybrid_layer_allocation.py,
-models/hybrid/hybrid_layer_allocation.py.
 """
 
 import itertools
@@ -163,10 +160,9 @@ def blocks_of_pattern(letters: str) -> list[dict[str, Any]] | None:
 
 
 def pattern_of_fractions(layers: int, *, attention: float, mlp: float) -> str:
-    """Return the pattern that Megatron generates for given fractions of attention and MLP
-    layers.
+    """Return the layer pattern for given fractions of attention and MLP layers.
 
-    Attention is spread evenly, MLPs among the rest.
+    Attention layers are spread evenly, and MLPs among the other layers.
     """
     letters = _spread_letter(
         "M" * layers, "*", round(layers * attention), sections=round(layers * attention) + 1

@@ -3,9 +3,6 @@ layer.
 
 Source: models/gpt/experimental_attention_variant_module_specs.py and ssm/gated_delta_net of
 Megatron Core 0.17 to 0.19.
-
-Megatron Core 0.17 to 0.19: models/gpt/experimental_attention_variant_module_specs.py,
-ssm/gated_delta_net.
 """
 
 import itertools
@@ -107,11 +104,10 @@ def _list_text(numbers: Sequence[int]) -> str:
 def blocks_of_lists(
     *, delta: Sequence[int] | None, experts: Sequence[int] | None
 ) -> list[dict[str, Any]] | None:
-    """Return `model.blocks` for lists with 1 for each delta-rule layer and each layer with
-    experts.
+    """Return `model.blocks` for lists of delta-rule layers and of layers with experts.
 
-    None if other fields express it. Without a list of delta rules there are none, without one of
-    experts no layer has any.
+    Return None if other fields describe the layers. No list of delta rules means none, and no
+    list of experts means no layer with experts.
     """
     scattered = (
         experts is not None and 0 in experts[experts.index(1) if 1 in experts else len(experts) :]

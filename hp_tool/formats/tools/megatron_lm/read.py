@@ -72,9 +72,7 @@ def read_arguments(
     num_gpus: int | None,
     spare: Iterable[str] = (),
 ) -> None:
-    """Fill the reading with the query of the arguments; absent arguments have Megatron's
-    defaults.
-    """
+    """Fill the reading with the query of the arguments; absent ones have Megatron's defaults."""
     by_name = sort_settings(settings, table=table(TABLE), reading=reading, spare=spare)
     reader = _ArgumentReader(
         with_pattern_counts({_ALIASES.get(name, name): each for name, each in by_name.items()}),
@@ -361,9 +359,7 @@ class _ArgumentReader(Arguments):
         return "unfused" if (local and not fused) or backend in ("unfused", "local") else "flash"
 
     def overlap(self) -> dict[str, bool]:
-        """Return the overlaps that are off, although the measured runs overlapped all
-        communication.
-        """
+        """Return the overlaps that differ from the measured runs."""
         sequence = (
             self.is_given("sequence-parallel") and self.number("tensor-model-parallel-size", 1) > 1
         )
@@ -409,9 +405,7 @@ class _ArgumentReader(Arguments):
         return "alltoall" if name == "alltoall_seq" else name
 
     def dispatcher(self, tensor: int) -> str:
-        """Return the token dispatcher; alltoall if each rank has all experts, which sends no
-        tokens.
-        """
+        """Return the token dispatcher; alltoall if each rank has all experts."""
         ranks = self.number("expert-model-parallel-size", 1) * self.expert_tensor_size(tensor)
         return "alltoall" if ranks == 1 else self.named_dispatcher()
 
@@ -455,8 +449,7 @@ class _ArgumentReader(Arguments):
         )
 
     def uneven_layout(self, *, stages: int, chunks: int) -> str | None:
-        """Return the pipeline layout if the first and last stages have unusual numbers of
-        layers; else None.
+        """Return the pipeline layout if the first and last stages differ; else None.
 
         Raises:
             InputError: The flags do not divide the layers.
@@ -507,7 +500,7 @@ class _ArgumentReader(Arguments):
     def stage_sizes(self, layers: int, stages: int, chunks: int) -> list[int]:
         """Return the number of layers of each model chunk, in pipeline order.
 
-        Numbers that are not given are divided evenly.
+        Stages without a flag share the other layers evenly.
         """
         ends = {0: words.FIRST_STAGE, stages - 1: words.LAST_STAGE}
         fixed = {rank: self.number(name) for rank, name in ends.items() if self.is_given(name)}

@@ -50,9 +50,7 @@ _USER_FLAGS: tuple[tuple[str, Values], ...] = (
     ("your checkpoints (--save FOLDER --load FOLDER)", {"save-interval": 1000}),
     ("your logs", {"log-interval": 10, "log-throughput": True, "eval-iters": 0}),
 )
-"""Arguments required in addition to the configuration, with values that start; the user replaces
-them.
-"""
+"""Flags that the user replaces, with values that start a run."""
 
 
 @functools.cache
@@ -62,9 +60,7 @@ def _published_flags() -> dict[str, dict[str, Any]]:
 
 
 def published_flags(setup: TrainingSetup) -> tuple[dict[str, list[str]], tuple[str, ...]]:
-    """Return the model's published flags that do not affect estimates, and the names of unknown
-    flags.
-    """
+    """Return flags of the model that do not affect estimates, and unknown flags."""
     m, name = setup.model, setup.model.name
     known = _published_flags().get(
         max(
@@ -152,9 +148,7 @@ def torchrun_script(setup: TrainingSetup, *, script: str | None = None) -> str:
 
 
 def _segment_option(setup: TrainingSetup) -> list[str]:
-    """Return the #SBATCH line of --segment, the number of nodes per rack; an empty list if a
-    node is a domain.
-    """
+    """Return the #SBATCH line with the number of nodes per rack, if a domain has several nodes."""
     cluster = setup.cluster
     domain = domains(Candidates.alone(setup.parallel), cluster=cluster)
     if not domain.of_several_nodes:

@@ -24,10 +24,7 @@ from hp_tool.formats.writing import Values, headline, option_words, reject_inexp
 
 
 def flags(setup: TrainingSetup) -> Flags:
-    """Return the flags of a configuration, without data, tokenizer, learning rate and
-    checkpoints.
-
-    The user adds data, tokenizer, learning rate and checkpoints.
+    """Return the flags of a configuration, except data, learning rate and checkpoints.
 
     Raises:
         UnsupportedError: The flags cannot express the setup.
@@ -130,8 +127,7 @@ def _model_flags(setup: TrainingSetup) -> Values:
 
 
 def max_positions(setup: TrainingSetup) -> int:
-    """Return the number of positions, which Megatron requires to be at least the sequence
-    length.
+    """Return --max-position-embeddings, which is at least the sequence length.
 
     Raises:
         UnsupportedError: A learned table is shorter.
@@ -183,7 +179,7 @@ def _parallel_flags(setup: TrainingSetup) -> Values:
 def context_level_sizes(setup: TrainingSetup) -> list[str] | None:
     """Return the two sizes of a2a+p2p: ranks that exchange heads, and such groups in the ring.
 
-    They are divided as in the cost model.
+    The sizes are those of the cost model.
     """
     c, strategy = setup.parallel, setup.strategy
     if c.context_parallel_size == 1 or strategy.context_parallel_communication != "a2a+p2p":
@@ -219,8 +215,7 @@ def max_packed_tokens(setup: TrainingSetup) -> int | None:
 
 
 def num_shard_groups(setup: TrainingSetup) -> int | None:
-    """Return the number of replica groups that shard optimizer states separately; None for one
-    group.
+    """Return the number of replica groups that shard separately; None for one.
 
     Raises:
         UnsupportedError: Parameters are fully sharded, which has other flags.
@@ -344,8 +339,7 @@ def cuda_graph_settings(setup: TrainingSetup) -> tuple[str | None, list[str] | N
 
 
 def fused_loss_kind(setup: TrainingSetup) -> str | None:
-    """Return the implementation of an in-place loss, which is Transformer Engine's; None for
-    other losses.
+    """Return the implementation of an in-place loss; None for other losses.
 
     Raises:
         UnsupportedError: The release's training loop rejects it.
@@ -388,9 +382,7 @@ def num_offloaded_layers(setup: TrainingSetup) -> int:
 
 
 def state_precisions(workload: TrainingWorkload) -> tuple[str, str, str, bool]:
-    """Return the precisions of Adam's two states and the master copy, and whether flags must set
-    them.
-    """
+    """Return the precisions of Adam's states and master copy, and if flags must set them."""
     first = workload.optimizer_precision or "fp32"
     second, master = workload.exp_avg_sq_precision or first, workload.master_precision or "fp32"
     return (
@@ -486,9 +478,9 @@ def field_name(flag: str) -> str:
 def yaml_content(setup: TrainingSetup) -> dict[str, Any]:
     """Return `flags` as keys and values of Megatron-LM's --yaml-cfg.
 
-    That file must contain every argument, so these keys replace some of
-    examples/gpt3/gpt_config.yaml: those of TransformerConfig under `language_model`, those of
-    ModelParallelConfig under `model_parallel`, all others at the top level.
+    That file contains every argument, so these keys replace some of
+    examples/gpt3/gpt_config.yaml: fields of TransformerConfig under `language_model`, of
+    ModelParallelConfig under `model_parallel`, and others at the top level.
 
     Raises:
         UnsupportedError: The file cannot express a flag.
@@ -522,9 +514,7 @@ def yaml_content(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def _yaml_value(name: str, values: list[str]) -> Any:
-    """Return a flag's values as a YAML value: true for a switch, otherwise a number, text or
-    list.
-    """
+    """Return a flag's values as a YAML value."""
     if name == "recompute-modules":
         return values
     if not values:

@@ -125,9 +125,7 @@ def _unknown_name_error(option: str, name: str, known: str) -> UnsupportedError:
 
 
 def _first_text(settings: Mapping[str, Setting], *names: str) -> str:
-    """Return the value of the first option that is set; otherwise the default in the last
-    argument.
-    """
+    """Return the value of the first option that is set, or the default in the last argument."""
     for name in names:
         if name in settings:
             return settings[name].text
@@ -224,9 +222,6 @@ def _select_variant(rows: list[Preset], named: str, reading: Reading) -> Preset:
 
     Until 26.06, v2 means v1 if no v2 exists. Since then, both mean the preset without a variant.
 
-    v2 is a preset of its own, or v1 if there is none, until 26.06; since then both mean the one
-    without a variant.
-
     Raises:
         UnsupportedError: The preset has no such variant.
     """
@@ -259,9 +254,7 @@ def _read_preset(
     source: Source,
     reading: Reading,
 ) -> None:
-    """Fill the reading with a preset's layout, the command's overrides, and the release's recipe
-    for all other settings.
-    """
+    """Fill the reading with a preset's layout and the command's overrides."""
     keys = dict(preset.keys)
     if preset.sequence_length is not None:
         keys["model.seq_length"] = preset.sequence_length

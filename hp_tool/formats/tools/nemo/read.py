@@ -36,9 +36,7 @@ _PRECISION_RECIPES = {
 }
 """Parts of a mixed-precision recipe's name, and the equivalent flags."""
 _DTYPES = {theirs: ours for ours, theirs in DTYPES.items()} | {"half": "fp16", "uint8": "fp8"}
-"""torch's names of number formats, and those of Megatron's arguments; its optimizer stores fp8 in
-bytes.
-"""
+"""Names in Megatron's arguments for torch's dtypes; the optimizer stores fp8 as uint8."""
 _PROVIDER_KEYS = (
     "normalization",
     "position_embedding_type",
@@ -149,9 +147,7 @@ def _read_overrides(content: dict[str, Any], *, source: Source, reading: Reading
 
 
 def _drop_unset_fields(reading: Reading, content: Mapping[str, Any], paths: Iterable[str]) -> None:
-    """Drop the fields in `paths` that no key sets, because they would have Megatron Core's
-    defaults.
-    """
+    """Drop fields that no key sets, because they would have Megatron Core's defaults."""
     decided = decided_fields(content)
     for path in paths:
         if path not in decided:
@@ -298,9 +294,7 @@ def _section(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _precision_settings(content: Mapping[str, Any]) -> list[Setting]:
-    """Return Megatron's arguments for mixed_precision (a recipe or its fields) and
-    trainer.precision.
-    """
+    """Return Megatron's arguments for mixed_precision and trainer.precision."""
     mixed = content.get("mixed_precision")
     if isinstance(mixed, Mapping):
         return _precision_fields(mixed)

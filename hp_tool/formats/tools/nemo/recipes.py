@@ -44,9 +44,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A preset of scripts/performance: its layout. The catalogue's recipe of its release sets the
-    rest.
-    """
+    """The layout of a preset of Bridge's scripts/performance."""
 
     releases: tuple[str, ...]
     function: str

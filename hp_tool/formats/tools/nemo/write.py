@@ -259,9 +259,7 @@ def _precision_fields(w: TrainingWorkload) -> dict[str, str]:
 
 
 def _adapter_fields(w: TrainingWorkload) -> Values:
-    """Return fields of the LoRA of a recipe for PEFT (`--peft_scheme lora`); none if all weights
-    are trained.
-    """
+    """Return the LoRA settings of a recipe; none if all weights are trained."""
     if w.lora is None:
         return {}
     computed = "fp16" if w.precision == "fp16" else "bf16"
