@@ -76,9 +76,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages."""
-    from service.describe import description
+    from service.describe import api_description
 
-    api = description()
+    api = api_description()
     pages = {page: (ROOT / name).read_text(encoding="utf-8") for name, page in TOP.items()}
     pages |= {"reference/commands.md": commands(), "reference/http.md": routes(json.loads(api))}
     pages |= {"reference/python.md": python(), "openapi.json": api}
@@ -168,19 +168,19 @@ def commands() -> str:
     return re.sub(r"<(?=[A-Z])", "&lt;", docs)
 
 
-def routes(description: Mapping[str, Any]) -> str:
+def routes(api_description: Mapping[str, Any]) -> str:
     """Return the page of all routes, with parameters and answers. `description` is the content of
     /openapi.json.
     """
     lines = [
         "# HTTP",
         "",
-        description["info"]["description"],
+        api_description["info"]["description"],
         "",
         "`GET /openapi.json` has the schemas; [as a file](../openapi.json).",
         "",
     ]
-    for path, methods in description["paths"].items():
+    for path, methods in api_description["paths"].items():
         for method, route in methods.items():
             lines += [
                 f"## {method.upper()} {path}",

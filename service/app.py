@@ -106,7 +106,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     )
     others = (estimates.formats, measurements.calibrations, searches.plans, watches.losses)
     for router in (*(module.router for module in modules), *others):
-        # Importing the modules takes a second of CPU time.
+        # include_router would take a second of CPU time.
         app.router.routes.extend(router.routes)
     app.router.routes.append(Route(AGENTS_PATH, agents, methods=["POST"]))
     pages.mount_assets(app)
@@ -144,7 +144,7 @@ def _refit(store: AccessStore) -> tuple[MadeCalibration, ...]:
 
 def serve(*, settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; open event streams get a few seconds to end."""
-    logs.configure(form=settings.log_form, level=settings.log_level)
+    logs.configure_logging(form=settings.log_form, level=settings.log_level)
     app = create_app(settings)
     threading.Thread(
         target=_render_front_page, args=(app,), name="render the front page", daemon=True

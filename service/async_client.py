@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from hp_tool.errors import StoreError
 from service.api.views import EventView
-from service.client import EventStream, connection
+from service.client import EventStream, client_settings
 from service.clients import httpx
 from service.clients.calls import Call, JsonObject, raise_problem, require_result, unreachable_error
 from service.clients.endpoints import Endpoints
@@ -29,7 +29,7 @@ class AsyncClient(Endpoints):
         timeout_s: float = 30.0,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        base_url, headers = connection(server=server, api_key=api_key)
+        base_url, headers = client_settings(server=server, api_key=api_key)
         retrying = AsyncRetryTransport(transport or httpx.AsyncHTTPTransport())
         self._http = httpx.AsyncClient(
             base_url=base_url, headers=headers, timeout=timeout_s, transport=retrying

@@ -42,7 +42,7 @@ every 15 s.
 """
 
 
-def connection(*, server: str, api_key: str | None) -> tuple[str, dict[str, str]]:
+def client_settings(*, server: str, api_key: str | None) -> tuple[str, dict[str, str]]:
     """Return the base URL and the headers of a client. `api_key` defaults to HP_API_KEY, or to the
     content of the file that HP_API_KEY_FILE names.
     """
@@ -105,7 +105,7 @@ class EventStream:
                 self._name = ""
 
 
-def batches(lines: Iterable[bytes]) -> Iterator[bytes]:
+def split_batches(lines: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the bodies of requests, each with at most BATCH_LINES lines. A body ends with the line
     that exceeds BATCH_BYTES.
     """
@@ -140,7 +140,7 @@ class Client(Endpoints):
             api_key: Default: HP_API_KEY.
             transport: For tests that need no socket.
         """
-        base_url, headers = connection(server=server, api_key=api_key)
+        base_url, headers = client_settings(server=server, api_key=api_key)
         retrying = RetryTransport(transport or httpx.HTTPTransport())
         self._http = httpx.Client(
             base_url=base_url, headers=headers, timeout=timeout_s, transport=retrying
@@ -197,7 +197,7 @@ class Client(Endpoints):
             "top": top,
             "calibration": "true" if calibration else "false",
         }
-        for content in batches(lines):
+        for content in split_batches(lines):
             yield from self._batch(content, params=params, due=content.count(b"\n"))
 
     def _batch(self, content: bytes, *, params: Mapping[str, str | int], due: int) -> Iterator[str]:

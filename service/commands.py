@@ -111,7 +111,7 @@ def worker(
     from service.worker import work
 
     form, level = log_settings()
-    logs.configure(form=form, level=level)
+    logs.configure_logging(form=form, level=level)
     work(
         database_url=database_url,
         lease_s=lease_s,

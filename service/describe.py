@@ -14,7 +14,7 @@ from service.app import create_app
 from service.settings import Settings
 
 
-def description() -> str:
+def api_description() -> str:
     """Return the description as text with keys in a fixed order, so that versions can be compared
     line by line.
     """
@@ -31,6 +31,6 @@ def description() -> str:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(description(), encoding="utf-8")
+        Path(sys.argv[1]).write_text(api_description(), encoding="utf-8")
     else:
-        sys.stdout.write(description())
+        sys.stdout.write(api_description())

@@ -63,7 +63,7 @@ class Text(logging.Formatter):
         return super().formatMessage(record)
 
 
-def configure(*, form: Form, level: str) -> None:
+def configure_logging(*, form: Form, level: str) -> None:
     """Log to stderr: messages of the service and its server from `level`, of libraries from
     warnings.
     """

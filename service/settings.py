@@ -201,7 +201,7 @@ def from_environment(
     """
     flags = {"host": host, "port": port, "database_url": database_url}
     return Settings(
-        **_parsed(environment, VARIABLES)
+        **_parse_variables(environment, VARIABLES)
         | {name: value for name, value in flags.items() if value not in (None, "")},
         api_key=_operators_key(environment),
         webhooks=webhook_settings(environment),
@@ -215,7 +215,7 @@ def from_environment(
 
 def log_settings(environment: Mapping[str, str] = os.environ) -> tuple[Form, Level]:
     """Return the format and level of the logs, for API and workers."""
-    parsed = _parsed(environment, LOGGING)
+    parsed = _parse_variables(environment, LOGGING)
     return parsed.get("log_form", "json"), parsed.get("log_level", "info")
 
 
@@ -281,7 +281,9 @@ def read_secret(environment: Mapping[str, str], name: str) -> str | None:
     return secret
 
 
-def _parsed(environment: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, Any]:
+def _parse_variables(
+    environment: Mapping[str, str], variables: Mapping[str, str]
+) -> dict[str, Any]:
     """Return the settings in `environment`, by name.
 
     Raises:

@@ -254,7 +254,7 @@ def work(
     store = stores.open_store(url)
     announcing: threading.Thread | None = None
     try:
-        log.info("worker %s on %s", holder := default_holder(), stores.masked(url))
+        log.info("worker %s on %s", holder := default_holder(), stores.mask_password(url))
         # Imports the rest of SQLAlchemy before a second thread uses it.
         storage = tuning.study_storage(url)
         settings = webhook_settings()

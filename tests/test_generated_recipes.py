@@ -12,11 +12,11 @@ import pytest
 
 from benchmarks.accuracy.data import folder_named
 from benchmarks.recipes.__main__ import CATALOGUE, LAYOUTS
-from benchmarks.recipes.check import left_out, parsed, score
-from benchmarks.recipes.layouts import layouts
-from benchmarks.recipes.presets import TABLE, Preset, presets
-from benchmarks.recipes.rules import releases
-from benchmarks.recipes.write import recipes
+from benchmarks.recipes.check import parse_recipes, score, score_unseen
+from benchmarks.recipes.layouts import render_layouts
+from benchmarks.recipes.presets import TABLE, Preset, read_presets
+from benchmarks.recipes.rules import release_rules
+from benchmarks.recipes.write import render_recipes
 from hp_tool import catalog
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelQuery
@@ -67,7 +67,7 @@ def table(folder: Path, *rows: dict[str, Any]) -> list[Preset]:
         writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()
         writer.writerows(rows)
-    return presets(folder)
+    return read_presets(folder)
 
 
 MIXTURES = [
@@ -114,18 +114,18 @@ def test_rules_give_back_every_preset(tmp_path: Path) -> None:
         *MIXTURES,
         *(each | {"release": "26.04", "dispatcher": "alltoall"} for each in MIXTURES[:2]),
     )
-    result = score(listed, recipes(releases(listed)))
+    result = score(listed, render_recipes(release_rules(listed)))
     assert result.share == 1.0 and result.compared.total() > 80
 
 
 def test_a_later_release_writes_only_what_changed(tmp_path: Path) -> None:
     listed = table(tmp_path, *MIXTURES, *(each | {"release": "26.04"} for each in MIXTURES))
-    assert [len(release.rules) for release in releases(listed)][1] == 0
+    assert [len(release.rules) for release in release_rules(listed)][1] == 0
 
 
 def test_a_model_that_is_not_listed_has_what_most_of_its_kind_have(tmp_path: Path) -> None:
     listed = table(tmp_path, *(each for each in MIXTURES if each["model"] != "qwen3_235b_a22b"))
-    (made,) = parsed(recipes(releases(listed))).values()
+    (made,) = parse_recipes(render_recipes(release_rules(listed))).values()
     workload = TrainingWorkload(sequence_length=4096, global_batch_size=512)
     model = catalog.model("qwen3-235b-a22b")
 
@@ -142,13 +142,13 @@ def test_a_model_that_is_not_listed_has_what_most_of_its_kind_have(tmp_path: Pat
     )
     assert knobs("h200-sxm-141gb") == knobs("h100-sxm-80gb"), "the same die"
     assert knobs("gb300-nvl72") == knobs("gb200-nvl72"), "as large an NVLink domain"
-    scores = left_out(listed)
+    scores = score_unseen(listed)
     assert scores["qwen3-30b-a3b"].share < 1.0, "nothing else is known of it"
 
 
 def test_what_memory_needs_is_not_carried_to_another_model(tmp_path: Path) -> None:
     listed = table(tmp_path, row("llama3_70b", "gb200", fsdp="True", offload_layers="20"))
-    (made,) = parsed(recipes(releases(listed))).values()
+    (made,) = parse_recipes(render_recipes(release_rules(listed))).values()
     workload = TrainingWorkload(sequence_length=8192, global_batch_size=512)
     gpu = catalog.gpu("gb200-nvl72")
     other = recipe_settings(
@@ -216,7 +216,7 @@ def test_a_hybrid_speaks_for_no_other_model(tmp_path: Path) -> None:
         row("nemotron_3_nano", "gb200", dispatcher="alltoall", cuda_graph_impl="local"),
         row("qwen3_30b_a3b", "gb200", dispatcher="flex_hybridep"),
     )
-    (made,) = parsed(recipes(releases(listed))).values()
+    (made,) = parse_recipes(render_recipes(release_rules(listed))).values()
     workload = TrainingWorkload(sequence_length=4096, global_batch_size=512)
     gpu, other = catalog.gpu("gb200-nvl72"), catalog.model("mixtral-8x7b")
     values = recipe_settings(made, model=other, gpu=gpu, num_gpus=64, workload=workload)
@@ -231,7 +231,7 @@ def test_sizes_that_are_not_listed_belong_to_the_nearest(tmp_path: Path) -> None
         row("llama3_70b", "gb200", fsdp="True"),
         row("llama3_70b", "gb200", gpus=256, gbs=2048),
     )
-    (made,) = parsed(recipes(releases(listed))).values()
+    (made,) = parse_recipes(render_recipes(release_rules(listed))).values()
     workload = TrainingWorkload(sequence_length=8192, global_batch_size=512)
     stages = {
         num_gpus: recipe_settings(
@@ -265,12 +265,12 @@ def test_the_answer_says_what_stands_in() -> None:
 
 @pytest.fixture(scope="module")
 def real() -> list[Preset]:
-    return presets(folder_named())
+    return read_presets(folder_named())
 
 
 def test_the_catalogue_s_recipes_are_the_releases_own(real: list[Preset]) -> None:
     text = CATALOGUE.read_text()
-    assert text == recipes(releases(real)), "python -m benchmarks.recipes --write"
+    assert text == render_recipes(release_rules(real)), "python -m benchmarks.recipes --write"
     result = score(real, text)
     assert result.compared.total() - result.equal.total() <= 2, (
         "of two scalings of fp8 a query of fp8 alone means one"
@@ -278,7 +278,9 @@ def test_the_catalogue_s_recipes_are_the_releases_own(real: list[Preset]) -> Non
 
 
 def test_import_reads_presets_by_the_releases_own_layouts() -> None:
-    assert LAYOUTS.read_text() == layouts(folder_named()), "python -m benchmarks.recipes --write"
+    assert LAYOUTS.read_text() == render_layouts(folder_named()), (
+        "python -m benchmarks.recipes --write"
+    )
 
 
 def test_no_published_training_is_refused(real: list[Preset]) -> None:
@@ -307,7 +309,7 @@ def test_no_published_training_is_refused(real: list[Preset]) -> None:
 
 @pytest.mark.long
 def test_rules_alone_know_most_of_a_model_s_knobs(real: list[Preset]) -> None:
-    scores = left_out(real).values()
+    scores = score_unseen(real).values()
     right, of = (
         sum(part(each) for each in scores)
         for part in (lambda s: s.equal.total(), lambda s: s.compared.total())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.mutants.generate import Mutant, draw, mutants
+from benchmarks.mutants.generate import Mutant, draw, find_mutants
 from benchmarks.mutants.reached import read
 from benchmarks.mutants.trial import Copy
 
@@ -48,7 +48,9 @@ def faulty_line(mutant: Mutant) -> str:
 
 def test_operators_constants_and_conditions_are_mutated_and_nothing_else() -> None:
     every = [
-        mutant for mutant in mutants(SOURCE.encode(), path="area.py") if mutant.kind == "operator"
+        mutant
+        for mutant in find_mutants(SOURCE.encode(), path="area.py")
+        if mutant.kind == "operator"
     ]
     assert sorted(map(faulty_line, every)) == sorted(FAULTS.strip().splitlines())
 
@@ -72,7 +74,9 @@ with __import__("contextlib").nullcontext(), autocommit_block(): pass
 
 def test_a_factor_is_dropped_and_a_lock_is_lost() -> None:
     lost = [
-        mutant for mutant in mutants(LOCKED.encode(), path="move.py") if mutant.kind != "operator"
+        mutant
+        for mutant in find_mutants(LOCKED.encode(), path="move.py")
+        if mutant.kind != "operator"
     ]
     faults = [mutant.diff(LOCKED.encode()).split("\n+ ")[1] for mutant in lost]
     assert sorted(faults) == sorted(LOST.strip().splitlines())
@@ -98,7 +102,7 @@ def test_locks_are_drawn_where_jobs_and_rows_are_shared_and_predictions_only_of_
 
 
 def test_a_mutant_knows_the_function_that_runs_it() -> None:
-    functions = [mutant.function for mutant in mutants(SOURCE.encode(), path="area.py")]
+    functions = [mutant.function for mutant in find_mutants(SOURCE.encode(), path="area.py")]
     assert functions.count(None) == 1  # a default is computed on import
     assert set(functions) == {None, "area.py:area"}
 
@@ -149,7 +153,7 @@ def test_area():
         (repository / name).write_text(text)
     subprocess.run(["git", "init", "-q"], cwd=repository, check=True)
     copy = Copy.create(repository, tmp_path / "copy")
-    times, _, plus, _ = mutants(source.encode(), path="hp_tool/cost/area.py")
+    times, _, plus, _ = find_mutants(source.encode(), path="hp_tool/cost/area.py")
     copy.record(tmp_path / "reached.json")
     reached = read(tmp_path / "reached.json")
     assert copy.judge(times, reached=reached).killed_by == "tests/cost/test_area.py::test_area"

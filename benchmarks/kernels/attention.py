@@ -57,14 +57,14 @@ def attention_kernels(names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
                 "d_v": d_v,
             }
             try:
-                yield row | _times(kernel(name), row)
+                yield row | _time_passes(load_kernel(name), row)
             except Exception as error:
                 # The row of a kernel that does not support a shape contains the error.
                 torch.cuda.empty_cache()
                 yield row | {"error": f"{type(error).__name__}: {error}"[:300]}
 
 
-def kernel(name: str) -> Attention:
+def load_kernel(name: str) -> Attention:
     """Return the attention function of a kernel for (b, s, heads, d) tensors; raise ImportError if
     the kernel is not installed.
     """
@@ -87,7 +87,7 @@ def kernel(name: str) -> Attention:
     return sdpa
 
 
-def _times(attention: Attention, row: dict[str, Any]) -> dict[str, float]:
+def _time_passes(attention: Attention, row: dict[str, Any]) -> dict[str, float]:
     b, s = row["batch"], row["length"]
     shapes = (
         (row["heads"], row["d_qk"]),

@@ -29,7 +29,7 @@ MIN_KILLED = 50 / 60
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-def evaluate(
+def run_mutants(
     *,
     seed: int,
     count: int,
@@ -133,7 +133,7 @@ def main() -> None:
     )
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     arguments = parser.parse_args()
-    verdicts = evaluate(
+    verdicts = run_mutants(
         seed=arguments.seed,
         count=arguments.count,
         jobs=arguments.jobs,

@@ -100,14 +100,14 @@ def draw(
     """Return at most `count` mutants of these kinds. Each place is equally likely, and the draw
     depends only on the seed and the code.
     """
-    places = [one for one in _places(root) if one.kind in kinds]
+    places = [one for one in _candidate_places(root) if one.kind in kinds]
     random.Random(seed).shuffle(places)
     valid = (mutant for mutant in places if _is_fault(mutant, (root / mutant.path).read_bytes()))
     return [mutant for mutant, _ in zip(valid, range(count), strict=False)]
 
 
 @functools.cache
-def _places(root: Path) -> tuple[Mutant, ...]:
+def _candidate_places(root: Path) -> tuple[Mutant, ...]:
     """Return all places that may be drawn: locks from LOCKED_PACKAGES, other faults from the
     mutated files.
     """
@@ -120,7 +120,7 @@ def _places(root: Path) -> tuple[Mutant, ...]:
     every = (
         mutant
         for path in sorted(mutated | locked)
-        for mutant in mutants((root / path).read_bytes(), path=path)
+        for mutant in find_mutants((root / path).read_bytes(), path=path)
     )
     return tuple(one for one in every if one.kind == "lock" or one.path in mutated)
 
@@ -142,7 +142,7 @@ def mutated_files(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in files)
 
 
-def mutants(source: bytes, *, path: str) -> Iterator[Mutant]:
+def find_mutants(source: bytes, *, path: str) -> Iterator[Mutant]:
     """Return the replacements in a file, in the order of its syntax tree."""
     text = _Text(source)
     for node, function in _mutated_nodes(ast.parse(source)):

@@ -97,11 +97,11 @@ def evaluate(*, runs: int, processes: int, steps: int, warmup_steps: int) -> dic
         "processes": processes,
         "steps": steps,
         "rows": rows,
-        **scatter(rows),
+        **summarize_scatter(rows),
     }
 
 
-def scatter(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def summarize_scatter(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the median step time of the successful runs and, relative to it, the interquartile
     range and the range between runs, and the median interquartile range between the steps of a run.
     """

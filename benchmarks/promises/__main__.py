@@ -18,7 +18,7 @@ AT_A_TIME = 500
 """Number of histories per seed."""
 
 
-def chunk(seed: int, number: int) -> tuple[int, str]:
+def run_histories(seed: int, number: int) -> tuple[int, str]:
     """Return the number of histories, and the broken guarantee; empty if none was broken."""
     Histories.count = 0
     try:
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def _chunk(task: tuple[int, int]) -> tuple[int, str]:
-    return chunk(*task)
+    return run_histories(*task)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 
 from benchmarks.accuracy.data import add_data_argument, data_folder
-from benchmarks.recipes.check import left_out, score
-from benchmarks.recipes.layouts import layouts
-from benchmarks.recipes.presets import presets
-from benchmarks.recipes.rules import releases
-from benchmarks.recipes.write import recipes
+from benchmarks.recipes.check import score, score_unseen
+from benchmarks.recipes.layouts import render_layouts
+from benchmarks.recipes.presets import read_presets
+from benchmarks.recipes.rules import release_rules
+from benchmarks.recipes.write import render_recipes
 from hp_tool import catalog, formats
 
 CATALOGUE = Path(catalog.__file__).parent / "data" / "recipes" / "megatron_bridge.yaml"
@@ -38,9 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
         help="skip the score without the model's presets, which takes a minute",
     )
     options = parser.parse_args(arguments)
-    listed = presets(data_folder(options))
-    text = recipes(releases(listed))
-    table = layouts(data_folder(options))
+    listed = read_presets(data_folder(options))
+    text = render_recipes(release_rules(listed))
+    table = render_layouts(data_folder(options))
     same = CATALOGUE.read_text() == text and LAYOUTS.read_text() == table
     if options.write:
         CATALOGUE.write_text(text)
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         f"{seen.equal.total():,}"
     )
     if not options.seen_only:
-        scores = left_out(listed)
+        scores = score_unseen(listed)
         total = next(iter(scores.values()))
         for name, each in list(scores.items()):
             print(

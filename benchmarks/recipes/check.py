@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from benchmarks.recipes.presets import GROUPS, Preset
-from benchmarks.recipes.rules import releases
-from benchmarks.recipes.write import recipes
+from benchmarks.recipes.rules import release_rules
+from benchmarks.recipes.write import render_recipes
 from hp_tool import catalog
 from hp_tool.domain.recipe import Recipe
 from hp_tool.domain.workload import TrainingWorkload
@@ -55,14 +55,14 @@ def score(presets: Iterable[Preset], text: str) -> Score:
     """Compare presets with the settings in the catalogue's YAML. Presets of releases that the YAML
     lacks are skipped.
     """
-    named = parsed(text)
+    named = parse_recipes(text)
     result = Score()
     for preset in presets:
         recipe = named.get(preset.release)
         if recipe is None:
             continue
-        values = _columns(_settings(recipe, preset))
-        wanted = _columns(
+        values = _table_values(_settings(recipe, preset))
+        wanted = _table_values(
             {key: value for keys in preset.settings.values() for key, value in keys.items()}
         )
         for key, value in wanted.items():
@@ -73,19 +73,19 @@ def score(presets: Iterable[Preset], text: str) -> Score:
     return result
 
 
-def left_out(presets: Sequence[Preset]) -> dict[str, Score]:
+def score_unseen(presets: Sequence[Preset]) -> dict[str, Score]:
     """Return the score of each model's presets under rules generated without them."""
     names = sorted({preset.model for preset in presets})
     return {
         name: score(
             (preset for preset in presets if preset.model == name),
-            recipes(releases([preset for preset in presets if preset.model != name])),
+            render_recipes(release_rules([preset for preset in presets if preset.model != name])),
         )
         for name in names
     }
 
 
-def parsed(text: str) -> dict[str, Recipe]:
+def parse_recipes(text: str) -> dict[str, Recipe]:
     """Return the recipes of the YAML by release, each with the rules of the recipes that it
     extends.
     """
@@ -101,7 +101,7 @@ def parsed(text: str) -> dict[str, Recipe]:
     return result
 
 
-def _columns(values: Mapping[str, Any]) -> dict[str, object]:
+def _table_values(values: Mapping[str, Any]) -> dict[str, object]:
     """Return the values in the form of the table, in which recomputation and its number of layers
     are separate.
     """

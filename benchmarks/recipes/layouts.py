@@ -47,7 +47,7 @@ COLUMNS = (
 )
 
 
-def layouts(folder: Path) -> str:
+def render_layouts(folder: Path) -> str:
     """Return the table: a row for each different preset, with the releases that contain it.
 
     Rows whose name or layout is missing from the table of presets are omitted.

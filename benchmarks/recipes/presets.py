@@ -57,7 +57,7 @@ class Preset:
         return (self.release, self.model, self.gpu, self.precision, self.scaling, self.task, *sizes)
 
 
-def presets(folder: Path) -> list[Preset]:
+def read_presets(folder: Path) -> list[Preset]:
     """Return the presets of models and GPUs in the catalogue, without presets that repeat a
     training.
     """

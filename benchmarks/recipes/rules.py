@@ -72,7 +72,7 @@ class Release:
     rules: list[Rule] = field(default_factory=list)
 
 
-def releases(presets: Sequence[Preset]) -> list[Release]:
+def release_rules(presets: Sequence[Preset]) -> list[Release]:
     """Return the rules of each release, oldest first."""
     learned: list[Release] = []
     by_release: dict[str, list[Preset]] = defaultdict(list)
@@ -81,9 +81,9 @@ def releases(presets: Sequence[Preset]) -> list[Release]:
     inherited: list[Rule] = []
     listed: list[Preset] = []
     for name in sorted(by_release):
-        listed = [*by_release[name], *_dropped(listed, by_release[name])]
-        usual = _usual(listed, inherited)
-        exceptions = _exceptions(listed, [*inherited, *usual])
+        listed = [*by_release[name], *_unlisted_presets(listed, by_release[name])]
+        usual = _common_rules(listed, inherited)
+        exceptions = _model_rules(listed, [*inherited, *usual])
         models = tuple(sorted({preset.model for preset in listed}))
         gpus = tuple(sorted({preset.gpu for preset in listed}))
         learned.append(
@@ -93,7 +93,7 @@ def releases(presets: Sequence[Preset]) -> list[Release]:
     return learned
 
 
-def _dropped(before: Iterable[Preset], listed: Iterable[Preset]) -> list[Preset]:
+def _unlisted_presets(before: Iterable[Preset], listed: Iterable[Preset]) -> list[Preset]:
     """Return the earlier presets of models and tasks that a release no longer lists, which remain
     valid.
     """
@@ -128,7 +128,7 @@ def one_of_each_cell(presets: Sequence[Preset]) -> list[Preset]:
     )
 
 
-def setting(rules: Iterable[Rule], preset: Preset) -> Setting:
+def rule_settings(rules: Iterable[Rule], preset: Preset) -> Setting:
     """Return the settings that the rules give to the preset's training, without keys that no rule
     sets.
     """
@@ -139,7 +139,7 @@ def setting(rules: Iterable[Rule], preset: Preset) -> Setting:
     return values
 
 
-def _usual(listed: Sequence[Preset], inherited: Sequence[Rule]) -> list[Rule]:
+def _common_rules(listed: Sequence[Preset], inherited: Sequence[Rule]) -> list[Rule]:
     """Return rules without a model's name: the settings of most models of a kind on a GPU in a
     precision.
     """
@@ -169,13 +169,13 @@ def _usual(listed: Sequence[Preset], inherited: Sequence[Rule]) -> list[Rule]:
                     ],
                     group,
                 )
-                before = _text(_filled(setting(general, example), group))
+                before = _text(_with_nulls(rule_settings(general, example), group))
                 most = max(votes.values())
                 tied = [value for value, count in votes.items() if count > most - 1e-9]
                 examples.append(example)
                 wanted.append(before if before in tied else min(tied, key=len))
-        rules += _cover(examples, wanted, [*general], group, of_models=False)
-    return _joined(rules)
+        rules += _cheapest_rules(examples, wanted, [*general], group, of_models=False)
+    return _merge_rules(rules)
 
 
 def _votes(listed: Sequence[Preset], group: str) -> dict[str, float]:
@@ -189,7 +189,7 @@ def _votes(listed: Sequence[Preset], group: str) -> dict[str, float]:
     return votes
 
 
-def _exceptions(listed: Sequence[Preset], rules: Sequence[Rule]) -> list[Rule]:
+def _model_rules(listed: Sequence[Preset], rules: Sequence[Rule]) -> list[Rule]:
     """Return rules about single models, with those that several models share merged."""
     names_by_rule: dict[str, list[str]] = defaultdict(list)
     content: dict[str, Rule] = {}
@@ -198,11 +198,11 @@ def _exceptions(listed: Sequence[Preset], rules: Sequence[Rule]) -> list[Rule]:
         own = [
             rule
             for group in GROUPS
-            for rule in _cover(
+            for rule in _cheapest_rules(
                 mine, [_text(p.settings[group]) for p in mine], rules, group, of_models=True
             )
         ]
-        for rule in _joined(own):
+        for rule in _merge_rules(own):
             text = json.dumps([rule.conditions, rule.setting])
             names_by_rule[text].append(name)
             content[text] = rule
@@ -212,7 +212,7 @@ def _exceptions(listed: Sequence[Preset], rules: Sequence[Rule]) -> list[Rule]:
     ]
 
 
-def _cover(
+def _cheapest_rules(
     presets: Sequence[Preset],
     wanted: Sequence[str],
     rules: Sequence[Rule],
@@ -227,13 +227,13 @@ def _cover(
     wrong = 0
     for place, (preset, value) in enumerate(zip(presets, wanted, strict=True)):
         places_of[value] |= 1 << place
-        if _text(_filled(setting(rules, preset), group)) != value:
+        if _text(_with_nulls(rule_settings(rules, preset), group)) != value:
             wrong |= 1 << place
     chosen: list[Rule] = []
     # Sizes are conditions only if no other attribute distinguishes the presets.
     for sizes in (False, True):
-        boxes = _boxes(presets, of_models=of_models, sizes=sizes) if wrong else []
-        while wrong and (pure := _purest(boxes, wrong, places_of)) is not None:
+        boxes = _condition_masks(presets, of_models=of_models, sizes=sizes) if wrong else []
+        while wrong and (pure := _best_conditions(boxes, wrong, places_of)) is not None:
             conditions, mask, value = pure
             wrong &= ~mask
             chosen.append(Rule(conditions, json.loads(value)))
@@ -245,7 +245,7 @@ def _cover(
     return chosen
 
 
-def _purest(
+def _best_conditions(
     boxes: Iterable[tuple[Conditions, int]], wrong: int, places_of: Mapping[str, int]
 ) -> tuple[Conditions, int, str] | None:
     """Return the conditions that correct most presets to one value; of several, those with the
@@ -269,19 +269,20 @@ def _purest(
     return None if best is None else best[1]
 
 
-def _boxes(
+def _condition_masks(
     presets: Sequence[Preset], *, of_models: bool, sizes: bool
 ) -> list[tuple[Conditions, int]]:
     """Return conditions with a bit mask of the presets that meet them."""
     everyone: tuple[Conditions, int] = ({}, _mask(presets, lambda _: True))
     axes: list[list[tuple[Conditions, int]]] = [
-        _subsets(presets, "gpus", "gpu"),
-        _subsets(presets, "precisions", "precision"),
+        _subset_conditions(presets, "gpus", "gpu"),
+        _subset_conditions(presets, "precisions", "precision"),
     ]
     if of_models:
-        axes.append(_subsets(presets, "tasks", "task"))
+        axes.append(_subset_conditions(presets, "tasks", "task"))
         sides = (
-            _sides(presets, "gpus", "num_gpus") + _sides(presets, "batch", "global_batch_size")
+            _size_conditions(presets, "gpus", "num_gpus")
+            + _size_conditions(presets, "batch", "global_batch_size")
             if sizes
             else []
         )
@@ -320,7 +321,9 @@ def _forgets_gpus(
     return {presets[place].gpu for place in _places(mask)} != {preset.gpu for preset in presets}
 
 
-def _subsets(presets: Sequence[Preset], key: str, name: str) -> list[tuple[Conditions, int]]:
+def _subset_conditions(
+    presets: Sequence[Preset], key: str, name: str
+) -> list[tuple[Conditions, int]]:
     """Return every subset of an attribute's values as a condition, without the subset of all
     values.
     """
@@ -334,7 +337,9 @@ def _subsets(presets: Sequence[Preset], key: str, name: str) -> list[tuple[Condi
     return axes
 
 
-def _sides(presets: Sequence[Preset], key: str, name: str) -> list[tuple[Conditions, int]]:
+def _size_conditions(
+    presets: Sequence[Preset], key: str, name: str
+) -> list[tuple[Conditions, int]]:
     """Return conditions that distinguish sizes. A size that is not listed belongs to the nearest
     size, by ratio.
     """
@@ -354,7 +359,7 @@ def _sides(presets: Sequence[Preset], key: str, name: str) -> list[tuple[Conditi
     return sides
 
 
-def _joined(rules: Iterable[Rule]) -> list[Rule]:
+def _merge_rules(rules: Iterable[Rule]) -> list[Rule]:
     """Return the rules with those of the same conditions merged, the general ones first."""
     joined: dict[str, Rule] = {}
     for rule in rules:
@@ -373,7 +378,7 @@ def _places(mask: int) -> list[int]:
     return [place for place in range(mask.bit_length()) if mask >> place & 1]
 
 
-def _filled(values: Mapping[str, Any], group: str) -> Setting:
+def _with_nulls(values: Mapping[str, Any], group: str) -> Setting:
     return {key: values.get(key) for key in GROUPS[group]}
 
 

@@ -45,7 +45,7 @@ ALIASES = ("megatron-bridge",)
 """Other names of the newest release."""
 
 
-def recipes(releases: Sequence[Release]) -> str:
+def render_recipes(releases: Sequence[Release]) -> str:
     """Return the file of all releases, oldest first."""
     entries = []
     for place, release in enumerate(releases):
@@ -54,12 +54,14 @@ def recipes(releases: Sequence[Release]) -> str:
         before = releases[place - 1] if place else None
         newest = release is releases[-1]
         entries.append(
-            "\n".join(_entry(release, [*fixed, *release.rules], before=before, newest=newest))
+            "\n".join(
+                _render_release(release, [*fixed, *release.rules], before=before, newest=newest)
+            )
         )
     return HEAD + "\n".join(entries) + "\n"
 
 
-def _entry(
+def _render_release(
     release: Release, rules: Iterable[Rule], *, before: Release | None, newest: bool
 ) -> list[str]:
     note = NOTES.get(release.name)
@@ -74,7 +76,7 @@ def _entry(
     for name in ("models", "gpus"):
         if before is None or getattr(before, name) != getattr(release, name):
             lines += _list(name, getattr(release, name))
-    return [*lines, "    rules:", *(line for rule in rules for line in _rule(rule))]
+    return [*lines, "    rules:", *(line for rule in rules for line in _render_rule(rule))]
 
 
 def _list(name: str, values: Sequence[str]) -> list[str]:
@@ -84,7 +86,7 @@ def _list(name: str, values: Sequence[str]) -> list[str]:
     )
 
 
-def _rule(rule: Rule) -> list[str]:
+def _render_rule(rule: Rule) -> list[str]:
     """Return a rule as one line if it is short, else with conditions and values on separate
     lines.
     """

@@ -66,7 +66,7 @@ def cell_rows(folder: Path) -> list[MeasuredCell]:
     """Return the cells with at least two layouts. Cells of nanotron's grid use constants fitted
     without their model; published runs use the shipped constants, which were fitted to them.
     """
-    return [*_nanotron(folder), *_published(folder)]
+    return [*_nanotron_cells(folder), *_published_cells(folder)]
 
 
 def judged_cells(cells: Sequence[MeasuredCell]) -> dict[str, dict[str, float]]:
@@ -108,7 +108,7 @@ def _share(holds: Sequence[bool]) -> float:
     return sum(holds) / len(holds)
 
 
-def _nanotron(folder: Path) -> list[MeasuredCell]:
+def _nanotron_cells(folder: Path) -> list[MeasuredCell]:
     gpu = "h100-sxm-80gb"
     places = (folder / f"{TABLE}.csv", folder / "training" / "nanotron.csv")
     path = next((place for place in places if place.is_file()), None)
@@ -148,11 +148,11 @@ def _nanotron(folder: Path) -> list[MeasuredCell]:
         ]
         halves = [(logs[: len(logs) // 2], logs[len(logs) // 2 :]) for logs in others]
         log_sd = regular_scatter(np.concatenate([one - other[: len(one)] for one, other in halves]))
-        judged += [_cell("nanotron", *columns, log_sd=log_sd) for columns in cells]
+        judged += [_make_cell("nanotron", *columns, log_sd=log_sd) for columns in cells]
     return judged
 
 
-def _published(folder: Path) -> list[MeasuredCell]:
+def _published_cells(folder: Path) -> list[MeasuredCell]:
     cells: dict[Hashable, dict[str, list[Case]]] = defaultdict(lambda: defaultdict(list))
     for case in (*release_cases(folder), *mlperf_cases(folder), *internevo_cases(folder)):
         training = case.query.training
@@ -175,7 +175,7 @@ def _published(folder: Path) -> list[MeasuredCell]:
         measured = [median(case.step_s for case in members[row]) for row in rows]
         predicted = [each.time.step_s for each in estimates if each.time is not None]
         judged.append(
-            _cell(
+            _make_cell(
                 members[0][0].source,
                 predicted,
                 measured,
@@ -186,7 +186,7 @@ def _published(folder: Path) -> list[MeasuredCell]:
     return judged
 
 
-def _cell(
+def _make_cell(
     source: str,
     predicted: Sequence[float] | Floats,
     measured: Sequence[float] | Floats,

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.accuracy.data import add_data_argument, data_folder
 from benchmarks.recommend.cells import cell_rows, judged_cells
-from benchmarks.recommend.layouts import chosen
+from benchmarks.recommend.layouts import expert_cases
 from evidence.cases import Case
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery
@@ -51,7 +51,7 @@ class Standing:
     why: str = ""
 
 
-def standing(case: Case) -> Standing:
+def rank_expert_layout(case: Case) -> Standing:
     """Compare an expert's layout with the recommendation for its query."""
     free = dataclasses.replace(case.query, parallel=ParallelQuery(), rank_by="mean")
     try:
@@ -88,7 +88,7 @@ def standing(case: Case) -> Standing:
         verdict="group 1" if math.log1p(gap) <= bound else "slower",
         place=str(faster + 1) if reached else f">{faster}",
         gap=gap,
-        why=_why(ours, theirs),
+        why=_describe_difference(ours, theirs),
     )
 
 
@@ -103,7 +103,7 @@ def _published(query: Query) -> Estimate:
     return recommendations_of(best.take(np.arange(1)))[0].estimate
 
 
-def _why(ours: Estimate, theirs: Estimate) -> str:
+def _describe_difference(ours: Estimate, theirs: Estimate) -> str:
     """Return the changes from the expert's layout to rank 1, and the part of the step that they
     shorten most.
     """
@@ -145,8 +145,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     folder = data_folder(arguments)
-    cases, untold = chosen(folder)
-    rows, cells = [standing(case) for case in cases], judged_cells(cell_rows(folder))
+    cases, untold = expert_cases(folder)
+    rows, cells = [rank_expert_layout(case) for case in cases], judged_cells(cell_rows(folder))
     if arguments.json:
         standings = [dataclasses.asdict(row) for row in rows]
         print(

@@ -23,7 +23,7 @@ RELEASE = "26.06.00"
 PRECISIONS = ("bf16", "nvfp4", "fp8_cs", "fp8_sc", "fp8_mx")
 
 
-def chosen(folder: Path) -> tuple[list[Case], int]:
+def expert_cases(folder: Path) -> tuple[list[Case], int]:
     """Return each published layout once, and the number of rows without a sequence length or a
     known model.
     """

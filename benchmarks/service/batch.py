@@ -51,12 +51,12 @@ class Peak:
             self.bytes = max(self.bytes, self._process.memory_info().rss)
 
 
-def chunk(size: int, data: bytes) -> bytes:
+def http_chunk(size: int, data: bytes) -> bytes:
     """Return one chunk of a chunked body."""
     return f"{size:x}\r\n".encode() + data + b"\r\n"
 
 
-def opened(port: int) -> socket.socket:
+def open_chunked_post(port: int) -> socket.socket:
     """Return a connection that has begun a chunked POST."""
     connection = socket.create_connection(("127.0.0.1", port), timeout=600)
     head = (
@@ -67,15 +67,15 @@ def opened(port: int) -> socket.socket:
     return connection
 
 
-def stream(*, port: int, pid: int, lines: list[bytes], count: int) -> dict[str, Any]:
+def send_and_read(*, port: int, pid: int, lines: list[bytes], count: int) -> dict[str, Any]:
     """Send `count` lines, and read their answers at the same time."""
-    connection = opened(port)
+    connection = open_chunked_post(port)
     busy = psutil.Process(pid)
 
     def send() -> None:
         for start in range(0, count, DISTINCT):
             data = b"".join(line + b"\n" for line in lines[: min(DISTINCT, count - start)])
-            connection.sendall(chunk(len(data), data))
+            connection.sendall(http_chunk(len(data), data))
         connection.sendall(b"0\r\n\r\n")
 
     before, begun = sum(busy.cpu_times()[:2]), time.perf_counter()
@@ -108,9 +108,11 @@ def stream(*, port: int, pid: int, lines: list[bytes], count: int) -> dict[str, 
     }
 
 
-def stall(*, port: int, pid: int, lines: list[bytes], seconds: float) -> dict[str, Any]:
+def send_without_reading(
+    *, port: int, pid: int, lines: list[bytes], seconds: float
+) -> dict[str, Any]:
     """Send without reading for `seconds`, while other clients ask."""
-    connection = opened(port)
+    connection = open_chunked_post(port)
     connection.settimeout(1.0)
     data = b"".join(line + b"\n" for line in lines)
     ending, times, errors = time.monotonic() + seconds, [], 0
@@ -139,7 +141,7 @@ def stall(*, port: int, pid: int, lines: list[bytes], seconds: float) -> dict[st
 def _send_all(connection: socket.socket, data: bytes, ending: float) -> None:
     while time.monotonic() < ending:
         try:
-            connection.sendall(chunk(len(data), data))
+            connection.sendall(http_chunk(len(data), data))
         except OSError:  # The server accepts no more data, as intended.
             time.sleep(max(ending - time.monotonic(), 0.0))
 
@@ -148,9 +150,9 @@ def evaluate(*, count: int) -> dict[str, Any]:
     """Run a small batch, the long batch, and the client that does not read."""
     lines = query_lines(single_queries(DISTINCT))
     with serving() as (port, pid):
-        small = stream(port=port, pid=pid, lines=lines, count=max(count // 50, 1))
-        long = stream(port=port, pid=pid, lines=lines, count=count)
-        stalled = stall(port=port, pid=pid, lines=lines, seconds=STALLED_S)
+        small = send_and_read(port=port, pid=pid, lines=lines, count=max(count // 50, 1))
+        long = send_and_read(port=port, pid=pid, lines=lines, count=count)
+        stalled = send_without_reading(port=port, pid=pid, lines=lines, seconds=STALLED_S)
     bounded = max(long["peak_bytes"], stalled["peak_bytes"]) - small["peak_bytes"] < LIMIT_BYTES
     return {
         "small": small,

@@ -37,7 +37,7 @@ def request_bytes(*, path: str, body: bytes, port: int) -> bytes:
     return "\r\n".join((*lines, f"Content-Length: {len(body)}", "", "")).encode() + body
 
 
-def ask(*, port: int, requests: Iterator[bytes], clients: int, seconds: float) -> Asked:
+def send_requests(*, port: int, requests: Iterator[bytes], clients: int, seconds: float) -> Asked:
     """Run clients that each send the next request when they have received an answer."""
     return asyncio.run(_ask(port=port, requests=requests, clients=clients, seconds=seconds))
 
@@ -66,6 +66,6 @@ async def _client(port: int, requests: Iterator[bytes], ending: float, tally: As
     writer.close()
 
 
-def endless(request: bytes) -> Iterator[bytes]:
+def repeat_forever(request: bytes) -> Iterator[bytes]:
     """Yield the same request forever."""
     return itertools.repeat(request)

@@ -21,7 +21,7 @@ REPORT: dict[str, Any] = {
 }
 
 
-def contend(*, service: Service, seconds: float, clients: int = CLIENTS) -> dict[str, Any]:
+def run_contention(*, service: Service, seconds: float, clients: int = CLIENTS) -> dict[str, Any]:
     """Let every client read and write for `seconds` while workers run searches; return what
     happened. The API must run.
     """

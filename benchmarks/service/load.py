@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.service.clients import ask, endless, request_bytes
+from benchmarks.service.clients import repeat_forever, request_bytes, send_requests
 from benchmarks.speed.workloads import QUERY
 
 ESTIMATE = QUERY | {
@@ -107,7 +107,7 @@ def workloads(port: int) -> dict[str, Iterator[bytes]]:
             )
 
     def same(path: str, query: dict[str, Any]) -> Iterator[bytes]:
-        return endless(request_bytes(path=path, body=json.dumps(query).encode(), port=port))
+        return repeat_forever(request_bytes(path=path, body=json.dumps(query).encode(), port=port))
 
     return {
         CEILING: same(TRIVIAL, ESTIMATE),
@@ -124,10 +124,14 @@ def evaluate(*, clients: list[int], seconds: float) -> dict[str, Any]:
     with serving() as (port, pid):
         busy = psutil.Process(pid)
         for name, requests in workloads(port).items():
-            ask(port=port, requests=requests, clients=2, seconds=min(seconds, 1.0))  # warm
+            send_requests(
+                port=port, requests=requests, clients=2, seconds=min(seconds, 1.0)
+            )  # warm
             for number in clients:
                 before = sum(busy.cpu_times()[:2])
-                answers = ask(port=port, requests=requests, clients=number, seconds=seconds)
+                answers = send_requests(
+                    port=port, requests=requests, clients=number, seconds=seconds
+                )
                 rows.append(
                     {
                         "workload": name,
@@ -145,11 +149,11 @@ def evaluate(*, clients: list[int], seconds: float) -> dict[str, Any]:
         "load": os.getloadavg()[0],
         "cores": os.cpu_count(),
         "rows": rows,
-        "of_ceiling": of_ceiling(rows),
+        "of_ceiling": shares_of_ceiling(rows),
     }
 
 
-def of_ceiling(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+def shares_of_ceiling(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Return requests per second as a share of the trivial route's, by wall clock and by processor
     time. The best number of clients counts.
     """

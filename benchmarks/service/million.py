@@ -28,7 +28,7 @@ import psutil
 import sqlalchemy as sa
 
 from benchmarks.service import bulk
-from benchmarks.service.contention import contend
+from benchmarks.service.contention import run_contention
 from hp_tool.store import tables
 from hp_tool.store.paging import Listing
 from tests.service.faults.databases import Database, Postgres, Sqlite
@@ -38,7 +38,7 @@ REPEATS = 7
 LIMIT_S = 0.1
 
 
-def paths(database: Database) -> dict[str, str]:
+def requested_paths(database: Database) -> dict[str, str]:
     """Return the requested paths by name. Cursors and ids are those of this database."""
     s = tables.searches.c
     engine = database.engine()
@@ -81,7 +81,7 @@ def paths(database: Database) -> dict[str, str]:
     }
 
 
-def middle(client: httpx.Client, path: str) -> str:
+def path_from_middle(client: httpx.Client, path: str) -> str:
     """Return a list's path with the cursor after which half of the rows follow."""
     newest = client.get(f"{path}&limit=1").json()["items"][0]["created_at"]
     at = bulk.BEGUN + (datetime.fromisoformat(newest) - bulk.BEGUN) / 2
@@ -89,7 +89,7 @@ def middle(client: httpx.Client, path: str) -> str:
     return f"{path}&cursor={Listing(table=table).cursor(at, '0' * 16)}"
 
 
-def timed(client: httpx.Client, path: str, *, cpu_s: Callable[[], float]) -> dict[str, Any]:
+def time_requests(client: httpx.Client, path: str, *, cpu_s: Callable[[], float]) -> dict[str, Any]:
     """Return the seconds of repeated requests of one path."""
     status, times = client.get(path).status_code, []
     cpu_begun = cpu_s()
@@ -140,14 +140,14 @@ def evaluate(*, kind: str, measurements: int, seconds: float) -> dict[str, Any]:
             busy = functools.partial(processor_seconds, [psutil.Process(pid) for pid in pids])
             rows = {}
             with httpx.Client(base_url=service.url, timeout=120.0) as client:
-                for name, path in paths(database).items():
+                for name, path in requested_paths(database).items():
                     address = (
-                        middle(client, path.removeprefix("cursor:"))
+                        path_from_middle(client, path.removeprefix("cursor:"))
                         if path.startswith("cursor:")
                         else path
                     )
-                    rows[name] = timed(client, address, cpu_s=busy)
-            contention = contend(service=service, seconds=seconds)
+                    rows[name] = time_requests(client, address, cpu_s=busy)
+            contention = run_contention(service=service, seconds=seconds)
         finally:
             service.stop()
             database.close()

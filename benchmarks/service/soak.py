@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import psutil
 
-from benchmarks.service.contention import contend
+from benchmarks.service.contention import run_contention
 from hp_tool.store import engine
 from tests.service.faults.campaign import QUERY
 from tests.service.faults.databases import Sqlite
@@ -44,7 +44,7 @@ PATHS = (
 )
 
 
-def soak(*, home: Path, seconds: float) -> dict[str, Any]:
+def run_soak(*, home: Path, seconds: float) -> dict[str, Any]:
     """Return the answers to the clients, and the medians of (MiB, handles) of each process in the
     second and the last third.
     """
@@ -85,15 +85,18 @@ def soak(*, home: Path, seconds: float) -> dict[str, Any]:
 
         looking = threading.Thread(target=look)
         looking.start()
-        counts = contend(service=service, seconds=seconds)
+        counts = run_contention(service=service, seconds=seconds)
         over.set()
         looking.join()
     finally:
         service.stop()
-    return {**counts, "processes": {name: _thirds(each) for name, each in samples.items()}}
+    return {
+        **counts,
+        "processes": {name: _medians_of_thirds(each) for name, each in samples.items()},
+    }
 
 
-def _thirds(samples: list[tuple[float, int]]) -> dict[str, Any]:
+def _medians_of_thirds(samples: list[tuple[float, int]]) -> dict[str, Any]:
     third = len(samples) // 3
     parts = samples[third : 2 * third], samples[2 * third :]
     mib, handles = (
@@ -115,7 +118,7 @@ def main() -> None:
     preload()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="hp-soak-", ignore_cleanup_errors=True) as folder:
-        report = soak(home=Path(folder), seconds=60 * arguments.minutes)
+        report = run_soak(home=Path(folder), seconds=60 * arguments.minutes)
     if arguments.json:
         print(json.dumps(report))
     else:

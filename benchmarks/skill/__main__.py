@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--only", type=int, nargs="+", help="numbers of evals")
     parser.add_argument("--save", type=Path, help="folder for the answers")
     given = parser.parse_args()
-    chosen = [each for each in evals.read() if given.only is None or each.id in given.only]
+    chosen = [each for each in evals.read_evals() if given.only is None or each.id in given.only]
     failed = 0
     for task in chosen:
         done = subprocess.run(

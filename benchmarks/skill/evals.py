@@ -47,7 +47,7 @@ class Eval:
         return [each for each in self.answer_matches if re.search(each, answer) is None]
 
 
-def read() -> list[Eval]:
+def read_evals() -> list[Eval]:
     """Return all evals."""
     return [Eval(**each) for each in json.loads(EVALS.read_text(encoding="utf-8"))["evals"]]
 

@@ -64,9 +64,9 @@ def upgrade(
         typer.confirm(f"{error.message}. Upgrade anyway?", abort=True, err=True)
         upgrades.upgrade(url, while_in_use=True)
     if as_json:
-        typer.echo(json.dumps({"database": store.masked(url), "current": schema.HEAD}))
+        typer.echo(json.dumps({"database": store.mask_password(url), "current": schema.HEAD}))
     else:
-        typer.echo(f"{store.masked(url)} has schema {schema.HEAD}")
+        typer.echo(f"{store.mask_password(url)} has schema {schema.HEAD}")
     with closing(store.open_store(url)) as opened:
         if notice := outdated_notice(opened):
             typer.echo(notice, err=True)
@@ -80,7 +80,11 @@ def current(database_url: UrlOption = None, as_json: JsonOption = False) -> None
     from hp_tool.store import schema
 
     url = store.database_url(database_url)
-    state = {"database": store.masked(url), "current": schema.current(url), "head": schema.HEAD}
+    state = {
+        "database": store.mask_password(url),
+        "current": schema.current(url),
+        "head": schema.HEAD,
+    }
     line = (
         f"{state['database']} has schema {state['current'] or 'none'}; this version needs "
         f"{state['head']}"

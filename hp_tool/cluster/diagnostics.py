@@ -105,12 +105,12 @@ def check_database(url: str | None) -> Iterator[Check]:
     """Check that the database responds, has the current schema, accepts writes and has a correct
     clock.
     """
-    from hp_tool.store import database_url, masked, schema
+    from hp_tool.store import database_url, mask_password, schema
     from hp_tool.store.engine import parse_url
 
     try:
         url = database_url(url)
-        name, state = masked(url), schema.probe(url)
+        name, state = mask_password(url), schema.probe(url)
     except HpToolError as error:
         yield Check(
             "database",
@@ -243,7 +243,7 @@ def check_unknown_jobs(database_url: str | None) -> Iterator[Check]:
     from hp_tool.cluster.launchers.jobs import default_root
     from hp_tool.store import schema
 
-    running_on = {name: _open_jobs(launcher) for name, launcher in _launchers()}
+    running_on = {name: _open_jobs(launcher) for name, launcher in _all_launchers()}
     folders = {path.name for path in default_root().glob("hp-*") if JOB_NAME.fullmatch(path.name)}
     try:
         unknown = set(
@@ -291,7 +291,7 @@ def _open_jobs(launcher: Callable[[], Launcher]) -> set[str]:
         return set()
 
 
-def _launchers() -> Iterator[tuple[str, Callable[[], Launcher]]]:
+def _all_launchers() -> Iterator[tuple[str, Callable[[], Launcher]]]:
     from hp_tool.cluster import launchers
 
     yield "this host", partial(launchers.create, "local")

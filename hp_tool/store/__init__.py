@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 from hp_tool.extras import require
 
 if TYPE_CHECKING:
-    from hp_tool.store.engine import masked
+    from hp_tool.store.engine import mask_password
     from hp_tool.store.sql import SqlStore, open_store
 
 __all__ = [
     "SqlStore",
     "database_url",
-    "masked",
+    "mask_password",
     "may_hold_calibrations",
     "open_store",
 ]
-_MODULES = {"SqlStore": "sql", "masked": "engine", "open_store": "sql"}
+_MODULES = {"SqlStore": "sql", "mask_password": "engine", "open_store": "sql"}
 
 
 def __getattr__(name: str) -> Any:
@@ -37,7 +37,7 @@ def __getattr__(name: str) -> Any:
 def database_url(url: str | None = None) -> str:
     """Return `url`; without one, HP_DATABASE_URL, or a SQLite file in the user's data folder.
 
-    The URL may contain a password; print it with `masked`.
+    The URL may contain a password; print it with `mask_password`.
     """
     if url := url or os.environ.get("HP_DATABASE_URL"):
         return url

@@ -59,7 +59,7 @@ def parse_url(url: str) -> URL:
     raise InputError(f"Unsupported database {backend}; {expected}.", field=ENVIRONMENT_VARIABLE)
 
 
-def masked(url: str) -> str:
+def mask_password(url: str) -> str:
     """Return the URL without its password, for output and logs."""
     return parse_url(url).render_as_string(hide_password=True)
 

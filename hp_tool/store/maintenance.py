@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from hp_tool.errors import ConflictError, InputError, NotFoundError, StoreError, UnsupportedError
 from hp_tool.store import schema, tables
 from hp_tool.store.base import transaction, translated_errors, write_transaction
-from hp_tool.store.engine import masked, open_engine, parse_url
+from hp_tool.store.engine import mask_password, open_engine, parse_url
 
 BATCH_ROWS = 500
 
@@ -67,7 +67,7 @@ def copy(*, source: str, target: str) -> dict[str, int]:
             else f"has schema {revision}, not {schema.HEAD}"
         )
         raise StoreError(
-            f"{masked(source)} {state}: run `hp-tool db upgrade` on it first",
+            f"{mask_password(source)} {state}: run `hp-tool db upgrade` on it first",
             code="schema_outdated",
         )
     schema.upgrade(target)

@@ -6,7 +6,7 @@ from hp_tool.store import database_url, schema
 from hp_tool.store.access import Access
 from hp_tool.store.base import transaction
 from hp_tool.store.coordination import Coordination
-from hp_tool.store.engine import create_engine, masked
+from hp_tool.store.engine import create_engine, mask_password
 from hp_tool.store.knowledge import Knowledge
 from hp_tool.store.measurements import Measurements
 from hp_tool.store.retention import Forgetting
@@ -79,6 +79,7 @@ def open_store(url: str | None = None) -> SqlStore:
             )
             engine.dispose()
             raise StoreError(
-                f"database {masked(url)} {state}: run `hp-tool db upgrade`", code="schema_outdated"
+                f"database {mask_password(url)} {state}: run `hp-tool db upgrade`",
+                code="schema_outdated",
             )
     return SqlStore(engine=engine)

@@ -11,7 +11,7 @@ from hp_tool.errors import ConflictError
 from hp_tool.store import maintenance, schema
 from hp_tool.store.base import now, transaction
 from hp_tool.store.columns import UtcDateTime
-from hp_tool.store.engine import masked, open_engine, parse_url
+from hp_tool.store.engine import mask_password, open_engine, parse_url
 from hp_tool.store.workers import WORKER_TIMEOUT_S
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def check_unused(url: str) -> None:
     """Raise ConflictError `database_in_use` if a worker or `tune` uses the database."""
     if holders := live_holders(url):
         raise ConflictError(
-            f"{masked(url)} has schema {schema.current(url)} and is in use by "
+            f"{mask_password(url)} has schema {schema.current(url)} and is in use by "
             f"{', '.join(holders)}: stop it, then run `hp-tool db upgrade`",
             code="database_in_use",
         )

@@ -58,7 +58,7 @@ def figure(value: float, interval: Sequence[float] | None, basis: Basis) -> dict
     return {"value": _round(value), "interval": bounds, "basis": basis}
 
 
-def predicted(answer: Answer) -> Answer:
+def calibrated_estimate(answer: Answer) -> Answer:
     """Return the estimate of an answer or row; the calibrated one, if there is one."""
     estimate: Answer = answer.get("calibrated_estimate") or answer["estimate"]
     return estimate
@@ -120,7 +120,7 @@ def estimate(answer: Answer) -> dict[str, Any]:
 
 def recommendation(row: Answer) -> dict[str, Any]:
     """Return a summary of a ranking's row, with its measurement, if any."""
-    summary = estimate(predicted(row))
+    summary = estimate(calibrated_estimate(row))
     shown = (
         "feasible",
         "reasons",
@@ -189,7 +189,7 @@ def run(trial: Answer) -> dict[str, Any]:
     )
 
 
-def choice(row: Answer) -> dict[str, Any]:
+def rule_value(row: Answer) -> dict[str, Any]:
     """Return a summary of a value from a published rule, with the range of values from other
     rules.
     """
@@ -241,7 +241,7 @@ def sizing(answer: Answer) -> dict[str, Any]:
     days.
     """
     row = answer.get("recommendation")
-    estimate = predicted(row) if row else {}
+    estimate = calibrated_estimate(row) if row else {}
     ratios = (
         [end / estimate["time"]["step_s"] for end in estimate["intervals"]["step_s"]]
         if estimate
@@ -272,10 +272,10 @@ def sizing(answer: Answer) -> dict[str, Any]:
                 )
                 for name, value in days.items()
             },
-            "law": choice(answer["law"]),
-            "loss": choice(answer["loss"]),
-            "shape": [choice(item) for item in answer["shape"]],
-            "hyperparameters": [choice(item) for item in answer["hyperparameters"]],
+            "law": rule_value(answer["law"]),
+            "loss": rule_value(answer["loss"]),
+            "shape": [rule_value(item) for item in answer["shape"]],
+            "hyperparameters": [rule_value(item) for item in answer["hyperparameters"]],
             "recommendation": recommendation(row) if row else None,
             "query": answer.get("query"),
         }

@@ -45,7 +45,7 @@ WaitS = Annotated[float, Field(ge=0, le=60)]
 Text = Annotated[str, Field(max_length=200_000)]
 
 
-def answering(tool: Callable[P, Awaitable[Answer]]) -> Callable[P, Awaitable[CallToolResult]]:
+def compact_answers(tool: Callable[P, Awaitable[Answer]]) -> Callable[P, Awaitable[CallToolResult]]:
     """Wrap a tool so that its answers become compact JSON, and its errors include code and
     field.
     """
@@ -127,7 +127,7 @@ class Tools:
         )
         return read_text(Path(argument)) if named else argument
 
-    @answering
+    @compact_answers
     async def estimate(self, context: Context, query: QueryArgument) -> Answer:
         """Estimate memory, step time, MFU, days and cost of a training configuration.
 
@@ -138,7 +138,7 @@ class Tools:
         """
         async with self.connect(context) as client:
             answer = await client.estimate(query=self.request(query))
-        estimate = figures.predicted(answer)
+        estimate = figures.calibrated_estimate(answer)
         fixes = [fix["change"] for fix in estimate.get("fixes", ())]
         return (
             figures.estimate(estimate)
@@ -146,7 +146,7 @@ class Tools:
             | {"query": answer["query"]}
         )
 
-    @answering
+    @compact_answers
     async def recommend(self, context: Context, query: QueryArgument, top: Rows = 5) -> Answer:
         """Rank all legal configurations that fit by the cost model. Takes about a second, no GPU.
 
@@ -167,7 +167,7 @@ class Tools:
             "query": answer["query"]
         }
 
-    @answering
+    @compact_answers
     async def why_not(self, context: Context, query: QueryArgument) -> Answer:
         """Explain why a configuration is infeasible or slower than the best.
 
@@ -177,7 +177,7 @@ class Tools:
         """
         async with self.connect(context) as client:
             answer = await client.estimate(query=self.request(query))
-            estimate = figures.predicted(answer)
+            estimate = figures.calibrated_estimate(answer)
             if not estimate["feasible"]:
                 fixes = [
                     await self._evaluate_fix(client, answer["query"], fix)
@@ -188,7 +188,7 @@ class Tools:
             rows = (await client.recommend(query=free, top=1))["recommendations"]
         if not rows:
             return figures.estimate(estimate)
-        best = figures.predicted(rows[0])
+        best = figures.calibrated_estimate(rows[0])
         parts_s, best_parts_s = (
             (row.get("time") or row).get("parts_s") or {} for row in (estimate, best)
         )
@@ -208,7 +208,7 @@ class Tools:
         fixed = Configuration.read(
             {"query": query, "recommendations": [fix]}, rank=1, parse=schema.parse_query
         )
-        estimate = figures.predicted(await client.estimate(query=fixed.mapping()))
+        estimate = figures.calibrated_estimate(await client.estimate(query=fixed.mapping()))
         change = {name: fix[name] for name in ("change", "num_gpus", "set") if fix.get(name)}
         remaining = [reason["message"] for reason in fix.get("remaining", ())]
         shown = figures.estimate(estimate)
@@ -218,7 +218,7 @@ class Tools:
             | ({"remaining": remaining} if remaining else {})
         )
 
-    @answering
+    @compact_answers
     async def import_config(self, context: Context, run: ImportArgument) -> Answer:
         """Read another tool's training or serving script and suggest better flags.
 
@@ -253,7 +253,7 @@ class Tools:
             "query": answer["query"]
         }
 
-    @answering
+    @compact_answers
     async def export_config(
         self,
         context: Context,
@@ -286,7 +286,7 @@ class Tools:
             )
         return {name: value for name, value in answer.items() if value not in (None, [])}
 
-    @answering
+    @compact_answers
     async def size(
         self,
         context: Context,
@@ -307,7 +307,7 @@ class Tools:
         async with self.connect(context) as client:
             return figures.sizing((await client.size(query=query))["sizing"])
 
-    @answering
+    @compact_answers
     async def explain_run(
         self,
         context: Context,
@@ -344,7 +344,7 @@ class Tools:
         )
         return BytesIO(argument.encode()) if path is None or not path.is_file() else path.open("rb")
 
-    @answering
+    @compact_answers
     async def watched_jobs(
         self,
         context: Context,
@@ -388,7 +388,7 @@ class Tools:
         }
         return answer | {"after_loss": advice, "query": left["query"]}
 
-    @answering
+    @compact_answers
     async def start_search(
         self,
         context: Context,
@@ -413,7 +413,7 @@ class Tools:
         self.run(search.id)
         return {"search_id": search.id, "state": search.state}
 
-    @answering
+    @compact_answers
     async def follow_search(self, context: Context, search_id: str, wait_s: WaitS = 20.0) -> Answer:
         """Wait up to `wait_s` seconds for a search to end, and return its state.
 
@@ -437,7 +437,7 @@ class Tools:
             name: value for name, value in details.items() if value
         }
 
-    @answering
+    @compact_answers
     async def search_result(self, context: Context, search_id: str, top: Rows = 5) -> Answer:
         """Return the ranking of an ended search, and its cost.
 
@@ -458,14 +458,14 @@ class Tools:
             "query": result.get("query"),
         }
 
-    @answering
+    @compact_answers
     async def cancel_search(self, context: Context, search_id: str) -> Answer:
         """Cancel a search and its running jobs; measurements are kept."""
         async with self.connect(context) as client:
             search = await client.cancel(search_id=search_id)
         return {"search_id": search.id, "state": search.state, "requested": search.requested}
 
-    @answering
+    @compact_answers
     async def catalogue(
         self,
         context: Context,
@@ -498,7 +498,7 @@ class Tools:
             )
         return {key: value for key, value in entry.items() if value is not None}
 
-    @answering
+    @compact_answers
     async def query_keys(self, context: Context, section: Section) -> Answer:
         """List all keys of one section of a query, with type, choices and description.
 

@@ -71,10 +71,10 @@ def read_query(data: bytes, *, find: Find) -> Query:
         InputError: The data is not a valid query.
         UnsupportedError: The query contains a command, which a worker would run.
     """
-    return resolve(schema.parse_query(data), find=find)
+    return resolve_names(schema.parse_query(data), find=find)
 
 
-def resolve(query: Query, *, find: Find) -> Query:
+def resolve_names(query: Query, *, find: Find) -> Query:
     """Look up the registered names in a query.
 
     A query cannot open files of the server, because only the command line and the Python API read a
@@ -131,7 +131,7 @@ SentBody = Annotated[SentQuery, Depends(_sent_body)]
 async def _body(request: Request, query: AskedBody, find: FindDep) -> Query:
     if has_registered_names(query):
         request.state.by_owner = True  # The answer must not be cached.
-        return await run_in_threadpool(resolve, query, find=find)
+        return await run_in_threadpool(resolve_names, query, find=find)
     refuse_trainer(query)
     return query
 

@@ -24,10 +24,10 @@ from hp_tool.questions.registered import checked_registration, read_spec
 from hp_tool.questions.training.recipes import get_recipe, list_recipes
 from service.api import openapi
 from service.api.bodies import json_body
-from service.api.dependencies import Cursor, PrincipalDep, StoreDep, versioned
+from service.api.dependencies import Cursor, PrincipalDep, StoreDep, versioned_router
 from service.api.views import RegistrationView
 
-router = versioned(tag="catalogue")
+router = versioned_router(tag="catalogue")
 TAKEN = "The catalogue has this name, or too many names are registered"
 
 MODEL_EXAMPLE: dict[str, Any] = {

@@ -114,17 +114,17 @@ async def get_recorded(request: Request, calibrations: CalibrationsDep) -> Calib
 
 
 async def _ranking_turn(request: Request) -> AsyncIterator[None]:
-    async with turn(request, request.app.state.ranking_turns):
+    async with wait_for_turn(request, request.app.state.ranking_turns):
         yield
 
 
 async def _estimate_turn(request: Request) -> AsyncIterator[None]:
-    async with turn(request, request.app.state.estimate_turns):
+    async with wait_for_turn(request, request.app.state.estimate_turns):
         yield
 
 
 @asynccontextmanager
-async def turn(request: Request, turns: Turns) -> AsyncIterator[None]:
+async def wait_for_turn(request: Request, turns: Turns) -> AsyncIterator[None]:
     """Wait for the turn of the request's key, and occupy it until the request ends.
 
     If the client disconnects, the work stops at its next `bounds.check_work`.
@@ -152,7 +152,7 @@ async def refuse_unknown_parameters(request: Request) -> None:
             )
 
 
-def versioned(prefix: str = "", *, tag: str) -> APIRouter:
+def versioned_router(prefix: str = "", *, tag: str) -> APIRouter:
     """Return a router for `/v1` + `prefix` that rejects unknown parameters."""
     return APIRouter(
         prefix=f"/v1{prefix}", tags=[tag], dependencies=[Depends(refuse_unknown_parameters)]

@@ -37,7 +37,7 @@ from service.api.bodies import (
     json_response,
     read_body,
     read_query,
-    resolve,
+    resolve_names,
     stream_answers,
 )
 from service.api.dependencies import (
@@ -46,12 +46,12 @@ from service.api.dependencies import (
     FindDep,
     RankingTurn,
     RecordedDep,
-    versioned,
+    versioned_router,
 )
 from service.api.format_names import Readable, Writable
 
-router = versioned(tag="estimates")
-formats = versioned(tag="formats")
+router = versioned_router(tag="estimates")
+formats = versioned_router(tag="formats")
 """Export and import of other tools' configurations."""
 EXAMPLE: dict[str, Any] = {
     "kind": "training",
@@ -219,7 +219,7 @@ def exports(request: ExportRequest, find: FindDep) -> Exported:
     """Write a configuration in the format of the tool that will run it."""
 
     def read(query: Mapping[str, Any]) -> domain.Query:
-        return resolve(schema.parse_query(query), find=find)
+        return resolve_names(schema.parse_query(query), find=find)
 
     if request.rerank:
         return export_for_tool(result=request.result, format=request.format, read=read)
@@ -252,5 +252,5 @@ def imports(request: ImportRequest, find: FindDep, _turn: RankingTurn) -> Any:
         ignore=request.ignore,
         log=lines,
     )
-    query = resolve(schema.parse_query(reading.query), find=find)
+    query = resolve_names(schema.parse_query(reading.query), find=find)
     return json_response(assess(query, reading=reading, log=None if request.log is None else lines))

@@ -22,11 +22,11 @@ from service.analysis.job import Job, Limits
 from service.analysis.process import analyse
 from service.api import openapi
 from service.api.bodies import read_query
-from service.api.dependencies import FindDep, SettingsDep, turn, versioned
+from service.api.dependencies import FindDep, SettingsDep, versioned_router, wait_for_turn
 from service.settings import Settings
 
 T = TypeVar("T")
-router = versioned("/explanations", tag="explanations")
+router = versioned_router("/explanations", tag="explanations")
 FORM = "multipart/form-data"
 EXAMPLE: dict[str, Any] = {
     "trace": [
@@ -82,7 +82,7 @@ async def with_form(
             request.form(
                 max_files=MAX_FILES, max_fields=texts, max_part_size=settings.max_body_bytes
             ) as form,
-            turn(request, request.app.state.upload_turns),
+            wait_for_turn(request, request.app.state.upload_turns),
         ):
             return await to_thread.run_sync(partial(answer, form))
     except ClientDisconnect:

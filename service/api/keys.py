@@ -12,10 +12,10 @@ from hp_tool.domain.fields import Strict
 from service import keys
 from service.api import openapi
 from service.api.bodies import json_body
-from service.api.dependencies import Cursor, SystemStoreDep, versioned
+from service.api.dependencies import Cursor, SystemStoreDep, versioned_router
 from service.api.views import PageView, View
 
-router = versioned(tag="administration")
+router = versioned_router(tag="administration")
 
 ScopeName = Literal["read", "submit", "admin"]
 

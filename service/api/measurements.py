@@ -25,7 +25,7 @@ from hp_tool.loop.learning import (
 )
 from hp_tool.questions.answers import Line
 from service.api import openapi
-from service.api.bodies import json_body, resolve, stream_answers
+from service.api.bodies import json_body, resolve_names, stream_answers
 from service.api.dependencies import (
     Cursor,
     FindDep,
@@ -34,14 +34,14 @@ from service.api.dependencies import (
     SystemStoreDep,
     refitted,
     refuse_body,
-    versioned,
+    versioned_router,
 )
 from service.api.searches import EXAMPLE as SEARCH_EXAMPLE
 from service.api.searches import KEY_REUSED, IdempotencyKey
 from service.api.views import CalibrationView, ImportView, MeasurementView, PageView
 
-router = versioned("/measurements", tag="measurements")
-calibrations = versioned("/calibrations", tag="calibrations")
+router = versioned_router("/measurements", tag="measurements")
+calibrations = versioned_router("/calibrations", tag="calibrations")
 Gpu = Annotated[str | None, Query(max_length=100, description="Catalogue name of the device")]
 Framework = Annotated[str | None, Query(max_length=100)]
 MAX_REPORTS = 1000
@@ -101,7 +101,7 @@ def report(
     A figure 3x off its prediction causes a warning; 20x off, the measurement is held until
     accepted.
     """
-    look_up = functools.partial(resolve, find=find)
+    look_up = functools.partial(resolve_names, find=find)
     if isinstance(body, list):
         keys = functools.partial(_key, idempotency_key)
         imported = add_reports(body, store=store, source="reported", key=keys, resolve=look_up)
@@ -141,7 +141,7 @@ async def report_many(
             store=store,
             source="reported",
             key=lambda _, data: keys(number, data),
-            resolve=functools.partial(resolve, find=find),
+            resolve=functools.partial(resolve_names, find=find),
         )
         for refused in imported.refused:
             error = {"code": refused.code, "message": refused.message, "field": refused.field}

@@ -30,7 +30,7 @@ def search_answer(record: SearchRecord) -> dict[str, Any]:
     }
 
 
-def recommended(record: SearchRecord) -> Recommendation | ServingRecommendation | None:
+def first_recommendation(record: SearchRecord) -> Recommendation | ServingRecommendation | None:
     """Return the first row of a search's result; None without a result."""
     rows = (record.result or {}).get("recommendations")
     if not rows:

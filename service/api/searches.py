@@ -26,7 +26,7 @@ from hp_tool.questions import schema
 from hp_tool.questions.edition import count_query_terms
 from hp_tool.questions.registered import Find, restore_sent_query
 from service.api import openapi
-from service.api.bodies import QueryBody, SentBody, json_body, json_response, resolve
+from service.api.bodies import QueryBody, SentBody, json_body, json_response, resolve_names
 from service.api.catalog import MODEL_EXAMPLE
 from service.api.dependencies import (
     FindDep,
@@ -35,7 +35,7 @@ from service.api.dependencies import (
     SettingsDep,
     StoreDep,
     TrialPagingDep,
-    versioned,
+    versioned_router,
 )
 from service.api.search_results import calibrated_predictions, search_answer
 from service.api.views import (
@@ -52,8 +52,8 @@ from service.keys import Keyring
 from service.settings import Settings
 from service.webhooks.policy import MAX_URL_LENGTH
 
-router = versioned("/searches", tag="searches")
-plans = versioned(tag="searches")
+router = versioned_router("/searches", tag="searches")
+plans = versioned_router(tag="searches")
 
 IdempotencyKey = Annotated[
     str | None,
@@ -156,7 +156,7 @@ def prepare_search(query: domain.Query, *, sent: JsonObject, find: Find) -> dict
         InputError, NotFoundError, UnsupportedError: The query cannot be run. The error is raised
             now, because a worker would raise it only later.
     """
-    resolved = resolve(query, find=find)
+    resolved = resolve_names(query, find=find)
     resolve_search(resolved)
     return {
         "query": restore_sent_query(sent, query=query, resolved=resolved),

@@ -22,7 +22,7 @@ from hp_tool.watch import expected_pace
 from hp_tool.watch.loss import AfterLoss, after_loss
 from hp_tool.watch.reports import store_pace, take_steps, verdict_of
 from service.api import openapi
-from service.api.bodies import QueryBody, json_body, json_response, resolve
+from service.api.bodies import QueryBody, json_body, json_response, resolve_names
 from service.api.dependencies import (
     CalibrationsDep,
     FindDep,
@@ -31,14 +31,14 @@ from service.api.dependencies import (
     SettingsDep,
     StoreDep,
     WatchStoreDep,
-    versioned,
+    versioned_router,
 )
 from service.api.searches import EXAMPLE as SEARCH_EXAMPLE
 from service.api.searches import KEY_REUSED, IdempotencyKey, check_webhook
 from service.api.views import PageView, View
 
-router = versioned("/watches", tag="watches")
-losses = versioned("/lost-nodes", tag="watches")
+router = versioned_router("/watches", tag="watches")
+losses = versioned_router("/lost-nodes", tag="watches")
 MAX_LOST_NODES = 10_000
 EXAMPLE = {
     "name": "pretrain",
@@ -128,7 +128,7 @@ def begin(
     expected: JsonObject | None = None
     if new.query is not None:
         # Also checks rules that span several fields.
-        resolved = schema.parse_query(schema.to_dict(resolve(new.query, find=find)))
+        resolved = schema.parse_query(schema.to_dict(resolve_names(new.query, find=find)))
         query, expected = (
             schema.query_mapping(resolved),
             schema.to_dict(expected_pace(resolved, calibrations=calibrations)),
@@ -200,7 +200,7 @@ def report_steps(
         receipt.record,
         watches=store,
         store=measurements,
-        resolve=functools.partial(resolve, find=find),
+        resolve=functools.partial(resolve_names, find=find),
     )
     return StepsView(acknowledged=receipt.acknowledged, status=receipt.record.status)
 

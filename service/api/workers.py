@@ -7,10 +7,10 @@ from datetime import datetime
 from hp_tool.domain.ports import Store
 from hp_tool.domain.records import Offer, SearchRecord
 from hp_tool.domain.states import SearchState
-from service.api.dependencies import StoreDep, versioned
+from service.api.dependencies import StoreDep, versioned_router
 from service.api.views import PageView, View
 
-router = versioned("/workers", tag="searches")
+router = versioned_router("/workers", tag="searches")
 MAX_SEARCHES_PER_STATE = 200
 
 

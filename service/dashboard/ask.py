@@ -36,8 +36,8 @@ from hp_tool.questions.training.problem import resolve_model, resolve_training
 from hp_tool.wording.figures import STEP
 from hp_tool.wording.rankings import SERVING, TRAINING, Table
 from hp_tool.wording.words import serving_arithmetic
-from service.api.bodies import resolve
-from service.api.dependencies import CalibrationsDep, FindDep, StoreDep, turn
+from service.api.bodies import resolve_names
+from service.api.dependencies import CalibrationsDep, FindDep, StoreDep, wait_for_turn
 from service.dashboard.ask_controls import Control, controls, modules
 from service.dashboard.ask_question import (
     AT,
@@ -257,7 +257,7 @@ class Asked:
         if not self.question.several:
             return await to_thread.run_sync(self.answer)
         try:
-            async with turn(self.request, self.request.app.state.ranking_turns):
+            async with wait_for_turn(self.request, self.request.app.state.ranking_turns):
                 return await to_thread.run_sync(self.answer)
         except LimitError as error:  # The page is half sent.
             return replace(self.page, error=error.as_dict(), answered=True)
@@ -504,7 +504,7 @@ def _shown_configuration(
     """Return the configuration in the address; for serving, the best one with these values."""
     typed = schema.parse_query(question.shown_mapping())
     if typed.kind == "training":
-        config = resolve_configuration(resolve(typed, find=find)).config
+        config = resolve_configuration(resolve_names(typed, find=find)).config
         return Configuration(query=typed, parallel=config)
     answer = _ranked(typed, find=find, calibrations=calibrations)
     best: Any = next(iter(answer.recommendations or answer.nearest_misses), None)
@@ -520,7 +520,7 @@ def _with_configuration(
     calibrations: Calibrations | None,
 ) -> AskPage:
     """Return the page with the figures and controls of the shown configuration."""
-    query, trains = resolve(this.query, find=find), this.query.kind == "training"
+    query, trains = resolve_names(this.query, find=find), this.query.kind == "training"
     configuration = resolve_configuration(query) if trains else None
     view, _ = configuration_view(
         query, configuration=configuration, calibrations=calibrations if trains else None
@@ -569,7 +569,7 @@ def _slowdown(view: ConfigurationView, answer: RecommendAnswer, query: Query) ->
 
 def _ranked(query: Query, *, find: Find, calibrations: Calibrations | None) -> RecommendAnswer:
     """Return the best configurations of a query as typed."""
-    resolved = resolve(query, find=find)
+    resolved = resolve_names(query, find=find)
     if query.kind == "inference":
         return _cached(schema.to_json(resolved), catalog.revision(), None, None)
     predictor = None if calibrations is None else calibrations(resolve_training(resolved))

@@ -25,7 +25,7 @@ from hp_tool.loop.search.serving import TARGETS
 from hp_tool.questions import anatomy, schema
 from hp_tool.wording import answer as words
 from hp_tool.wording.fit import unrun_settings_words
-from service.api.search_results import recommended
+from service.api.search_results import first_recommendation
 from service.dashboard import formats, trials
 from service.dashboard.page import stored_configuration
 from service.dashboard.rivals import Rival, list_rivals
@@ -128,7 +128,7 @@ def best_of_search(record: SearchRecord, store: Store) -> Best | None:
     """
     if record.state.failed:
         return None
-    row, run_id = recommended(record), record.progress.get("best_run_id")
+    row, run_id = first_recommendation(record), record.progress.get("best_run_id")
     answer = (record.result or {}).get("answer")
     if isinstance(row, ServingRecommendation):
         best = _serving_best(row, record.query, answer and schema.parse(ServingAnswer, answer))
@@ -366,7 +366,7 @@ def _latencies(
 
 def list_axis_effects(record: SearchRecord) -> tuple[AxisEffect, ...]:
     """Return the effect of each setting, from the result of an ended search, the largest first."""
-    weighed, answer = [], recommended(record)
+    weighed, answer = [], first_recommendation(record)
     for name, best_s in ((record.result or {}).get("axes") or {}).items():
         fastest = min(best_s.values())
         values = sorted(best_s.items(), key=lambda item: item[1])

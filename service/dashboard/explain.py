@@ -27,7 +27,7 @@ from hp_tool.traces.explain.logged import LoggedExplanation, TimerSpread
 from hp_tool.traces.files import MAX_FILES
 from hp_tool.traces.timeline.use import LinkUse
 from service.analysis.job import parse_answer
-from service.api.bodies import resolve
+from service.api.bodies import resolve_names
 from service.api.dependencies import FindDep, PrincipalDep, SettingsDep, StoreDep
 from service.api.explanations import check_fields, explain_uploads, read_upload_query, with_form
 from service.dashboard import formats
@@ -213,7 +213,7 @@ def _with_measurement(
             store=store,
             source="reported",
             key=None,
-            resolve=partial(resolve, find=find),
+            resolve=partial(resolve_names, find=find),
             hold=answer.teaches == "held",
         )
     except StoreError:

@@ -15,7 +15,7 @@ from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.wording.rankings import MACHINES as COLUMNS
 from hp_tool.wording.rankings import Table
 from hp_tool.wording.words import machines_heading
-from service.api.bodies import resolve
+from service.api.bodies import resolve_names
 from service.dashboard.ask_question import NUM_GPUS, Question
 from service.dashboard.figures import Figure
 from service.dashboard.machine_rows import (
@@ -72,7 +72,9 @@ def machines_answer(
     """
 
     def ranked(asked: Query) -> MachinesAnswer:
-        answer = answer_recommend(resolve(asked, find=find), top=TOP, calibrations=calibrations)
+        answer = answer_recommend(
+            resolve_names(asked, find=find), top=TOP, calibrations=calibrations
+        )
         return _answer(asked, answer, server=server)
 
     answer = ranked(query)

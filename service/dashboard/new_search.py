@@ -30,7 +30,7 @@ from hp_tool.questions.form_fields import Section, form_sections
 from hp_tool.questions.registered import Find
 from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.wording.bill import bill_sentences
-from service.api.bodies import resolve
+from service.api.bodies import resolve_names
 from service.api.dependencies import CalibrationsDep, FindDep, RankingTurn, StoreDep
 from service.api.searches import prepare_search
 from service.dashboard import formats
@@ -176,7 +176,7 @@ def _with_cost(
     """Return the page with the predicted best configuration and the cost of the search."""
     try:
         query = schema.parse_query(to_query(page.values))
-        resolved = resolve(query, find=find)
+        resolved = resolve_names(query, find=find)
         answer = answer_recommend(resolved, top=1, calibrations=calibrations)
     except HpToolError as error:
         return replace(page, error=error.as_dict())

@@ -47,7 +47,7 @@ class DeliveryError(Exception):
     """A failed delivery. The text gives the reason without the receiver's response."""
 
 
-def post(
+def send_message(
     url: httpx.URL,
     *,
     settings: WebhookSettings,
@@ -127,7 +127,7 @@ class Deliveries:
     settings: WebhookSettings
     stopping: threading.Event
     poll_s: float = POLL_S
-    send: Callable[..., None] = post
+    send: Callable[..., None] = send_message
     _under_way: Counter[str | None] = field(default_factory=Counter)
     """Number of messages being sent, by owner."""
     _ended: threading.Condition = field(default_factory=threading.Condition)

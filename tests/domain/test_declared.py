@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hp_tool.cluster.profiler.support import check, check_serving
+from hp_tool.cluster.profiler.support import check_serving, check_training
 from hp_tool.cluster.trainers.command import build_program
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain import declared, profiling
@@ -109,9 +109,9 @@ def test_the_training_profiler(framework: str, part: str, named: str, change: An
     asked = request(training={"framework": framework}, parallel={"zero_stage": 1})
     if framework == "torch-fsdp":
         asked = request(model=LLAMA, training={"framework": framework}, parallel={"zero_stage": 2})
-    check(asked)
+    check_training(asked)
     changed = dataclasses.replace(asked, **{part: change(getattr(asked, part))})
-    refused(check, changed, named)
+    refused(check_training, changed, named)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def main(folder: Path) -> None:
         assert isinstance(request, InferenceRequest)
         gpt = serving.build(request, device=device)
         prompts = serving.make_prompts(request, device=device)
-        with_cache = serving.answer(request, gpt, prompts, device=device).tokens
+        with_cache = serving.generate(request, gpt, prompts, device=device).tokens
         without = full_passes(gpt, prompts, tokens=request.inference.output_length)
         if os.environ["RANK"] == "0":
             verdict = (

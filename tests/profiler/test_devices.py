@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hp_tool.cluster.profiler.__main__ import failure
+from hp_tool.cluster.profiler.__main__ import failure_report
 from hp_tool.domain.measurement import DeviceState
 
 pytestmark = pytest.mark.components
@@ -56,7 +56,7 @@ def test_clocks_throttling_and_errors_of_memory_are_recorded() -> None:
     ],
 )
 def test_a_broken_device_is_not_the_configurations_fault(message: str, status: str) -> None:
-    report = failure(RuntimeError(message), rank=3)
+    report = failure_report(RuntimeError(message), rank=3)
     assert report.status == status
     assert bool(report.suspects) == (status == "preempted")
 
@@ -67,11 +67,11 @@ def test_a_host_without_memory_is_not_a_device_without(monkeypatch: pytest.Monke
     on_host = RuntimeError(
         "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"
     )
-    assert failure(on_host, rank=0).status == "oom"  # of a run on CPUs
+    assert failure_report(on_host, rank=0).status == "oom"  # of a run on CPUs
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert failure(on_host, rank=0).status == "crashed"
+    assert failure_report(on_host, rank=0).status == "crashed"
     assert (
-        failure(
+        failure_report(
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), rank=0
         ).status
         == "oom"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hp_tool.cluster.profiler.support import check
+from hp_tool.cluster.profiler.support import check_training
 from hp_tool.domain.measurement import Measurement
 from hp_tool.errors import InputError, UnsupportedError
 from tests.profiler.requests import LLAMA, MOE, request
@@ -116,7 +116,7 @@ def test_a_measurement_is_complete(measured: dict[str, Measurement]) -> None:
 
 @pytest.mark.parametrize("case", [*SINGLE.values(), *DOUBLE.values()])
 def test_what_it_runs(case: dict[str, Any]) -> None:
-    check(request(**case))
+    check_training(request(**case))
 
 
 @pytest.mark.parametrize(
@@ -147,9 +147,11 @@ def test_what_it_runs(case: dict[str, Any]) -> None:
 )
 def test_what_it_does_not_run(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedError, match=named):
-        check(request(**changes))
+        check_training(request(**changes))
 
 
 def test_shards_divide_the_replicas() -> None:
     with pytest.raises(InputError, match="not divisible by data_parallel_shard_size 3"):
-        check(request(**fsdp(parallel={"data_parallel_size": 2, "data_parallel_shard_size": 3})))
+        check_training(
+            request(**fsdp(parallel={"data_parallel_size": 2, "data_parallel_shard_size": 3}))
+        )

@@ -102,7 +102,9 @@ def test_vllm_is_asked_for_the_request() -> None:
         model={**QWEN, "vocab_size": 32000}, runner="vllm", parallel={"tensor_parallel_size": 2}
     )
     assert asked.num_processes == 1
-    argv = vllm_bench.command("vllm", asked, model=Path("/m"), output_length=6, result=Path("/r"))
+    argv = vllm_bench.benchmark_command(
+        "vllm", asked, model=Path("/m"), output_length=6, result=Path("/r")
+    )
     assert argv[:4] == ["vllm", "bench", "latency", "--model=/m"]
     assert {
         "--input-len=8",
@@ -114,7 +116,9 @@ def test_vllm_is_asked_for_the_request() -> None:
     bounded = dataclasses.replace(
         asked, inference=dataclasses.replace(asked.inference, max_model_len=512)
     )
-    argv = vllm_bench.command("vllm", bounded, model=Path("/m"), output_length=6, result=Path("/r"))
+    argv = vllm_bench.benchmark_command(
+        "vllm", bounded, model=Path("/m"), output_length=6, result=Path("/r")
+    )
     assert "--max-model-len=512" in argv
     check_serving(bounded)
     config = vllm_bench.huggingface_config(asked)

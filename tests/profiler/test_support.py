@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hp_tool.cluster.profiler.support import check
+from hp_tool.cluster.profiler.support import check_training
 from hp_tool.domain.parallel import Recompute
 from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import InputError, UnsupportedError
@@ -60,7 +60,7 @@ GATHERED = {"context_parallel_size": 2, "context_parallel_communication": "all_g
     ],
 )
 def test_what_it_runs(changes: dict[str, Any]) -> None:
-    check(request(**changes))
+    check_training(request(**changes))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_what_it_runs(changes: dict[str, Any]) -> None:
 )
 def test_what_it_does_not_run(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedError, match=named):
-        check(request(**changes))
+        check_training(request(**changes))
 
 
 @pytest.mark.parametrize(
@@ -158,4 +158,4 @@ def test_what_it_does_not_run(changes: dict[str, Any], named: str) -> None:
 )
 def test_sizes_that_do_not_fit_together(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(InputError, match=named):
-        check(request(**changes))
+        check_training(request(**changes))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hp_tool.domain.digests import json_digest
-from service.describe import description
+from service.describe import api_description
 
 FILE = Path(__file__).with_name("api_shape.json")
 RENEW = "python -m tests.service.api_shape"
@@ -41,7 +41,7 @@ def digests(described: dict[str, Any]) -> dict[str, str]:
 
 def current() -> dict[str, str]:
     """Return the digests of the application's own description."""
-    return digests(json.loads(description()))
+    return digests(json.loads(api_description()))
 
 
 if __name__ == "__main__":

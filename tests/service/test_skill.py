@@ -48,7 +48,7 @@ def test_a_linter_of_skills_finds_no_fault(tmp_path: Path) -> None:
 
 
 def test_there_are_ten_evals_whose_expected_answers_match() -> None:
-    tasks = evals.read()
+    tasks = evals.read_evals()
     assert json.loads(evals.EVALS.read_text())["skill_name"] == SKILL.parent.name
     assert [task.id for task in tasks] == list(range(1, 11))
     for task in tasks:
@@ -94,7 +94,7 @@ def test_the_calls_of_all_evals_answer_with_their_facts(
         async with _local_service(f"sqlite:///{tmp_path / 'hp.sqlite3'}") as service:
             server = build(Tools(connect=lambda _: nullcontext(service), own_files=True))
             async with Client(server) as client:
-                for task in evals.read():
+                for task in evals.read_evals():
                     for call in task.calls:
                         result = await client.call_tool(call["tool"], call["arguments"])
                         text = result.content[0].text
@@ -114,7 +114,7 @@ def test_the_calls_of_all_evals_answer_with_their_facts(
 def test_an_agent_is_run_by_hand(tmp_path: Path, words: str | None, passed: bool) -> None:
     """The command prints what the agent's answers lack; this agent knows the expected ones."""
     agent = tmp_path / "agent.py"
-    answers = {task.prompt: words or task.expected_output for task in evals.read()}
+    answers = {task.prompt: words or task.expected_output for task in evals.read_evals()}
     agent.write_text(f"import sys\nprint({answers!r}[sys.argv[1]])\n")
     command = [sys.executable, "-m", "benchmarks.skill", "--agent", f"{sys.executable} {agent}"]
     done = subprocess.run([*command, "--only", "1", "2"], capture_output=True, text=True)

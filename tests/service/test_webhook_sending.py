@@ -21,7 +21,7 @@ import pytest
 from hp_tool.errors import InputError
 from service.settings import from_environment
 from service.webhooks import delivery, verify
-from service.webhooks.delivery import DeliveryError, post
+from service.webhooks.delivery import DeliveryError, send_message
 from service.webhooks.signing import signed_headers
 from tests.service.webhook_receiver import HERE, PUBLIC, SECRET, Receiver, settings_of
 
@@ -132,7 +132,7 @@ def test_a_name_for_a_private_address_is_not_connected_to(
     found = [(0, 0, 0, "", (address, port)) for address in answers]
     monkeypatch.setattr(delivery.socket, "getaddrinfo", lambda *given, **options: found)
     with pytest.raises(DeliveryError, match="not public"):
-        post(
+        send_message(
             PUBLIC.check(f"https://rebound.example:{port}/"),
             settings=PUBLIC,
             body=b"{}",
@@ -153,7 +153,7 @@ def test_a_name_that_nobody_answers_for_ends_with_the_deadline(
 
     monkeypatch.setattr(delivery.socket, "getaddrinfo", nobody_answers)
     with pytest.raises(DeliveryError, match="name lookup timed out"):
-        post(
+        send_message(
             PUBLIC.check("https://silent.example/"),
             settings=PUBLIC,
             body=b"{}",
@@ -183,7 +183,7 @@ def test_a_receiver_that_drips_ends_with_the_deadline() -> None:
         thread.start()
         with pytest.raises(DeliveryError, match="Timeout"):
             url = HERE.check(f"http://127.0.0.1:{listening.getsockname()[1]}/")
-            post(url, settings=HERE, body=b"{}", headers={}, limit_s=0.4)
+            send_message(url, settings=HERE, body=b"{}", headers={}, limit_s=0.4)
         assert not whole.is_set()
         stop.set()
         thread.join()
@@ -214,7 +214,7 @@ def test_certificates_are_held_against_the_name(receiver: Receiver, tmp_path: Pa
     here = settings_of("127.0.0.0/8,::1/128")
 
     def send(host: str, context: ssl.SSLContext | None) -> None:
-        post(
+        send_message(
             here.check(f"https://{host}:{port}/"),
             settings=here,
             body=b"{}",

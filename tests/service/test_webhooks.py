@@ -29,7 +29,7 @@ from service.webhooks.delivery import (
     DeliveryError,
     message,
     message_id,
-    post,
+    send_message,
     warn_of_overdue,
 )
 from tests.service.coordinator import claim, finish
@@ -143,7 +143,7 @@ def test_silent_receivers_of_one_owner_hold_up_nobody_else(
             silence.acquire()
             sending.remove(url)
             raise DeliveryError("silent")
-        post(url, **message)
+        send_message(url, **message)
 
     stopping = threading.Event()
     deliveries = Deliveries(store=store, settings=HERE, stopping=stopping, poll_s=0.02, send=send)

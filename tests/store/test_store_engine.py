@@ -21,7 +21,7 @@ from hp_tool.cluster.diagnostics import check_database_state
 from hp_tool.domain.measurement import Fidelity
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.errors import InputError, MissingExtraError, StoreError
-from hp_tool.store import database_url, engine, masked, open_store, schema
+from hp_tool.store import database_url, engine, mask_password, open_store, schema
 from hp_tool.store.tables import searches
 
 
@@ -62,7 +62,7 @@ def test_a_url_of_no_use_is_bad_input_and_not_repeated(url: str) -> None:
 
 
 def test_passwords_are_masked() -> None:
-    assert masked("postgresql://ada:hunter2@h/d") == "postgresql+psycopg://ada:***@h/d"
+    assert mask_password("postgresql://ada:hunter2@h/d") == "postgresql+psycopg://ada:***@h/d"
 
 
 def test_a_missing_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

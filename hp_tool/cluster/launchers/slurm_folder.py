@@ -248,14 +248,14 @@ def copy_from_logs(folder: Path, *, options: SlurmOptions) -> None:
     copy_claim(folder, options=options)
     log_folder = Path(options.logs.local_path)
     texts = [
-        _read(log_folder, f"{folder.name}.{node}.log")
+        _read_log(log_folder, f"{folder.name}.{node}.log")
         for node in range(options.num_nodes(num_gpus=request.num_gpus))
     ]
     started = [streamed.parse_output(text) for text in texts if supervisor.MARK[0] in text]
     # Output of nodes that could not start.
     errors = [text for text in texts if supervisor.MARK[0] not in text]
     readback.write_text(
-        folder / SLURM_LOG, "".join([*errors, _read(log_folder, f"{folder.name}.{SLURM_LOG}")])
+        folder / SLURM_LOG, "".join([*errors, _read_log(log_folder, f"{folder.name}.{SLURM_LOG}")])
     )
     if record := readback.read_json(log_folder / f"{folder.name}.{ENDED}"):
         # Replaced below by the job's more detailed record, if any.
@@ -271,5 +271,5 @@ def copy_from_logs(folder: Path, *, options: SlurmOptions) -> None:
         readback.write_json(folder / ENDED, printed.ended)
 
 
-def _read(folder: Path, name: str) -> str:
+def _read_log(folder: Path, name: str) -> str:
     return readback.log_tail(folder, name=name, size_bytes=jobs.MAX_OUTPUT_BYTES)

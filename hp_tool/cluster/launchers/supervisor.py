@@ -106,7 +106,7 @@ def _run(folder: Folder, *, to_log: bool = True) -> dict[str, Any]:
         return {"reason": "failed_to_start", "error": f"{type(error).__name__}: {error}"}
 
 
-def attached(source: Path) -> int:
+def run_attached(source: Path) -> int:
     """Run the job whose files are in `source`; return 0 if it succeeded or wrote a result."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # the job ends with the parent process
     work = Path(tempfile.mkdtemp(prefix="hp-job-"))
@@ -320,5 +320,5 @@ def _oom_kills() -> int:
 
 if __name__ == "__main__":
     sys.exit(
-        attached(Path(sys.argv[2])) if sys.argv[1] == "--attached" else main(Path(sys.argv[1]))
+        run_attached(Path(sys.argv[2])) if sys.argv[1] == "--attached" else main(Path(sys.argv[1]))
     )

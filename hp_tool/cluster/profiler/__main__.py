@@ -68,7 +68,9 @@ def main() -> int:
                 write_measurement(arguments.result, result)
     except Exception as error:
         traceback.print_exc()
-        write_measurement(failure_path(arguments.result, rank=rank), failure(error, rank=rank))
+        write_measurement(
+            failure_path(arguments.result, rank=rank), failure_report(error, rank=rank)
+        )
         return 1
     return 0
 
@@ -86,7 +88,7 @@ def profile(request: RunRequest) -> Measurement:
     started = time.monotonic()
     match request:
         case ProfileRequest():
-            support.check(request)
+            support.check_training(request)
         case InferenceRequest():
             support.check_serving(request)
             if request.runner == "vllm":
@@ -140,7 +142,7 @@ def measure_rivals(request: RunRequest, first: Measurement) -> Iterator[JobResul
         # A failing rank ends the others, so the first rank must have written earlier results.
         sys.modules["torch"].distributed.barrier()
         started, own = time.monotonic(), replace(request, parallel=parallel, rivals=())
-        support.check(own)
+        support.check_training(own)
         free_previous_model()
         measurement = replace(
             _train(own, device=device),
@@ -227,7 +229,7 @@ def _prepare_megatron(device: torch.device) -> None:
         cpu_shim.install()
 
 
-def failure(error: Exception, *, rank: int) -> Measurement:
+def failure_report(error: Exception, *, rank: int) -> Measurement:
     """Return this rank's report of a failure."""
     status = "crashed"
     if "torch" in sys.modules:

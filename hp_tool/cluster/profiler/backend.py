@@ -184,7 +184,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def slowest(seconds: float, *, device: torch.device) -> float:
+def max_over_ranks(seconds: float, *, device: torch.device) -> float:
     """Return the seconds of the slowest rank on all ranks. All ranks must call it."""
     most = torch.tensor([seconds], dtype=torch.float64, device=device)
     distributed.all_reduce(most, op=distributed.ReduceOp.MAX)

@@ -108,7 +108,7 @@ class Endpoint:
             usage, _ = await self._tokens(self._prompt(length, cached=0), max_tokens=1)
             self._words_per_token = length / max(usage["prompt_tokens"], 1)
         versions = {"python": platform.python_version()}
-        # VLLM has this route; other servers may not.
+        # This route is vLLM's; other servers may not have it.
         with suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
             response = await self._client.get(self._client.base_url.copy_with(path="/version"))
             versions[self._request.inference.engine] = str(response.json()["version"])[:100]
@@ -344,7 +344,7 @@ def main(folder: Path) -> int:
     except (EndpointError, httpx.HTTPError, HpToolError, ValueError) as error:
         away = isinstance(error, httpx.ConnectError)  # independent of the configuration
         texts = (f"{where['url']}: {type(error).__name__}: {error}", traceback.format_exc())
-        # A server may repeat it.
+        # A server may report the key in an error, so it is removed.
         cause, tail = (text.replace(key, "***") if key else text for text in texts)
         print(tail, file=sys.stderr)
         report = Measurement(

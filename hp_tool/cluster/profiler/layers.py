@@ -104,7 +104,7 @@ class FlashAttention(MegatronModule):
             parallel_state.get_context_parallel_world_size(),
             parallel_state.get_context_parallel_rank(),
         )
-        # In the order of the ranks' pieces.
+        # Numbers of the pieces in the order in which the ranks have them.
         order = [piece for r in range(size) for piece in (r, 2 * size - 1 - r)]
 
         def whole(x: torch.Tensor) -> list[torch.Tensor]:

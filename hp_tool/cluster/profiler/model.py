@@ -87,7 +87,7 @@ def build_chunks(request: ProfileRequest, *, device: torch.device) -> list[torch
     if config.tp_comm_overlap:
         _start_userbuffers(request)
     return [
-        _chunk(request, config, vp_stage=stage, device=device)
+        _build_chunk(request, config, vp_stage=stage, device=device)
         for stage in range(parallel.virtual_pipeline_parallel_size)
     ]
 
@@ -268,7 +268,7 @@ def _start_userbuffers(request: ProfileRequest) -> None:
     )
 
 
-def _chunk(
+def _build_chunk(
     request: ProfileRequest, config: TransformerConfig, *, vp_stage: int, device: torch.device
 ) -> torch.nn.Module:
     model = request.model
@@ -308,9 +308,9 @@ def _initialise(
             if "linear_proj" in name or "linear_fc2" in name:
                 std /= math.sqrt(2 * config.num_layers)
             stride = 2 if config.gated_linear_unit and "linear_fc1" in name else 1
-            # That TP divides.
+            # Dimension that tensor parallelism shards; None for an unsharded matrix.
             dim = weight.partition_dim if getattr(weight, "tensor_model_parallel", False) else None
-            place = {"dim": dim, "shards": _shards(name), "stride": stride}
+            place = {"dim": dim, "shards": _shard_of(name), "stride": stride}
             _fill(weight.data, **place, std=std, seed=zlib.crc32(f"{seed}/{name}".encode()))
 
 
@@ -341,7 +341,7 @@ def _global_expert(name: str, *, layer: torch.nn.Module) -> str:
     return f"experts.{first + int(match[1] or match[4])}.{match[2] or match[3]}"
 
 
-def _shards(name: str) -> tuple[int, int]:
+def _shard_of(name: str) -> tuple[int, int]:
     """Return (number of shards, index of this rank's shard) of a matrix; experts have their own
     group.
     """

@@ -7,7 +7,7 @@ import torch
 from torch import distributed
 from torch.nn import functional
 
-from hp_tool.cluster.profiler.backend import now, slowest
+from hp_tool.cluster.profiler.backend import max_over_ranks, now
 from hp_tool.domain.measurement import Operation, OperationTimes
 from hp_tool.domain.requests import BenchmarkRequest
 from hp_tool.errors import InputError
@@ -38,7 +38,7 @@ def _mean_seconds(call: Call, *, device: torch.device, budget_s: float) -> float
     operations, disturbed ones included, hence the mean and not the median.
     """
     _seconds(call, device=device)
-    first = slowest(_seconds(call, device=device), device=device)
+    first = max_over_ranks(_seconds(call, device=device), device=device)
     repetitions = min(_MAX_REPETITIONS, max(_MIN_REPETITIONS, round(budget_s / max(first, 1e-9))))
     distributed.barrier()
     return statistics.fmean(_seconds(call, device=device) for _ in range(repetitions))

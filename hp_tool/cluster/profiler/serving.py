@@ -8,7 +8,7 @@ from megatron.core.inference.contexts import StaticInferenceContext
 from torch import distributed
 
 from hp_tool.cluster.profiler import model
-from hp_tool.cluster.profiler.backend import now, slowest
+from hp_tool.cluster.profiler.backend import max_over_ranks, now
 from hp_tool.domain.measurement import ProfileRequest, ServingTimes
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.requests import InferenceRequest
@@ -34,7 +34,7 @@ def serve(request: InferenceRequest, *, device: torch.device) -> ServingTimes:
     gpt = build(request, device=device)
     prompts = make_prompts(request, device=device)
     answers = [
-        answer(request, gpt, prompts, device=device)
+        generate(request, gpt, prompts, device=device)
         for _ in range(request.warmup + request.repetitions)
     ]
     measured = answers[request.warmup :]
@@ -59,7 +59,7 @@ def make_prompts(request: InferenceRequest, *, device: torch.device) -> torch.Te
 
 
 @torch.inference_mode()
-def answer(
+def generate(
     request: InferenceRequest, gpt: torch.nn.Module, prompts: torch.Tensor, *, device: torch.device
 ) -> Answer:
     """Prefill groups of at most max_num_batched_tokens, then decode all prompts together."""
@@ -83,11 +83,11 @@ def answer(
     ended = now(device)
     steps = max(1, request.inference.output_length - 1)
     return Answer(
-        ttft_s=slowest(waited / batch, device=device),
-        tpot_s=slowest((ended - prefilled) / steps, device=device)
+        ttft_s=max_over_ranks(waited / batch, device=device),
+        tpot_s=max_over_ranks((ended - prefilled) / steps, device=device)
         if request.inference.output_length > 1
         else 0.0,
-        seconds=slowest(ended - started, device=device),
+        seconds=max_over_ranks(ended - started, device=device),
         tokens=torch.cat(tokens, dim=1),
     )
 

@@ -15,7 +15,7 @@ import torch
 from torch import distributed
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from hp_tool.cluster.profiler.backend import DeviceWatch, now, slowest, synchronize
+from hp_tool.cluster.profiler.backend import DeviceWatch, max_over_ranks, now, synchronize
 from hp_tool.domain.measurement import DeviceState, ProfileRequest
 from hp_tool.domain.steps import count_warmup_steps, format_step
 
@@ -79,7 +79,7 @@ def run(request: ProfileRequest, step: Step, *, device: torch.device) -> Steps:
         distributed.barrier()
         started = now(device)
         loss, norm = step()
-        times.append(slowest(now(device) - started, device=device))
+        times.append(max_over_ranks(now(device) - started, device=device))
         losses.append(_mean(loss, device=device))
         if watch is not None:
             devices, driver = watch.states()

@@ -53,7 +53,7 @@ def supported_overlaps(request: ProfileRequest) -> tuple[Switches, dict[str, tup
     return drop_unavailable(wanted, lacking=[*lacking, *([CUDA] if request.gpu == "cpu" else [])])
 
 
-def check(request: ProfileRequest) -> None:
+def check_training(request: ProfileRequest) -> None:
     """Raise UnsupportedError for an unsupported training, InputError for inconsistent sizes."""
     for field, what in unsupported_training(
         model=request.model, training=request.training, gpu=request.gpu
@@ -77,7 +77,7 @@ def check(request: ProfileRequest) -> None:
                 f"The profiler does not support {what} without Transformer Engine.",
                 field="parallel",
             )
-    for wrong, message in _sizes(request):
+    for wrong, message in _inconsistent_sizes(request):
         if wrong:
             raise InputError(message)
 
@@ -123,7 +123,7 @@ def _transformer_engine(request: ProfileRequest) -> Iterator[tuple[bool, str]]:
     yield "moe_act" in recompute_name(parallel.recompute), "recomputation of moe_act"
 
 
-def _sizes(request: ProfileRequest) -> Iterator[tuple[bool, str]]:
+def _inconsistent_sizes(request: ProfileRequest) -> Iterator[tuple[bool, str]]:
     training, parallel = request.training, request.parallel
     t, p, d = (
         parallel.tensor_parallel_size,

@@ -55,7 +55,7 @@ def serve(request: InferenceRequest) -> Measurement:
     )
 
 
-def command(
+def benchmark_command(
     program: str, request: InferenceRequest, *, model: Path, output_length: int, result: Path
 ) -> list[str]:
     """Return the command of a benchmark with random weights and token ids, which need no
@@ -137,7 +137,9 @@ def _seconds(
 ) -> list[float]:
     result = Path.cwd() / f"vllm-{output_length}.json"
     environment = {name: value for name, value in os.environ.items() if name not in _OF_TORCHRUN}
-    argv = command(program, request, model=model, output_length=output_length, result=result)
+    argv = benchmark_command(
+        program, request, model=model, output_length=output_length, result=result
+    )
     subprocess.run(argv, env=environment, check=True, timeout=request.timeout_s)
     return read_latencies(result.read_text())
 

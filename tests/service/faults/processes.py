@@ -189,7 +189,7 @@ def _api(port: int) -> None:
 def _worker(lease_s: float, busy_timeout_s: float) -> None:
     from service import logs, worker
 
-    logs.configure(form="text", level="info")
+    logs.configure_logging(form="text", level="info")
     _quicken(busy_timeout_s)
     worker.SWEEP_EVERY_S = lease_s
     worker.work(database_url=None, lease_s=lease_s)
