@@ -140,9 +140,9 @@ def test_cut_models_leaving_one_layout_out(groups: dict[str, Group]) -> None:
 @pytest.mark.parametrize(
     ("title", "limit"),
     [
-        ("Mixtures of experts, releases from 26.02.01 on", 0.15),
-        ("Mixtures of experts on an unseen GPU", 0.15),
-        ("Mixtures of experts, unseen release", 0.12),
+        ("MoE models, releases from 26.02.01 on", 0.15),
+        ("MoE models on an unseen GPU", 0.15),
+        ("MoE models, unseen release", 0.12),
     ],
 )
 def test_experts_with_a_model_a_gpu_or_a_release_left_out(

@@ -149,12 +149,10 @@ def _today(folder: Path) -> Rows:
         "Dense pre-training on an unseen GPU die": without("die", measured_dies),
         "Dense recipes on GB200": gb200,
         "Models cut to fit 8 B200": without("layout", cut),
-        "Mixtures of experts, releases from 26.02.01 on": [
-            row for row in unseen if row.what in today
-        ],
-        "Mixtures of experts on an unseen GPU": without("card", recent),
-        "Mixtures of experts, unseen release": without("release", recent),
-        "Mixtures of experts, earlier releases": [row for row in unseen if row.what not in today],
+        "MoE models, releases from 26.02.01 on": [row for row in unseen if row.what in today],
+        "MoE models on an unseen GPU": without("card", recent),
+        "MoE models, unseen release": without("release", recent),
+        "MoE models, earlier releases": [row for row in unseen if row.what not in today],
     }
 
 
@@ -201,7 +199,7 @@ def _unfamiliar(folder: Path) -> Rows:
 
     return {
         "Dense pre-training, unseen model family": without(family, sorted(dense, key=family)),
-        "Mixtures of experts, constants of dense models": without(
+        "MoE models, constants of dense models": without(
             lambda case: case.has_experts, newest(select_cases(cases, has_experts=True))
         ),
         "Dense pre-training, unseen precision": without(precision, sorted(known, key=precision)),
@@ -451,7 +449,7 @@ def _published(folder: Path) -> Rows:
         "arXiv 2104.04473, table 1": of("2104.04473", GPU),
         "arXiv 2205.05198, time of a recomputed layer": of("2205.05198", GPU, ranges=True),
         "arXiv 1909.08053, GPT-2 on V100": of("1909.08053", "v100-sxm-32gb"),
-        "Megatron-LM's README on H100, with our layout": of("README, H100", H100),
+        "Megatron-LM's README on H100, with hp_tool's layout": of("README, H100", H100),
         "arXiv 2407.21783, Llama 3.1 405B with its recipe": of("2407.21783", H100),
     }
 
@@ -494,7 +492,7 @@ def _ahead(folder: Path) -> Rows:
         "The next round: MLPerf's pre-training": of(audited),
         "The next round: MLPerf's LoRA": of(lora),
         "The next release: dense recipes": of(select_cases(releases, has_experts=False)),
-        "The next release: mixtures of experts": of(select_cases(releases, has_experts=True)),
+        "The next release: MoE models": of(select_cases(releases, has_experts=True)),
     }
 
 
@@ -537,7 +535,7 @@ def _pairs(folder: Path, rows: Mapping[str, list[Comparison]]) -> Rows:
     # cell.
     experts, adapters = (
         votes(rows.get(title, []))
-        for title in ("Mixtures of experts, releases from 26.02.01 on", "LoRA of MLPerf")
+        for title in ("MoE models, releases from 26.02.01 on", "LoRA of MLPerf")
     )
     mpt, evo = (rows.get(each, []) for each in ("MPT under FSDP", "InternEvo, unseen layout"))
 
@@ -553,7 +551,7 @@ def _pairs(folder: Path, rows: Mapping[str, list[Comparison]]) -> Rows:
         f"Ratio of two runs: {what}": ratios
         for what, ratios in (
             ("Megatron Core", pairs(dense, cell, framework=core)),
-            ("mixtures of experts", pairs(experts, devices, framework=core, kind="experts")),
+            ("MoE models", pairs(experts, devices, framework=core, kind="experts")),
             ("LoRA of MLPerf", pairs(adapters, devices, framework=core, kind="adapters")),
             ("MPT under FSDP", pairs(mpt, cell, framework="torch-fsdp")),
             ("InternEvo", pairs(evo, cell, framework="internevo")),

@@ -33,14 +33,14 @@ def evaluate(folder: Path) -> dict[str, Any]:
     """
     runs = mixtures(folder)
     sets = {
-        f"Served mixtures, unseen {name}": [
+        f"Served MoE models, unseen {name}": [
             pair for _, members in left_out(runs, key).values() for pair in members
         ]
         for name, key in KEYS.items()
     }
     queued = [run for run in queued_runs(folder) if catalogue_model(run.model).num_experts]
     constants = {run.engine: expert_efficiency(engine=run.engine) for run in queued}
-    sets["Served mixtures, all requests queued at once"] = predict_runs(
+    sets["Served MoE models, all requests queued at once"] = predict_runs(
         prepare_batches(queued), constants
     )
     rows: Rows = {}

@@ -109,12 +109,12 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
 
     adapters, mixtures = (
         on("LoRA of MLPerf", "h100-sxm", "b200"),
-        groups["Mixtures of experts, releases from 26.02.01 on"],
+        groups["MoE models, releases from 26.02.01 on"],
     )
     lora = scatter((adapters, own)) ** 2
     # : both were held out.
     recent = {row.what for row in mixtures}
-    later = [row for row in groups["The next release: mixtures of experts"] if row.what in recent]
+    later = [row for row in groups["The next release: MoE models"] if row.what in recent]
     experts = scatter_by_model(mixtures, later, known=own) ** 2
     kernels = scatter((untimed(today_runs(folder)), own), (untimed(mpt_runs(folder)), fsdp))
     strangers = (
@@ -126,7 +126,7 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     by_kind = held_out_rows(found)
     added = fit_added_log_sd(by_kind["training dense"], known={"trainer": trainer})
     of_mixtures = fit_added_log_sd(by_kind["training mixture"], known={"trainer": trainer, **added})
-    older = scatter((groups["Mixtures of experts, earlier releases"], own + experts))
+    older = scatter((groups["MoE models, earlier releases"], own + experts))
     peaks = groups["MLPerf, peak of allocated memory"]
     of_adapters = [row for row in peaks if row.model.endswith(" lora")]
     allocated = scatter(
@@ -151,7 +151,7 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     of_experts = {"expert_time_log_sd": math.sqrt(experts), "earlier_expert_time_log_sd": older}
     # Five ratios of mixtures are too few for a deviation below that of dense models' ratios.
     of_experts["expert_pair_log_sd"] = max(
-        scatter((groups["Ratio of two runs: mixtures of experts"], 0.0)), pairs["megatron-core"]
+        scatter((groups["Ratio of two runs: MoE models"], 0.0)), pairs["megatron-core"]
     )
     shared, of_fsdp = {**of_experts, **of_memory}, {**of_memory, **tuned}
     times = {

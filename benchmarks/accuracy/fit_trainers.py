@@ -306,9 +306,7 @@ def by_title(folder: Path) -> Rows:
     """Return the rows by the title of their group in the ledger."""
     steps, memory = by_bare_fsdp(folder)
     return {
-        f"Trainers, {what}{', mixtures of experts' if experts else ''}": rows(
-            folder, experts=experts
-        )
+        f"Trainers, {what}{', MoE models' if experts else ''}": rows(folder, experts=experts)
         for what, rows in (("step time", step_times), ("peak memory", peaks))
         for experts in (False, True)
     } | {

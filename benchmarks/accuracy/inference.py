@@ -260,7 +260,7 @@ def shipped(folder: Path) -> list[Group]:
             "Engines, versions without constants",
             by(_series(pair for pair in pairs if pair not in own)),
         )
-        | titled("Engines, mixtures with the shipped constants", ratios(judged_mixtures))
+        | titled("Engines, MoE models with the shipped constants", ratios(judged_mixtures))
         | titled("Engines with default settings, unseen model", ratios(started(folder)))
         | titled("Engines, constants of another release", by(_parts(other_release(runs))))
     )
@@ -343,7 +343,7 @@ def unseen_kinds(folder: Path) -> list[Judged]:
     )
     for _, pairs in unseen.values():
         for pair in pairs:
-            kind = f"{pair.run.engine}, mixtures"
+            kind = f"{pair.run.engine}, MoE models"
             kinds[kind].append((kind, pair, expert_efficiency(engine=pair.run.engine)))
     return [judged for _, members in sorted(kinds.items()) for judged in members]
 

@@ -71,12 +71,12 @@ def percent(value: float, digits: int = 1) -> str:
 OVERVIEW = {
     "Dense pre-training on H100 in fp8": "step, dense model, Megatron Core on H100",
     "Dense pre-training on an unseen GPU die": "step, dense model, GPU without measured runs",
-    "Mixtures of experts, releases from 26.02.01 on": "step, mixture of experts, full settings",
-    "Minimal query: mixtures of experts": "step, mixture of experts, minimal query",
+    "MoE models, releases from 26.02.01 on": "step, MoE model, full settings",
+    "Minimal query: MoE models": "step, MoE model, minimal query",
     "MPT under FSDP": "step, dense model, PyTorch FSDP",
     "Trainers, step time": "step, dense model, fine-tuning trainers",
     "LoRA of MLPerf": "step, LoRA, Megatron Core",
-    "MPT under FSDP, constants of Megatron Core": "step, framework without constants of its own",
+    "MPT under FSDP, constants of Megatron Core": "step, framework without fitted constants",
     "Ratio of two runs: Megatron Core": "ratio of two steps of one model, Megatron Core",
     "Trainers, peak memory": "peak memory, dense model, fine-tuning trainers",
     "Serving: time per output token": "serving: time per output token",
@@ -96,7 +96,7 @@ OVERVIEW = {
 HEADLINES = (
     "Dense pre-training on H100 in fp8",
     "Dense pre-training on an unseen GPU die",
-    "Minimal query: mixtures of experts",
+    "Minimal query: MoE models",
     "Serving: time per output token",
     "Engines, constants of another release: time to first token",
 )
@@ -113,7 +113,7 @@ CLASSES = {
     "scale": "the number of GPUs",
     "task": "adapters (LoRA)",
     "load": "how requests arrive",
-    "model_kind": "the kind of model: dense, mixture, recurrent, sparse attention, ...",
+    "model_kind": "the kind of model: dense, MoE, recurrent, sparse attention, ...",
     "die": "the GPU's die",
     "trainer": "the training framework",
     "engine": "the inference engine",
@@ -121,7 +121,7 @@ CLASSES = {
 """Descriptions of the familiarity classes: in what a query differs from all measured runs."""
 KINDS = {
     "training dense": "dense training",
-    "training mixture": "training of mixtures",
+    "training mixture": "training of MoE models",
     "training adapters": "LoRA",
     "serving dense, tpot": "serving, time per output token",
 }

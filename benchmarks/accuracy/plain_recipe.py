@@ -64,7 +64,7 @@ def runs_by_kind(folder: Path) -> dict[str, list[Case]]:
         "LoRA of MLPerf": [
             case for case in audited if case.task == "lora" and not case.card.startswith("mi3")
         ],
-        "mixtures of experts": [case for case in pretraining(folder) if case.has_experts],
+        "MoE models": [case for case in pretraining(folder) if case.has_experts],
     }
 
 

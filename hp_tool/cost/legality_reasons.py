@@ -118,7 +118,7 @@ def _layers(case: TrainingCase, config: ParallelConfig) -> _Explanation:
         message = (
             f"{framework} gives stages equal weight in {layers} layers and the output layer. "
             f"pipeline_parallel_size {p} x virtual_pipeline_parallel_size {v} has "
-            f"{split_candidates(case.model, p).empty} empty stages; choose fewer stages and "
+            f"empty stages: {split_candidates(case.model, p).empty}; choose fewer stages and "
             "virtual_pipeline_parallel_size 1"
         )
     else:

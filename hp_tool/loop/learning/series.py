@@ -263,7 +263,7 @@ class StoredCalibrations:
 
         key, gpu = series.cluster_key, series.cluster_key.partition("/")[0]
         if nearest(cluster_key=key, framework=series.framework) is not None:
-            others = "mixtures of experts" if series.model_family == "dense" else "dense models"
+            others = "MoE models" if series.model_family == "dense" else "dense models"
             owners = {series.owner, ""}
             every = (
                 replace(series, model_family=family, owner=each)
