@@ -1,5 +1,5 @@
-"""hp_tool from Python: `hp_tool.estimate`, `recommend`, `size`, `export` and `explain`, the
-commands of the same names.
+"""Python API: `hp_tool.estimate`, `recommend`, `size`, `export` and `explain`, like the commands
+with the same names.
 
     import hp_tool
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 SIZING_KEYS = {name: COMMON[name] for name in ("gpu", "num_gpus")}
-"""Keys of a sizing query. Its other keys are at the top level."""
+"""Paths of short names in a sizing query; all other keys are at the top level."""
 
 
 class QueryKeys(TypedDict, total=False):
-    """Keys of a query as arguments. Sections are mappings with the fields in docs/queries.md; the
-    others are abbreviations of a path.
+    """Keys of a query as arguments: its sections, which are mappings with the fields in
+    docs/queries.md, and short names of single fields.
     """
 
     model: str | Mapping[str, Any]
@@ -69,8 +69,8 @@ class QueryKeys(TypedDict, total=False):
 
 
 def _with_keys(function: F) -> F:
-    """Return the function with a signature that names the keys of a query, for completion and
-    `help`, which do not resolve Unpack.
+    """Return the function with a signature that lists the keys of a query, because completion and
+    `help` do not resolve Unpack.
     """
     signature = inspect.signature(function)
     named = [
@@ -119,8 +119,8 @@ def recommend(
     sensitivity: bool = False,
     **keys: Unpack[QueryKeys],
 ) -> RecommendAnswer:
-    """Rank all legal configurations that fit and return the best `top`, first the one to try; axes
-    that `parallel` omits vary.
+    """Rank all legal configurations that fit and return the best `top`; rank 1 is the one to try
+    first. Axes that `parallel` omits vary.
 
     `pareto`: also return the configurations that no other beats in step time and memory, or in step
     time and number of devices; for serving, in tokens per second per user and per GPU (throughput).
@@ -186,8 +186,8 @@ def explain(
     query: Query | Mapping[str, Any] | Path | None = None,
     **keys: Unpack[QueryKeys],
 ) -> Explanation | LoggedExplanation:
-    """Return where the time of recorded steps went, compared with the prediction for the
-    configuration that ran.
+    """Return the time of recorded steps by part, compared with the prediction for the configuration
+    that ran.
 
     `traces`: files of torch.profiler, one for each rank, reports of Nsight Systems exported to
     SQLite, or one log with Megatron's timers, which are less detailed. `query` and `keys` are those
@@ -214,8 +214,8 @@ def make_query(
 def as_mapping(
     query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Any
 ) -> dict[str, Any]:
-    """Return the mapping of a query or its file, overridden by the keys and with its kind set, not
-    yet validated.
+    """Return a query or its file as a mapping with `kind` and the values of `keys`, not yet
+    validated.
     """
     from hp_tool.questions import schema
 

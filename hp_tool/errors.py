@@ -1,12 +1,12 @@
-"""Errors with a stable `code`, the path of the invalid input in `field`, and a fix in the
-message.
+"""Errors with a stable `code`, the path of the invalid input in `field`, and a message that
+contains the fix.
 """
 
 from typing import Any
 
 
 class HpToolError(Exception):
-    """Base class of intended errors. Entry points (CLI, API, batch) catch only this."""
+    """Base class of expected errors, which the CLI, the API and batches report to the user."""
 
     code = "internal"
 
@@ -39,7 +39,7 @@ class NotFoundError(HpToolError):
 
 
 class UnsupportedError(InputError):
-    """A requested feature is not modelled; never ignored silently. CLI exit 2, HTTP 422."""
+    """A requested feature is not supported. CLI exit 2, HTTP 422."""
 
     code = "unsupported"
 
@@ -81,7 +81,7 @@ class EngineAwayError(LauncherError):
 
 
 class RefusedError(LauncherError):
-    """The site rejects such jobs (partition, account, QOS, image), whatever the configuration."""
+    """The site rejects the job for any configuration (partition, account, QOS, image)."""
 
     code = "refused"
 

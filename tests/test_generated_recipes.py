@@ -258,8 +258,8 @@ def test_the_answer_says_what_stands_in() -> None:
     )
     words = resolve_training(query).assumed["training.recipe"]
     assert words == (
-        f"{get_recipe('megatron-bridge').name}; llama-3.3-70b is not listed: settings of llama-3-70b; "
-        "h200-sxm-141gb is not listed: settings of h100-sxm-80gb"
+        f"{get_recipe('megatron-bridge').name}; llama-3.3-70b is not listed: settings of "
+        "llama-3-70b; h200-sxm-141gb is not listed: settings of h100-sxm-80gb"
     )
 
 

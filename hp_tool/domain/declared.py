@@ -1,8 +1,8 @@
-"""Settings that a consumer supports: a profiler, or the writer of another tool's configuration.
+"""Find fields that a consumer of a configuration does not support.
 
-A consumer declares the fields that it supports. `undeclared_fields` reads `dataclasses.fields`, so
-that a field that no consumer declared, such as a new one, is rejected by name unless it has its
-default value.
+A consumer (a profiler, or the writer of another tool's configuration) declares the fields that it
+supports. `undeclared_fields` compares them with all fields of the dataclass, so that a field that
+the consumer did not declare, such as a new one, is rejected by name unless it has its default.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -36,9 +36,9 @@ ACCOUNTING_FIELDS = parse_names("""
     cluster.price_per_gpu_hour cluster.interruptions_per_node_day
     cluster.grid_carbon_kg_per_kwh cluster.power_usage_effectiveness
 """)
-"""Fields that no consumer needs to support, by path. They describe what a run finds in place
-(machines, towers, the load of experts), count things (tokens, prices, failures), or follow from
-other fields. Consumers that support only one framework or engine check that separately.
+"""Paths of fields that consumers need not support. They describe what a run cannot choose
+(machines, vision towers, the load of experts), affect only totals (tokens, prices, failures), or
+follow from other fields. Consumers that support only one framework or engine check that separately.
 """
 
 DENSE_FIELDS = parse_names("""

@@ -54,8 +54,8 @@ def catalogue_gpu_name(device: str) -> str | None:
 
 
 def matches_gpu(device: str, *, gpu: str) -> bool | None:
-    """Return True if the driver's name `device` means the catalogue GPU `gpu`, False if not; None
-    if it is ambiguous.
+    """Return whether the driver's name `device` is that of the catalogue GPU `gpu`; None if the
+    name is ambiguous.
     """
     known = catalogue_gpu_name(device)
     if known == gpu:

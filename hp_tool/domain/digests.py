@@ -1,4 +1,4 @@
-"""Digests of configurations and problems. Equal digests mean interchangeable measurements."""
+"""Digests of configurations and problems; measurements with equal digests are interchangeable."""
 
 import hashlib
 import json

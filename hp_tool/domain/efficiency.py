@@ -1,6 +1,7 @@
-"""Efficiency constants: how far real software stays below the datasheet, per GPU and per framework.
+"""Efficiency constants of GPUs and frameworks: the speed of real software relative to the
+datasheet.
 
-The catalogue's data files contain the values.
+The values are in the catalogue's data files.
 """
 
 import math
@@ -177,8 +178,8 @@ class FrameworkEfficiency(Strict):
 
     framework: str
     stands_for: str | None = None
-    """Framework without constants of its own that uses these; None if they are used for the
-    framework that was fitted.
+    """Framework that has no constants and uses those of `framework`; None if the constants are used
+    for `framework`.
     """
     matmul_slowdown: float = 1.0
     """Time of the framework's matmuls relative to isolated ones at the same clocks; above 1 for
@@ -343,35 +344,35 @@ class Doubts(Strict):
     """
 
     trainer_log_sd: float = 0.0
-    """The framework has no measured run."""
+    """Added if the framework has no measured run."""
     card_log_sd: float = 0.0
-    """No run of the framework used this card."""
+    """Added if no run of the framework used this card."""
     silicon_log_sd: float = 0.0
-    """No run of the framework used this die; added to `card_log_sd`."""
+    """Added to `card_log_sd` if no run of the framework used this die."""
     family_log_sd: float = 0.0
-    """No run trained a model of this family."""
+    """Added if no run trained a model of this family."""
     model_kind_log_sd: float = 0.0
-    """No run trained this kind of model (`familiarity.kind_of_model`)."""
+    """Added if no run trained this kind of model (`familiarity.kind_of_model`)."""
     precision_log_sd: float = 0.0
-    """No run used this precision."""
+    """Added if no run used this precision."""
     scale_log_sd: float = 0.0
-    """More GPUs than in any run."""
+    """Added if the query has more GPUs than any run."""
     kernels_log_sd: float = 0.0
-    """The die has no timed kernels."""
+    """Added if no kernels were timed on the die."""
     lora_log_sd: float = 0.0
-    """LoRA adapters, which no fitted run used."""
+    """Added for LoRA adapters, which no fitted run used."""
     lora_pair_log_sd: float = 0.0
     """`lora_log_sd` for the ratio of two configurations' step times (`pair_log_sd`)."""
     release_log_sd: float = 0.0
-    """A release newer than that of any run."""
+    """Added if the release is newer than that of any run."""
     unsaid_release_log_sd: float = 0.0
-    """The query names no release, and the model has no experts (with experts:
-    `earlier_expert_time_log_sd`).
+    """Added for dense models if the query names no release; for MoE models,
+    `earlier_expert_time_log_sd` is added.
     """
     feature_log_sd: float = 0.0
-    """Each feature without a measured step time."""
+    """Added for each feature without a measured step time."""
     memory_feature_log_sd: float = 0.0
-    """`feature_log_sd` for allocated memory, and for adapters."""
+    """As `feature_log_sd`, for allocated memory; also added for adapters."""
     serving: dict[str, dict[str, float]] = field(default_factory=dict)
     """Serving: additional standard deviation by figure (ttft, tpot, throughput) and by dimension.
     """

@@ -13,7 +13,7 @@ CacheLayout = Literal["groups", "whole", "pools", "exact"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFacts:
-    """Facts about a serving engine that its releases share and that nothing fits."""
+    """Facts about a serving engine that apply to all its releases and are not fitted."""
 
     memory_fraction_of: Literal["device", "free"] = "device"
     """Memory of which `inference.memory_fraction` is a fraction: the device's, or what the weights
@@ -107,7 +107,7 @@ including the CUDA context, and the first that again subtracts only what its own
 (vllm-project/vllm#19312).
 """
 CONTEXT_RESERVE_BYTES = 1.79 * GIB
-"""That memory, as one H100 logged it (vllm-project/vllm#10511)."""
+"""Device memory that PyTorch does not manage, as logged on one H100 (vllm-project/vllm#10511)."""
 
 BY_RELEASE = ("cache_layout", "schedules_ahead", "replica_max_num_seqs")
 """Fields that `device_defaults` sets by engine and release; files of constants omit them."""

@@ -1,4 +1,4 @@
-"""Port that passes a configuration to a trainer's command, as flags or as a file."""
+"""Port to the formats in which a trainer's command gets its configuration: flags or a file."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ NO_RUNS = Index()
 
 
 def group_settings(settings: Iterable[Setting]) -> Index:
-    """Return the settings of single runs, one group per run."""
+    """Return the index of single runs, with equal settings as one group."""
     names = [each.name for each in fields(Setting)]
     return Index(
         tuple(
@@ -130,7 +130,7 @@ class Nearest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Familiarity:
-    """How similar the nearest measured runs are."""
+    """Similarity of the nearest measured runs to a query."""
 
     class_: str
     """`familiar`, the most severe dimension in which the nearest runs differ, or `layout` if they
@@ -155,7 +155,9 @@ class Familiarity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nearness:
-    """The nearest runs, and the variance of ln(measured / predicted) that their differences add."""
+    """The nearest measured runs, and the variance of ln(measured / predicted) that their
+    differences from the query add.
+    """
 
     differs: tuple[str, ...]
     """Dimensions in which they differ, most severe first."""
@@ -163,7 +165,7 @@ class Nearness:
     runs: tuple[Measured, ...] = field(default=(), repr=False)
 
     def answer(self, unmeasured: tuple[str, ...] = ()) -> Familiarity:
-        """Return the familiarity that an estimate shows."""
+        """Return the familiarity to report in an estimate with these unmeasured features."""
         counts: dict[str, int] = {}
         first: dict[str, Measured] = {}
         for run in self.runs:
@@ -196,7 +198,7 @@ def describe_difference(dimension: str, run: Measured) -> str:
 
 
 SETTING_FIELDS = {"trainer": "software", "engine": "software", "die": "gpu", "scale": "num_gpus"}
-"""Field of a setting for each dimension whose name differs from its field's."""
+"""Field of `Setting` by dimension, for dimensions that have another name than their field."""
 
 
 def find_nearest(

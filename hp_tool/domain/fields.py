@@ -1,4 +1,4 @@
-"""Base of the dataclasses that users write: unknown keys are errors, and numbers are bounded.
+"""Base of the dataclasses that describe users' input: unknown keys are errors, numbers are bounded.
 
 Bounds are wide enough for realistic work and narrow enough that no formula overflows. They are part
 of the fields' annotations, so that pydantic enforces them and /openapi.json and the form show them.
@@ -77,9 +77,7 @@ def _json_type(value: Any) -> str:
 
 
 Choice: TypeAlias = Annotated[T, _OneOrSeveral()]
-"""A value; in the query of a ranking also a list of values, each of which becomes a query of its
-own.
-"""
+"""A value; a ranking also accepts a list of values, each of which is a separate query."""
 
 
 class _NotBlank:
@@ -124,8 +122,9 @@ class Shown:
 
 
 class Strict:
-    """A dataclass read from JSON with known keys and finite numbers only. Field docstrings become
-    the schema's descriptions.
+    """Base of dataclasses that are parsed from JSON with known keys and finite numbers only.
+
+    Docstrings of fields become the schema's descriptions.
     """
 
     __slots__ = ()

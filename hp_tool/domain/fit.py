@@ -1,4 +1,4 @@
-"""How a configuration fits in memory, in a word, from its probability of running out of memory."""
+"""Describe by a word how a configuration fits in memory."""
 
 from __future__ import annotations
 

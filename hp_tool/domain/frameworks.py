@@ -1,5 +1,5 @@
-"""Facts about training frameworks that determine memory and how the model is split, with sources.
-Nothing here is fitted.
+"""Facts about training frameworks that determine memory and the split of a model, with sources;
+none of them is fitted.
 """
 
 from dataclasses import dataclass, replace

@@ -36,8 +36,7 @@ def recorded_modules(
 
 
 def recording_error(workload: TrainingWorkload, model: ModelSpec) -> str | None:
-    """Return why Megatron Core rejects this CUDA graph configuration, with the fix; None if it
-    accepts it.
+    """Return an error message with a fix if Megatron Core rejects these CUDA graphs; else None.
 
     Source: TransformerConfig of releases 0.16 to 0.19 (transformer_config.py, cuda_graph_impl). The
     rules about recomputation are in `cost.strategy_legality`.
@@ -53,7 +52,8 @@ def recording_error(workload: TrainingWorkload, model: ModelSpec) -> str | None:
     if workload.merges_passes:
         if modules is None and not is_at_least(release, since=GRAPHS_BESIDE_MERGED_PASSES):
             return (
-                "Megatron Core records no whole iteration under training.overlap.expert_parallel "
+                "Megatron Core does not record whole iterations with "
+                "training.overlap.expert_parallel "
                 "before release 0.18 (NeMo "
                 "26.06); set training.cuda_graph_modules to [attn, moe_router, moe_preprocess], or "
                 "cuda_graphs to false"
@@ -73,7 +73,7 @@ def recording_error(workload: TrainingWorkload, model: ModelSpec) -> str | None:
         )
     if not model.num_experts and named & {"moe_router", "moe_preprocess"}:
         return (
-            f"{model.name} has no experts; leave moe_router and moe_preprocess out of "
+            f"{model.name} has no experts; remove moe_router and moe_preprocess from "
             "training.cuda_graph_modules"
         )
     if "moe_preprocess" in named and "moe_router" not in named:

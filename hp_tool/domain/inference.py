@@ -1,5 +1,5 @@
-"""A serving load as a query describes it: lengths, arrivals, engine and features, independent of
-the parallelism.
+"""Inference section of a query: lengths, arrivals, engine and features of a serving load,
+independent of the parallelism.
 """
 
 from __future__ import annotations

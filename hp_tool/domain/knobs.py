@@ -1,8 +1,8 @@
-"""For each key of `training`: what it changes, who besides the query may set it, and which values
-profile runs support.
+"""Facts about keys of `training`: whether they change the numerics, who may set them besides the
+query, and which values profile runs support.
 
-Consumers derive their rules from this table. A key without a row is set only by queries, and runs
-use its default. A key that may be a list of values is a `fields.Choice`.
+A key without a row in KNOBS is set only by queries, and runs use its default. A key that may be a
+list of values has the type `fields.Choice`.
 """
 
 from collections.abc import Collection, Mapping
@@ -20,11 +20,10 @@ class Knob:
     """Facts about a key of `training` that are not part of a formula."""
 
     trains: bool = False
-    """Whether it changes the trained numbers; a ranking varies it only if the query lists values.
-    """
+    """Whether it changes the numerics; a ranking varies it only if the query lists values."""
     set_by: Literal["recipe", "recipe or ranking"] | None = None
-    """Who may set the key if the query omits it. A ranking sets only keys that leave the trained
-    numbers unchanged.
+    """Who may set the key if the query omits it. A ranking sets only keys that do not change the
+    numerics.
     """
     runs: Runs = field(default_factory=dict)
     plain: Collection[Any] | None = None

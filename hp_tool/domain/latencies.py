@@ -1,6 +1,4 @@
-"""Latencies of a request: one object for each, from which targets, searches, tables and pages take
-keys and labels.
-"""
+"""Latencies of a request, with the keys and labels that targets, searches, tables and pages use."""
 
 from dataclasses import dataclass
 

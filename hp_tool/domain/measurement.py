@@ -180,9 +180,10 @@ class Tail(Flattened):
 class Tails(Strict):
     """Latencies of single requests, in seconds.
 
-    Predictions assume equal lengths. In a closed load, they vary only with a request's place in its
-    wave; at a request rate, with load and concurrent prompts, and the request latency is an upper
-    bound (late in both).
+    Predictions assume equal lengths. In a closed load, latencies vary only with a request's
+    position among the requests that start together. At a request rate, they vary with the load and
+    the prompts in progress; the request latency is then an upper bound, for a request that is slow
+    in both phases.
     """
 
     ttft_s: Tail
@@ -342,14 +343,16 @@ class Measurement(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult(Measurement):
-    """Result of a job that ran several configurations: the first one's, and its rivals'."""
+    """Measurement of a job's first configuration, and of the configurations that ran after it."""
 
     rivals: tuple[Measurement, ...] = ()
-    """In the order of the request, up to the first failure."""
+    """Measurements of the other configurations, in the order of the request, up to the first
+    failure.
+    """
 
     @property
     def own(self) -> Measurement:
-        """Measurement of the first configuration, with its share of the job's time."""
+        """Measurement of the first configuration, with `wall_s` reduced to its part of the job."""
         rivals_s = sum(rival.wall_s or 0.0 for rival in self.rivals)
         values = {field.name: getattr(self, field.name) for field in fields(Measurement)}
         return Measurement(

@@ -27,7 +27,7 @@ class NewMeasurement:
     source: MeasurementSource
     """profile: a run of a search; reported: sent by a training; file: imported."""
     cluster_key: str
-    """Scope of one calibration: the GPU and its cluster, as the calibrator names it."""
+    """Key of the GPU and cluster whose measurements one calibration uses."""
     gpu: str
     framework: str
     model: str
@@ -105,7 +105,7 @@ class MeasurementRecord(NewMeasurement):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A rejected report of a list."""
+    """A rejected report in a list of reports."""
 
     line: int
     """Position in the list, from 1."""

@@ -59,8 +59,9 @@ class LayerKind:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec(Strict):
-    """A transformer's shape. A field that is None is derived: read the property of the same meaning
-    below the fields.
+    """Shape of a transformer.
+
+    Properties below the fields give the values of fields that are None.
     """
 
     name: str = "custom"
@@ -111,7 +112,9 @@ class ModelSpec(Strict):
     models (BERT, BART) have none.
     """
     position_embedding: PositionEmbedding | None = None
-    """None: learned for layernorm models without gates (GPT), rotary otherwise."""
+    """Kind of position embedding; None: learned for layernorm models without gates (GPT), else
+    rotary.
+    """
     max_position_embeddings: Size | None = None
     """Rows of a learned position embedding; None: the workload's sequence length."""
     position_embedding_offset: ZeroOrMore = 0
@@ -396,7 +399,7 @@ class ModelSpec(Strict):
         return tuple(int(place in chosen) for place in range(len(self.kinds)))
 
     def _repeated(self, layers: int) -> ModelSpec:
-        """A model of `layers` of these layers, of which the same share is windowed."""
+        """Return a model with `layers` such layers, of which the same fraction is windowed."""
         windowed = self.sliding_window_layers
         sizes: dict[str, Any] = {"num_hidden_layers": layers}
         if windowed is not None:

@@ -1,5 +1,5 @@
-"""Parts of a training step, of memory and of a request's latency: one object for each, from which
-the cost model, calibration, explanations, the terminal and pages take names, groups and colours.
+"""Parts of a training step, of memory and of a request's latency, with their names, groups and
+colours in the cost model, calibrations, explanations, the terminal and pages.
 """
 
 from __future__ import annotations

@@ -132,26 +132,27 @@ def _expand_repetitions(text: str) -> str:
     return text
 
 
-# Layers of the stages where nobody lays them out, and they or their model chunks cannot all hold
-# equally many.
+# Default numbers of layers per stage if p v does not divide L: L layers, p stages, v chunks per
+# stage. Sizes are numbers or arrays.
 #
-# Megatron Core counts the output layer, or it and the embedding, as a layer each
+# Megatron Core can count the output layer, or both it and the embedding, as one layer each
 # (account_for_loss_in_pipeline_split, account_for_embedding_in_pipeline_split): BLOOM's 70 layers
-# lie on 12 stages, Llama 3.1 405B's 126 on 64 chunks. With one chunk a rank it takes any number for
-# either end (num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage). Mixtures that
-# begin with dense layers, which are light, have a full first chunk: Megatron Bridge lays out the 61
-# layers of DeepSeek-V3 and of Kimi-K2 on 16 chunks as fifteen times 4, and 1 (recipes/deepseek,
-# recipes/kimi). What is left is laid out chunk by chunk, a layer fewer in each of the first and the
-# last few. Sizes are numbers or arrays: L layers on p stages of v chunks.
+# are on 12 stages, the 126 of Llama 3.1 405B on 64 chunks. With one chunk per rank, it accepts any
+# number for the first and the last stage (num_layers_in_first_pipeline_stage,
+# num_layers_in_last_pipeline_stage). MoE models that begin with dense layers, which are fast, have
+# a full first chunk: Megatron Bridge divides the 61 layers of DeepSeek-V3 and Kimi-K2 into 15
+# chunks of 4 and one of 1 (recipes/deepseek, recipes/kimi). In all other cases, each of the first
+# and the last few chunks has one layer fewer.
 
 
 def missing_layers(
     *, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool = False
 ) -> tuple[Any, Any]:
-    """Return (a, b): the layers that the first and last stage lack to the next multiple of p v.
+    """Return the numbers of layers that the first and the last stage have fewer than a full stage.
 
-    The last stage lacks more, because it also has the output layer. With `begins_dense` it lacks
-    all of them, if it still has a layer then. Both are 0 if p v divides L.
+    Their sum is the distance from L to the next multiple of p v, 0 if p v divides L. The last stage
+    lacks more, because it also has the output layer. With `begins_dense`, only the last stage lacks
+    layers, if it still has one.
     """
     missing = -num_layers % (stages * chunks)
     first = missing // 2
@@ -163,10 +164,11 @@ def missing_layers(
 def ends_are_shorter(
     *, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool = False
 ) -> Any:
-    """Return whether only the first and last stage lack layers, so that a framework can be
-    configured by their sizes.
+    """Return whether Megatron Core's settings for the first and the last stage describe the layers
+    of all stages.
 
-    They must have enough layers, or lack at most one each.
+    This is so if both stages lack at most one layer each, or with one chunk per rank if the last
+    stage still has a layer.
     """
     _, last = missing_layers(
         num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense
@@ -175,8 +177,8 @@ def ends_are_shorter(
 
 
 def _only_ends_lack_layers(*, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool) -> Any:
-    """Return whether only the first and last stage lack layers, however a framework is
-    configured.
+    """Return whether all stages but the first and the last are full, even if Megatron Core has no
+    setting for it.
     """
     sizes = {
         "num_layers": num_layers,
@@ -189,8 +191,8 @@ def _only_ends_lack_layers(*, num_layers: Any, stages: Any, chunks: Any, begins_
 
 
 def splits_unevenly(*, num_layers: Any, stages: Any, chunks: Any) -> Any:
-    """Return whether each chunk of a pipeline whose p v does not divide L has at least one layer;
-    the first and last chunk may have none.
+    """Return whether L layers can be divided unevenly into p v chunks: each has a layer, except
+    possibly the first and the last.
     """
     _, last = missing_layers(num_layers=num_layers, stages=stages, chunks=chunks)
     return (stages > 1) & ((num_layers > stages * chunks) | ((chunks > 1) & (last == 1)))
@@ -199,7 +201,9 @@ def splits_unevenly(*, num_layers: Any, stages: Any, chunks: Any) -> Any:
 def stage_layers(
     *, num_layers: Any, stages: Any, chunks: Any, late: bool = False, begins_dense: bool = False
 ) -> tuple[Any, Any, Any]:
-    """Return the layers of the (first, last, fullest) stage; `late` as in chunk_layers."""
+    """Return the numbers of layers of the first, the last and the fullest stage; `late` as in
+    `chunk_layers`.
+    """
     p = stages
     if late:
         return num_layers // p, -(-num_layers // p), -(-num_layers // p)
@@ -223,10 +227,8 @@ def stage_layers(
 def v_stage_layers(
     *, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool = False
 ) -> tuple[Any, Any, Any]:
-    """Return the layers of the (first, last, fullest) stage of a V, whose rank r has the chunks r
-    and 2p - 1 - r.
-
-    The last stage is as full as any other.
+    """Return the numbers of layers of the first, the last and the fullest stage in a V-shaped
+    pipeline, whose rank r has the chunks r and 2p - 1 - r.
     """
     first, last = missing_layers(
         num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense

@@ -32,7 +32,7 @@ class PlannedRun:
     time_limit_s: float
     """Seconds after which the run is cut off."""
     cut_off: bool = False
-    """Whether `search.run_timeout_s` is shorter than the run is expected to take."""
+    """Whether the run is expected to exceed `search.run_timeout_s`."""
     hold_probability: float
     """Probability that the run fits, works and does not stall."""
 
@@ -48,7 +48,7 @@ class SearchPlan:
     launcher: str
     first: PlannedRun
     confirmation: PlannedRun | None
-    """The complete run that would confirm a leader which only ran reduced; None if runs are
+    """The complete run of the best configuration, if its other runs are reduced; None if runs are
     complete or the budget is too small.
     """
     runs: int

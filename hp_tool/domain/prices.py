@@ -86,7 +86,7 @@ class Priced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotRanked:
-    """A machine, or a number of them, without a row in a ranking of machines."""
+    """A machine without a row in a ranking of machines, and the reason."""
 
     cluster: str
     code: str

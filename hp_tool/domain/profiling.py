@@ -1,5 +1,5 @@
-"""Fields that the built-in profilers support. Searches check them before they pay for runs, and a
-profiler before a run. Fields that are not declared here are rejected.
+"""Fields that the built-in profilers support. A search checks them before its first run, and a
+profiler before each run. Fields that are not declared here are rejected.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ _ENCODER_ONLY_FIELDS: Declared = {
     "sentence_head": (False,),
     "type_vocab_size": (0,),
 }
-"""Fields of encoders that a decoder may set to say that it lacks the part."""
+"""Fields of encoder parts, with the values that a decoder without these parts may have."""
 _DECODER_FIELDS: Declared = {
     **allow_any_value(DENSE_FIELDS, parse_names("position_embedding_offset")),
     **_ENCODER_ONLY_FIELDS,
@@ -134,9 +134,7 @@ def unsupported_model_fields(
 
 
 def unsupported_training(*, model: ModelSpec, training: TrainingWorkload, gpu: str) -> Unsupported:
-    """Return (field, words) of a setting with which no configuration of this query can run; None if
-    there is none.
-    """
+    """Yield (field, words) for each setting of a query that the profiler does not support."""
     fsdp = training.framework == "torch-fsdp"
     if training.framework not in ENGINES:
         yield "training.framework", f"framework: {training.framework}"
@@ -162,9 +160,7 @@ def unsupported_training(*, model: ModelSpec, training: TrainingWorkload, gpu: s
 
 
 def unsupported_layout(cluster: ClusterSpec, strategy: Strategy) -> Unsupported:
-    """Return (field, words) of a setting of the layout of ranks and stages that runs do not
-    support.
-    """
+    """Yield (field, words) for each setting of cluster and rank layout that runs do not support."""
     yield from _undeclared_words(
         strategy, section="parallel", declared=allow_any_value(_SIZE_FIELDS["megatron-core"])
     )
@@ -250,9 +246,7 @@ def _undeclared_sizes(sizes: Sizes, *, followed: frozenset[str]) -> Iterator[tup
 def unsupported_serving(
     *, model: ModelSpec, inference: InferenceWorkload, runner: Runner
 ) -> Unsupported:
-    """Return (field, words) of a setting with which no configuration of this query can be served;
-    None if there is none.
-    """
+    """Yield (field, words) for each setting of a serving query that runs do not support."""
     running = runner == "endpoint"
     by_rate = running and isinstance(inference.request_rate_per_second, int | float)
     if not running and inference.precision not in ("bf16", "fp16", "fp32"):
@@ -265,7 +259,8 @@ def unsupported_serving(
     if running and inference.think_time_s:  # The number of such users' requests in flight varies.
         yield (
             "inference.think_time_s",
-            "think_time_s: people who think come at a rate; measure that, request_rate_per_second",
+            "think_time_s: users with think time send requests at a rate; set "
+            "request_rate_per_second instead",
         )
     declared: Declared = {
         **allow_any_value(_ENDPOINT_FIELDS if running else _BATCH_FIELDS),
@@ -289,7 +284,7 @@ def unsupported_serving(
             model, section="model", declared=_LLAMA_FIELDS, where=" with vllm"
         )
         if not model.gated_mlp or model.normalization != "rmsnorm" or model.positions != "rotary":
-            yield "model", "models shaped otherwise than Llama or Qwen3 with vllm"
+            yield "model", "models other than Llama and Qwen3 shapes with vllm"
         if model.vocab_size < MIN_VLLM_BATCHED_TOKENS:
             yield "model.vocab_size", f"a vocab_size below {MIN_VLLM_BATCHED_TOKENS} with vllm"
 
@@ -302,7 +297,7 @@ def unsupported_serving_sizes(
     runner: Runner = "megatron-core",
 ) -> Unsupported:
     """Yield (field, words) for settings of this configuration that runs do not support."""
-    if runner == "endpoint":  # It was started with it.
+    if runner == "endpoint":  # The server was started with this configuration.
         yield from _undeclared_words(
             parallel, section="parallel", declared=allow_any_value(SERVER_FIELDS)
         )
@@ -324,5 +319,5 @@ def unsupported_serving_sizes(
     if isinstance(inference.concurrency, int) and inference.concurrency > parallel.max_num_seqs:
         yield (
             "parallel.max_num_seqs",
-            f"a concurrency above max_num_seqs {parallel.max_num_seqs}: a run has no queue",
+            f"a concurrency above max_num_seqs {parallel.max_num_seqs}, because a run has no queue",
         )

@@ -26,11 +26,11 @@ MAX_DEVICES = 1_024
 
 
 class OwnFile(str):
-    """A name in a query that may be a path on this machine. A plain string names a catalogue entry
-    and is never opened.
+    """A name in a query that may be the path of a local file. A plain string is the name of a
+    catalogue entry and is never opened as a file.
 
-    JSON and YAML contain no such names, so neither do queries that arrive over HTTP or are stored
-    in a database. Copies of a query keep them.
+    Parsers of JSON and YAML do not create this type, so that queries from HTTP or the database
+    cannot name local files.
     """
 
     __slots__ = ()

@@ -1,5 +1,5 @@
-"""Recipes: named sets of settings that a published recipe uses besides the layout, and the
-trainings to which they apply.
+"""Recipes: settings besides the layout that a published recipe uses, and the trainings to which
+they apply.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from hp_tool.domain.workload import TrainingWorkload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeRule(Strict):
-    """Settings, and the conditions that a training must all meet for them to apply."""
+    """Settings that apply to trainings that meet all conditions of the rule."""
 
     models: tuple[str, ...] = ()
     """Catalogue names; empty: any."""
@@ -102,14 +102,14 @@ class RecipeRule(Strict):
 
 
 def _includes_all(names: tuple[str, ...], others: tuple[str, ...]) -> bool:
-    """Return whether all others are among the names; empty names stand for all."""
+    """Return whether `names` contains all `others`; empty `names` contain everything."""
     return not names or (bool(others) and set(others) <= set(names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe(Strict):
-    """A recipe of the catalogue. If two rules set one key, the later wins; the query's values win
-    over both.
+    """A recipe of the catalogue. Later rules override earlier ones, and the query overrides
+    both.
     """
 
     name: str

@@ -27,7 +27,9 @@ SET = "set"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """The right to coordinate a search. `token` fences writes; expiry only allows another claim."""
+    """Right of a worker to coordinate a search. Writes with an older `token` are rejected; an
+    expired lease only allows another claim.
+    """
 
     search_id: str
     holder: str
@@ -108,12 +110,12 @@ class WorkerRecord:
 
 
 class RunAccount(TypedDict, total=False):
-    """The engine's account of a run's job."""
+    """Times, nodes and log of a run's job, as the cluster engine reports them."""
 
     queue_s: float
     """Seconds from submission to start."""
     wall_s: float
-    """Seconds that it used its devices."""
+    """Seconds for which the job used its devices."""
     hosts: list[str]
     """Nodes of an abandoned job; for others see the measurement."""
     log_tail: str
@@ -150,7 +152,7 @@ class RunRecord:
     cause: str | None = None
     """Why it was abandoned."""
     account: JsonObject | None = None
-    """The engine's account of its job (`RunAccount`)."""
+    """Times, nodes and log of its job (`RunAccount`)."""
     measurement_id: str | None = None
     measurement: Measurement | None = None
     created_at: datetime

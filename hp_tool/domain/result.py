@@ -1,4 +1,4 @@
-"""Typed results, whose JSON has exactly these fields."""
+"""Results of training queries; their JSON has the fields of these dataclasses."""
 
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
@@ -184,8 +184,8 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A prediction for one configuration. If it is infeasible, memory and time are still given when
-    defined.
+    """Prediction for one training configuration. Memory and time are None only if the configuration
+    is illegal.
     """
 
     feasible: bool
@@ -243,7 +243,7 @@ class Estimate:
     """Origin of the numbers: model, GPU and efficiency profile, FLOPs convention, version."""
 
     def __repr__(self) -> str:
-        """Return one line for people; --json has the fields."""
+        """Return a one-line summary."""
         verdict = (
             "feasible"
             if self.feasible
@@ -339,14 +339,14 @@ class Recommendation(Priced):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceSummary:
-    """Numbers of candidates."""
+    """Numbers of candidates of a query's space."""
 
     legal: int
     """Candidates whose memory and time were computed."""
     feasible: int
     """Feasible candidates among these."""
     pruned: int = 0
-    """Further legal candidates, which bounds show to be no better without computing them."""
+    """Further legal candidates that lower bounds excluded without computing them."""
     seconds: float
     """Seconds to enumerate, cost and rank them."""
 

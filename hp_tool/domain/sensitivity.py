@@ -1,4 +1,6 @@
-"""What a recommendation depends on: the number of devices, the axes, and the hardware."""
+"""Results about how a recommendation depends on the number of devices, the axes and the
+hardware.
+"""
 
 from dataclasses import dataclass
 

@@ -177,7 +177,7 @@ class TokenPrices:
 
 
 ALL_RUN_FRACTION = 0.99
-"""Fraction of the requests in flight from which all count as running."""
+"""If at least this fraction of the requests in flight runs, no request counts as waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,12 +259,12 @@ class InferenceEstimate:
 
     @property
     def some_wait(self) -> bool:
-        """Whether clearly fewer requests run than are in flight."""
+        """Whether less than ALL_RUN_FRACTION of the requests in flight run."""
         running, flying = self.running_requests, self.concurrency
         return bool(running and flying and running < ALL_RUN_FRACTION * flying)
 
     def __repr__(self) -> str:
-        """Return one line for people; --json has the fields."""
+        """Return a one-line summary."""
         verdict = (
             "feasible"
             if self.feasible

@@ -1,4 +1,4 @@
-"""Complete training and serving configurations, with names looked up."""
+"""Complete training and serving configurations, from which other tools' files are written."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,5 @@
-"""Sizing: from a budget to a model, its tokens, starting hyperparameters, and the days that
-training takes.
+"""Queries and results of sizing: a budget, and the model, tokens, hyperparameters and days that it
+allows.
 """
 
 from dataclasses import dataclass
@@ -37,9 +37,10 @@ class SizingQuery(Strict):
     """A budget for a training. Omitted fields follow from a scaling law, from the cluster, or from
     both.
 
-    `model` or `parameters`, `tokens` and `flops`: any two of the three fix the training, any one
-    fixes it with the law; with `days` the answer is then the fewest devices of the cluster that
-    meet this deadline. `days` alone gives the training that the whole cluster can do in this time.
+    Two of the three quantities `model` or `parameters`, `tokens` and `flops` determine the
+    training; one of them does so together with the law. If `days` is also set, it is a deadline,
+    and the answer has the fewest devices of the cluster that meet it. If only `days` is set, the
+    answer is the training that the whole cluster completes in this time.
     """
 
     id: str | None = None

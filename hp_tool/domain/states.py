@@ -1,5 +1,5 @@
-"""States of searches, runs, outcomes and jobs: one object for each, from which the store, the
-terminal, the API and pages take whether it is final, its words and its colour.
+"""States of searches, runs, outcomes and jobs, with the words and colours in which interfaces show
+them.
 """
 
 from __future__ import annotations

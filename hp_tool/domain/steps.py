@@ -1,6 +1,4 @@
-"""Steps of a run in its log: which of them count, and their text format. A run that is cut off
-keeps them.
-"""
+"""Format and parse the steps of a run in its log, so that a run that is cut off keeps them."""
 
 import re
 from collections.abc import Sequence

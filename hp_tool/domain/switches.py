@@ -1,7 +1,7 @@
-"""Overlaps and fusions of a Megatron Core training: one table for the exported command, the
-measured run, and the corresponding constants of the cost model.
+"""Overlaps and fusions of a Megatron Core training, for exported commands, profile runs and the
+constants of the cost model.
 
-Open settings are on, as in the runs to which the constants were fitted.
+Settings that a query omits are on, as in the runs to which the constants were fitted.
 """
 
 from collections.abc import Collection, Mapping
@@ -74,9 +74,9 @@ NEEDS: Mapping[str, tuple[tuple[str, ...], bool | str]] = {
     "moe_token_dispatcher_type": ((DEEP_EP,), "alltoall"),
     "cuda_graph_impl": ((CUDA, ENGINE), "none"),
 }
-"""What the nodes need for a field, and its value without. Apex: its kernel accumulates the
-gradients of the output layer, as Transformer Engine does for all other matrices. Graphs draw random
-numbers with Transformer Engine's generator.
+"""For each field, the components that nodes must have and its value if one is missing. Apex's
+kernel accumulates the gradients of the output layer, as Transformer Engine does for all other
+matrices. CUDA graphs require Transformer Engine's random number generator.
 """
 
 
@@ -88,9 +88,9 @@ def megatron_switches(
     dispatcher: TokenDispatcher = "alltoall",
     nvlink_domain_size: int | None = None,
 ) -> Switches:
-    """Return the overlaps and fusions of this configuration if no component is missing.
+    """Return the overlaps and fusions of a configuration on nodes with all components.
 
-    `nvlink_domain_size` is None if a tensor-parallel group is known to be within one domain.
+    `nvlink_domain_size` is None if each tensor-parallel group is within one NVLink domain.
     """
     overlap, t = workload.overlap or OverlapSpec(), parallel.tensor_parallel_size
     data = overlap.data_parallel is not False

@@ -1,4 +1,4 @@
-"""Targets of serving: maximum latencies, as means or quantiles over requests."""
+"""Targets of serving queries: maximum latencies, as means or quantiles over requests."""
 
 from __future__ import annotations
 
@@ -56,9 +56,7 @@ class Targets(Flattened):
     """(key, limit) of the other quantiles; in JSON and YAML keys like those above."""
 
     def limits(self) -> Iterator[tuple[str, str, str | None, float]]:
-        """Targets that are set: name, bounded latency, quantile (p90, p99.9; None: the mean), and
-        limit.
-        """
+        """Yield (name, latency, quantile, limit) of each target; quantile None is the mean."""
         named = ((name, getattr(self, name)) for name in self.__slots__ if name != "others")
         for name, limit in (*named, *self.others):
             if limit is not None:

@@ -1,4 +1,4 @@
-"""Formatting of SI units and bytes for people. Inside, values are in SI units and bytes."""
+"""Format values in SI units and bytes for people."""
 
 import math
 
@@ -6,7 +6,7 @@ MIB = 2**20
 GB = 10**9
 GIB = 2**30
 MIN_CHANGE = 0.0005
-"""Relative difference below which two times count as equal for a reader: 0.05%."""
+"""Relative difference (0.05%) below which two printed times count as equal."""
 SECONDS_PER_DAY = 86_400.0
 SECONDS_PER_HOUR = 3_600.0
 JOULES_PER_MWH = 3.6e9

@@ -7,7 +7,7 @@ from enum import StrEnum
 ATTEMPTS = 8
 """Maximum number of delivery attempts, over about three hours."""
 FIRST_WAIT_S = 15.0
-"""Seconds that an attempt is left to its worker; longer than a delivery can take."""
+"""Seconds until an attempt that was never settled is repeated; longer than a delivery can take."""
 MAX_WAIT_S = 3600.0
 OVERDUE_S = 120.0
 """Delay from which a delivery counts as overdue; workers look every few seconds."""

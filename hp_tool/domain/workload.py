@@ -1,6 +1,4 @@
-"""A training run as a query describes it: batch, precision and software, independent of the
-parallelism.
-"""
+"""Training section of a query: batch, precision and software, independent of the parallelism."""
 
 from __future__ import annotations
 
@@ -288,8 +286,8 @@ class TrainingWorkload(Strict):
         return {name: values for name, values in several.items() if isinstance(values, tuple)}
 
     def with_open_knobs(self) -> Self:
-        """Return the workload without a loss or CUDA graphs that it explicitly sets to off: the
-        same training and the same measurement.
+        """Return the workload with `cross_entropy: unfused` and `cuda_graphs: false` replaced by
+        None, which is the same training.
         """
         if self.cross_entropy != "unfused" and self.cuda_graphs is not False:
             return self
@@ -303,7 +301,7 @@ class TrainingWorkload(Strict):
 
     @property
     def offloaded_share(self) -> float:
-        """Fraction that is offloaded of what `offload` names."""
+        """Fraction of the states or activations that is offloaded."""
         return self.offload_fraction or 1.0
 
     @cached_property
@@ -322,7 +320,7 @@ class TrainingWorkload(Strict):
 
     @property
     def records_layers(self) -> bool:
-        """Whether CUDA graphs contain most of a layer, and so its input and output."""
+        """Whether CUDA graphs record attention, and therefore a layer's input and output."""
         modules = self.cuda_graph_modules
         return bool(self.cuda_graphs) and (modules is None or "attn" in modules)
 

@@ -1,4 +1,4 @@
-"""Allowed values of each axis: those of the query, or values that make sense for this model and
+"""Determine the values of each axis to try: the query's, else those that suit the model and
 cluster.
 """
 
@@ -39,7 +39,7 @@ CONTEXT_TOKENS = 1_024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """Allowed values of each axis."""
+    """Values of each axis to try."""
 
     tensor_parallel_size: tuple[int, ...]
     pipeline_parallel_size: tuple[int, ...]
@@ -64,8 +64,8 @@ class Axes:
     pipeline_schedule: tuple[PipelineSchedule, ...] | None = None
     """None: 1F1B, interleaved if a rank has several model chunks."""
     chunks_are_asked: bool = False
-    """Whether the query gives the number of chunks per rank. If not, all numbers are tried that
-    divide the layers, with or without the ends.
+    """Whether the query sets the number of chunks per rank. If not, the numbers are tried that
+    divide the layers, or the layers with the embedding and the output layer counted as one each.
     """
 
     def lengths(self, *names: str) -> dict[str, int]:
@@ -91,8 +91,8 @@ class Axes:
 
 
 def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
-    """Return the axes of a query; an axis it leaves free gets every divisor that the framework
-    accepts, within practical limits.
+    """Return the values to try for each axis: the query's values, else all divisors that the
+    framework supports, within practical limits.
     """
     model, cluster, workload = case.model, case.cluster, case.workload
     n = cluster.num_gpus
@@ -104,8 +104,8 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
     plain = (1,) if framework.is_plain else whole
 
     def free(name: Degree, values: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
-        """Return the query's values of an axis, or the default ones if the query leaves it free:
-        only 1 if the framework does not support the axis.
+        """Return the query's values of an axis, else the default values, which are (1,) if the
+        framework does not support the axis.
         """
         return axis_values(getattr(query, name)) or (
             values() if name in framework.degrees else (1,)
@@ -173,8 +173,9 @@ MAX_CARDS = 8
 
 
 def fine_tunes_on_cards(case: TrainingCase) -> bool:
-    """Return whether the job fine-tunes on up to eight cards of one host without NVLink. Trainers
-    for such hosts replicate or shard a model and run no pipeline.
+    """Return whether the job fine-tunes on up to MAX_CARDS cards of one host without NVLink.
+
+    Trainers for such hosts replicate or shard the model and use no pipeline parallelism.
     """
     cluster = case.cluster
     return (
@@ -186,9 +187,10 @@ def fine_tunes_on_cards(case: TrainingCase) -> bool:
 
 
 def _expert_tensor_sizes(case: TrainingCase) -> tuple[int, ...]:
-    """Return the powers of two that divide an expert within an NVLink domain, if there are more
-    ranks than experts; otherwise 1, because splitting experts adds communication that more expert
-    parallelism avoids.
+    """Return the powers of two by which an expert can be split within an NVLink domain, if there
+    are more ranks than experts.
+
+    Otherwise only 1, because splitting experts adds communication that expert parallelism avoids.
     """
     model, cluster = case.model, case.cluster
     if not model.num_experts or model.num_experts >= cluster.num_gpus:
@@ -214,10 +216,11 @@ def _dispatchers(query: ParallelQuery, case: TrainingCase) -> tuple[int, ...]:
 def scheduled_chunks(
     chunks: tuple[int, ...], *, schedule: PipelineSchedule | None
 ) -> tuple[int, ...]:
-    """Return the numbers of model chunks per rank that the schedule can run: two or more if
+    """Return the numbers of model chunks per rank that the schedule supports: two or more for
     interleaved, two for V schedules, one for all others; any number if the schedule is None.
 
-    Raises InputError where none is left.
+    Raises:
+        InputError: The schedule supports none of `chunks`.
     """
     if schedule is None:
         return chunks
@@ -235,9 +238,11 @@ def scheduled_chunks(
 
 
 def _context_sizes(workload: TrainingWorkload, num_gpus: int) -> tuple[int, ...]:
-    """Return the powers of two that leave each rank at least CONTEXT_TOKENS tokens, because
-    splitting shorter sequences only adds communication. Only 1 for unfused attention, which cannot
-    split a sequence (Megatron Core, Transformer Engine).
+    """Return the powers of two with which each rank has at least CONTEXT_TOKENS tokens, because
+    splitting shorter sequences only adds communication.
+
+    Only 1 with unfused attention, which does not support context parallelism (Megatron Core,
+    Transformer Engine).
     """
     if workload.attention != "flash":
         return (1,)
@@ -246,22 +251,22 @@ def _context_sizes(workload: TrainingWorkload, num_gpus: int) -> tuple[int, ...]
 
 
 def _uneven_stages(layers: int, num_gpus: int) -> tuple[int, ...]:
-    """Return the numbers of stages that divide the devices but not the layers; the end stages then
-    hold fewer layers (`domain.pipeline_layout`).
+    """Return the numbers of stages that divide the devices but not the layers
+    (`domain.pipeline_layout`).
     """
     return tuple(p for p in divisors(num_gpus, limit=layers - 1) if layers % p)
 
 
 def _with_ends(layers: int, stages: tuple[int, ...], chunks: int) -> bool:
-    """Return whether this number of chunks per rank fits any stage count that does not divide the
-    layers.
+    """Return whether this number of chunks per rank can be used with any number of stages that does
+    not divide the layers.
     """
     return any(layers % p and p > 1 and _counts_ends(layers, p * chunks) for p in stages)
 
 
 def is_default_layout(c: Candidates, *, layers: int) -> Bools:
-    """Return where a layout has a default number of chunks: one per rank if the query gives none,
-    or a number that divides the layers with or without the ends.
+    """Return whether each layout has one chunk per rank, or a number of chunks that divides the
+    layers, or the layers with the embedding and the output layer counted as one each.
     """
     v = c.virtual_pipeline_parallel_size
     usual: Bools = (v == 1) | _counts_ends(layers, c.pipeline_parallel_size * v)
@@ -286,9 +291,10 @@ def _recompute_values(query: ParallelQuery, case: TrainingCase) -> tuple[tuple[i
 
 
 def _module_sets(case: TrainingCase) -> tuple[tuple[RecomputeModule, ...], ...]:
-    """Return the sets of modules that recipes for models with experts recompute (Megatron-Bridge):
-    modules that are cheap to recompute, alone and together. Megatron Core does not recompute norms
-    and activations under delayed scaling.
+    """Return the sets of modules that Megatron Bridge's recipes for MoE models recompute, which are
+    cheap to recompute.
+
+    Megatron Core does not recompute norms and activations under delayed fp8 scaling.
     """
     model, workload = case.model, case.workload
     if (

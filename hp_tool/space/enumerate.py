@@ -1,8 +1,8 @@
-"""All combinations of the axes as arrays, in chunks, and which of them are legal.
+"""Enumerate the legal combinations of the axes as arrays, in chunks.
 
-The axes that decide legality are combined first and filtered. The remaining combinations and the
-values of the other axes (recomputation, ZeRO stage) form a grid. Only one block is in memory at a
-time, whatever the size of the space.
+The axes that determine legality are combined and filtered first. The remaining combinations and the
+values of the other axes (recomputation, ZeRO stage) form a grid. Only one chunk is in memory at a
+time, so that spaces may have any size.
 """
 
 import math
@@ -39,12 +39,10 @@ Columns = dict[str, IntArray]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """Legal candidates, or a chunk of them, and the number of combinations that each rule
-    rejected.
-    """
+    """A chunk of legal candidates, and the number of combinations that each rule rejected."""
 
     candidates: Candidates
-    """One row per candidate; a chunk is a grid."""
+    """Grid of shape (layouts, recomputations, ZeRO stages)."""
     rejections: Counter[str]
 
 
@@ -96,8 +94,10 @@ def legal_chunks(*, axes: Axes, case: TrainingCase, size: int = CHUNK) -> Iterat
 
 
 def _groups(axes: Axes, cluster: ClusterSpec) -> tuple[IntArray, int]:
-    """Return the (t, p, c) triples that give a whole data_parallel_size (the required one, if any),
-    shape (3, k), and the number of triples that do not.
+    """Return the (t, p, c) triples that divide the devices, shape (3, k), and the number of the
+    other triples.
+
+    If the query sets data_parallel_size d, t p c d must equal the number of devices.
     """
     lengths = axes.lengths(
         "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"
@@ -120,8 +120,9 @@ def _groups(axes: Axes, cluster: ClusterSpec) -> tuple[IntArray, int]:
 
 
 def _choices(axes: Axes, groups: IntArray) -> Columns:
-    """Return the axes that decide legality, outermost first; `group` indexes the (t, p, c) triples,
-    `schedule` indexes Axes.schedules.
+    """Return the values of the axes that determine legality, outermost first.
+
+    `group` is an index of the (t, p, c) triples, `schedule` an index of `Axes.schedules`.
     """
     # 2 means "on where there is tensor parallelism".
     sequence_parallel = (2,) if axes.sequence_parallel is None else axes.sequence_parallel
@@ -141,7 +142,9 @@ def _choices(axes: Axes, groups: IntArray) -> Columns:
 def _block(
     choices: Columns, groups: IntArray, schedules: IntArray, cluster: ClusterSpec, numbers: IntArray
 ) -> Candidates:
-    """Return the combinations with these indices, last axis fastest, without equivalent ones."""
+    """Return the combinations with these numbers, in which the last axis varies fastest, without
+    duplicates of equivalent combinations.
+    """
     places = np.unravel_index(numbers, [len(values) for values in choices.values()])
     columns: Columns = {
         name: values[place] for (name, values), place in zip(choices.items(), places, strict=True)
@@ -185,8 +188,8 @@ def _block(
 
 
 class _Grid:
-    """Collects legal combinations until they fill a chunk, and expands them by the axes that do not
-    affect legality: shape (combinations, recomputations, ZeRO stages).
+    """Collect legal combinations until they fill a chunk, and combine them with recomputations and
+    ZeRO stages, which do not affect legality.
     """
 
     def __init__(self, axes: Axes, *, stages: tuple[int, ...], size: int) -> None:
@@ -209,7 +212,7 @@ class _Grid:
             )
 
     def rest(self) -> Candidates:
-        """Yield the remaining combinations, if any."""
+        """Return the remaining combinations as a chunk, which may be empty."""
         nothing = Candidates.from_columns({f.name: () for f in fields(Candidates)})
         combinations = Candidates.concatenate([*self._waiting, nothing])
         return spanned_values(combinations, recompute=self._recompute, stages=self._stages)
@@ -221,8 +224,8 @@ def spanned_values(
     recompute: Sequence[tuple[int, int, int]],
     stages: Sequence[int] | None = None,
 ) -> Candidates:
-    """Return the grid of rows, recomputation codes and ZeRO stages; if `stages` is not given, each
-    row keeps its stage.
+    """Return the grid of rows, recomputation codes and ZeRO stages; without `stages`, each row has
+    its own stage.
     """
     columns: Columns = {f.name: getattr(rows, f.name).reshape(-1, 1, 1) for f in fields(Candidates)}
     codes = np.asarray(recompute, dtype=np.int64).reshape(-1, len(RECOMPUTE_COLUMNS)).T

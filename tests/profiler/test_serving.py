@@ -123,7 +123,7 @@ def test_vllm_is_asked_for_the_request() -> None:
     check_serving(bounded)
     config = vllm_bench.huggingface_config(asked)
     assert config["architectures"] == ["Qwen3ForCausalLM"] and config["num_key_value_heads"] == 2
-    with pytest.raises(UnsupportedError, match="shaped otherwise than Llama"):
+    with pytest.raises(UnsupportedError, match="models other than Llama"):
         check_serving(inference_request(runner="vllm"))
 
 

@@ -1,4 +1,4 @@
-"""Ports to the outside: a cluster engine and a store."""
+"""Ports to cluster engines and to the store."""
 
 from hp_tool.domain.ports.launcher import Launcher as Launcher
 from hp_tool.domain.ports.launcher import Queueing as Queueing

@@ -28,7 +28,7 @@ class Launcher(Protocol):
         """Return the hardware that jobs run on; num_gpus is the maximum for one job."""
 
     def answers(self) -> str:
-        """Return the engine's response to a harmless request, for people.
+        """Return the engine's response to a request that changes nothing, as text.
 
         Raises:
             LauncherError: The engine would not accept a job from here.

@@ -255,7 +255,7 @@ class Store(Protocol):
         gpu_seconds: float = 0.0,
         account: RunAccount | None = None,
     ) -> RunRecord:
-        """End a run that says nothing about its configuration; its cost counts."""
+        """End a run without a result for its configuration; its cost counts."""
 
     def finish_run(
         self,
@@ -335,7 +335,7 @@ class Store(Protocol):
         """Delete due refits after calibrations have been fitted."""
 
     def reporters(self, *, cluster_key: str, framework: str) -> list[str]:
-        """Return owners with accepted measurements that count only for themselves."""
+        """Return owners whose accepted measurements calibrate only their own predictions."""
 
     def measured_clusters(
         self, *, gpu: str | None = None, framework: str | None = None

@@ -47,7 +47,7 @@ class WatchStore(Protocol):
         """
 
     def note_teaching(self, *, watch_id: str, measurement_id: str | None, why: str | None) -> None:
-        """Store the measurement made from the job's pace, or why there is none."""
+        """Store the id of the measurement made from the job's step time, or why there is none."""
 
     def delete_watch(self, *, watch_id: str) -> None:
         """Delete a watch and its processes."""
@@ -56,4 +56,6 @@ class WatchStore(Protocol):
         """Claim the next due delivery of an event, except those of some owners, or None."""
 
     def settle_watch_event(self, *, watch: WatchRecord, error: str | None) -> None:
-        """Store the outcome of a claimed delivery (None: success), unless a newer one began."""
+        """Store the outcome of a claimed delivery (error None: success), unless a newer attempt has
+        begun.
+        """
