@@ -51,7 +51,7 @@ ROCM_SILICON = ("mi300x", "mi355x")
 
 GIB, MIB = 1 << 30, 1 << 20
 VLLM_SMALL_BYTES = 70 * GIB
-"""vLLM uses its smaller default limits on devices with less memory than this
+"""Device memory in bytes below which vLLM uses its smaller default limits
 (`EngineArgs.get_batch_defaults`).
 """
 SGLANG_DEVICES = (
@@ -62,55 +62,55 @@ SGLANG_DEVICES = (
     (160, 8192, 256),
     (math.inf, 16384, 512),
 )
-"""SGLang's defaults by device memory: (upper bound in GiB, tokens of a prefill chunk, sequences of
-the largest CUDA graph), from `ServerArgs._handle_gpu_memory_settings`.
+"""SGLang's defaults by device memory: (upper limit of the memory in GiB, tokens of a prefill chunk,
+sequences of the largest CUDA graph). Source: `ServerArgs._handle_gpu_memory_settings`.
 """
 SGLANG_RESERVED_BYTES = 512 * MIB, 1.5 * MIB, 2.0 * MIB, 128 * MIB
-"""Bytes that SGLang's default memory fraction leaves free: in total, per token of a chunk, per
-sequence of a graph, and per device of a replica (assumed to be one).
+"""Bytes that SGLang's default memory fraction leaves free: a fixed amount, per token of a chunk,
+per sequence of a CUDA graph, and per device of a replica (assumed to be one).
 """
 SGLANG_DRAFTING_REQUESTS = 48
-"""SGLang's default for the requests that a replica runs at once with speculative decoding
+"""Number of requests that an SGLang replica with speculative decoding runs at once by default
 (`ServerArgs._handle_speculative_decoding`). Groups of data-parallel attention divide it.
 """
 SGLANG_DRAFTING_SINCE = (0, 4, 4)
-"""SGLang release that introduced this default (sgl-project/sglang#3986)."""
+"""First SGLang release with this default (sgl-project/sglang#3986)."""
 VLLM_SMALL_SILICON = ("a100",)
-"""Dies with vLLM's defaults for small devices, regardless of their memory."""
+"""Dies on which vLLM uses its smaller default limits regardless of their memory."""
 CHUNKS_SINCE = (0, 8)
-"""vLLM release that introduced the current limits of a pass on large devices. Earlier releases ran
-256 sequences, and whole prompts for models with at most WHOLE_PROMPTS positions.
+"""First vLLM release with the current default limits on large devices. Earlier releases ran 256
+sequences, and whole prompts of models with at most WHOLE_PROMPTS positions.
 """
 WHOLE_PROMPTS = 32_768
 LONG_CHUNKED_SINCE = (0, 5, 4)
-"""vLLM release from which models with more than WHOLE_PROMPTS positions prefill in chunks by
-default; earlier releases ran their longest request in one pass (vllm-project/vllm#6666).
+"""First vLLM release that prefills in chunks by default if a model has more than WHOLE_PROMPTS
+positions. Earlier releases ran their longest request in one pass (vllm-project/vllm#6666).
 """
 GROUPS_SINCE = (0, 9, 1)
-"""vLLM release from which windowed layers free blocks that they no longer need (the hybrid KV cache
-manager, vllm-project/vllm#17996).
+"""First vLLM release in which windowed layers free blocks that they no longer need (the hybrid KV
+cache manager, vllm-project/vllm#17996).
 """
 AHEAD_SINCE = (0, 14)
-"""vLLM release from which a pass is scheduled during the previous one (vllm-project/vllm#27614)."""
+"""First vLLM release that schedules a pass during the previous one (vllm-project/vllm#27614)."""
 GRAPHS_SINCE = (0, 21)
-"""vLLM release from which it estimates CUDA graphs before it sizes the cache, as its log shows, and
-uses 0.92 of the device.
+"""First vLLM release that estimates the memory of CUDA graphs before it sizes the cache, as its log
+shows, and that uses 0.92 of the device by default.
 """
 GRAPHS_RESERVE_BYTES = 0.93 * GIB
-"""Memory reserved from that release on: 0.13 GiB, plus CUDA graphs of 0.3 to 1.6 GiB in the logs of
-six models.
+"""Bytes that this release and later ones reserve: 0.13 GiB, and 0.3 to 1.6 GiB of CUDA graphs in
+the logs of six models.
 """
 
 CONTEXT_COUNTED = (0, 7), (0, 9, 2)
-"""First vLLM release whose V1 engine subtracts the device memory that PyTorch does not manage,
-including the CUDA context, and the first that again subtracts only what its own profile run adds
-(vllm-project/vllm#19312).
+"""Range of vLLM releases [first, end) whose V1 engine subtracts all device memory outside PyTorch,
+including the CUDA context, before it sizes the cache. Later ones subtract only what their profile
+run adds (vllm-project/vllm#19312).
 """
 CONTEXT_RESERVE_BYTES = 1.79 * GIB
 """Device memory that PyTorch does not manage, as logged on one H100 (vllm-project/vllm#10511)."""
 
 BY_RELEASE = ("cache_layout", "schedules_ahead", "replica_max_num_seqs")
-"""Fields that `device_defaults` sets by engine and release; files of constants omit them."""
+"""Fields that `device_defaults` sets; files of constants omit them."""
 
 
 def device_defaults(
@@ -124,18 +124,18 @@ def device_defaults(
     item_tokens: int = 0,
     speculative: bool = False,
 ) -> dict[str, Any]:
-    """Return the engine's defaults on this device that differ from its profile, which describes
-    devices of 80 GB.
+    """Return the engine's defaults on a device, as far as they differ from its profile, which
+    describes devices of 80 GB.
 
     Args:
         engine: Name of the engine.
         memory_bytes: Memory of the device in bytes.
         silicon: Die of the device.
         version: Release of the profile.
-        release: Release that runs; None: the profile's.
+        release: Release that runs; None: that of the profile.
         positions: Maximum number of positions of the model.
-        item_tokens: Tokens of the largest image or video, if a pass must contain all of them.
-        speculative: Whether the engine drafts tokens.
+        item_tokens: Tokens of the largest image or video, if one pass must contain it.
+        speculative: Whether the engine uses speculative decoding.
     """
     since = release_numbers(release or version)
     if engine == "sglang":
@@ -171,7 +171,9 @@ def device_defaults(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineEfficiency(Strict):
-    """Constants of one engine version: overheads over isolated kernels, scheduling, and memory."""
+    """Constants of one release of an engine: overheads over isolated kernels, scheduling, and
+    memory.
+    """
 
     engine: str
     version: str
@@ -184,8 +186,8 @@ class EngineEfficiency(Strict):
     attention_slowdown: float
     """Time of attention over the paged KV cache relative to the same kernel timed in isolation."""
     narrow_cache_slowdown: float = 1.0
-    """Time per byte of decoding attention over keys and values below 16 bits, relative to 16 bits;
-    the kernel widens them.
+    """Time per byte of decoding attention if keys and values have less than 16 bits, relative to 16
+    bits; the kernel widens them.
     """
     communication_slowdown: float
     """Time of a collective in the engine relative to the same collective timed in isolation,
@@ -222,56 +224,61 @@ class EngineEfficiency(Strict):
     stream_overhead_s: float
     """Seconds per streamed token: detokenization and one event sent to the client."""
     first_token_s: float = 0.0
-    """Seconds before a first token during which device and front end serve other requests: hops
+    """Seconds before a first token in which neither device nor front end works on the request: hops
     between processes, and the wait for the next scheduler iteration.
     """
     backlog_share: float = 0.0
-    """Fraction of a request's front-end waiting time that precedes its first token, beyond the
-    front end's work on that token. Tokens and new requests queue in order of arrival.
+    """Fraction of the front end's waiting time of a request that precedes its first token, in
+    addition to the front end's work on that token. Tokens and new requests queue in order of
+    arrival.
     """
     prefill_group: float
-    """Number of requests, including itself, whose prompts a request waits for in a closed load of
-    equal lengths, where requests arrive together.
+    """Number of requests, including itself, whose prompts are prefilled before a request's first
+    token in a closed load of equal lengths, in which requests arrive together.
     """
     wave_share: float
     """Fraction of the running requests that start together in the measured runs of equal lengths.
     """
     batch_wait_iterations: float = 0.0
-    """Passes that a prompt waits for others to join it before any is computed
+    """Number of passes that a prompt waits for other prompts before it is prefilled
     (batch_wait_timeout_iters).
     """
     max_num_seqs: int
-    """The engine's default, for one scheduler."""
+    """Default limit on the running requests of one scheduler."""
     replica_max_num_seqs: int | None = None
-    """The default limit that the attention groups of a replica divide, which replaces
-    `max_num_seqs`; None: no such limit.
+    """Default limit on the running requests of a replica, which its attention groups divide; it
+    replaces `max_num_seqs`. None: no such limit.
     """
     max_num_batched_tokens: int
-    """The engine's default."""
+    """Default limit on the tokens of one pass."""
     memory_fraction: float
-    """Fraction of device memory for the engine, or of the free memory for the cache."""
+    """Fraction of the device's memory that the engine uses, or of the free memory that the cache
+    uses (`memory_fraction_of`).
+    """
     memory_fraction_of: Literal["device", "free"] = "device"
     reserve_bytes: float
-    """Bytes for libraries, workspaces and CUDA graphs within that fraction, for a replica of one
-    device.
+    """Bytes of libraries, workspaces and CUDA graphs, as part of the memory fraction, for a replica
+    of one device.
     """
     communicator_bytes: float = 0.0
-    """Bytes for communication buffers within that fraction, on each device of a larger replica."""
+    """Additional bytes of communication buffers on each device of a larger replica."""
     multicast_bytes: float = 0.0
-    """Additional NCCL buffer bytes for groups of more than two if switches multicast (NVLS)."""
+    """Additional bytes of NCCL buffers for groups of more than two devices if switches support
+    multicast (NVLS).
+    """
     sampler_bytes_per_logit: float = 4.0
-    """Bytes used by the sampler per logit, at the maximum number of running sequences."""
+    """Bytes that the sampler uses per logit, at the maximum number of running sequences."""
     working_set: Literal["summed", "profiled", "outside"] = "summed"
-    """summed: activations and the sampler's memory share the fraction; profiled: the larger of both
-    peaks counts; outside: the fraction covers only weights and cache.
+    """summed: the memory fraction contains the activations and the sampler's memory; profiled: it
+    contains the larger of both; outside: it contains only weights and cache.
     """
     cache_layout: CacheLayout = "exact"
-    """How layers with different cache sizes share the cache. groups: vLLM's blocks of equal size
-    for groups of layers; whole: windowed layers cache all tokens; pools: SGLang's fractions for
-    each kind of layer; exact: each layer uses what it caches.
+    """How layers with different cache sizes share the cache. groups: vLLM's groups of layers with
+    blocks of equal size; whole: windowed layers cache all tokens; pools: SGLang's pools, a fraction
+    for each kind of layer; exact: each layer uses what it caches.
     """
     reserve_doubt_bytes: float = 2e9
-    """Half of the 90% interval of the non-cache memory within that fraction, in bytes."""
+    """Half of the 90% interval of the memory fraction's contents other than the cache, in bytes."""
     kv_reserved_output_fraction: float
     """Fraction of the output length that a running request reserves in the cache on average when
     the cache is full: 0.5 if blocks are allocated as tokens are generated, 1 if they are reserved
@@ -283,7 +290,7 @@ class EngineEfficiency(Strict):
     checkpoints specify fp8 (kv_cache_quant_algo).
     """
     fp8_scales: Literal["block", "tensor"] = "block"
-    """Scales of 8-bit experts: one per block of weights, as published, or one per matrix in
+    """Scales of experts in 8 bits: one per block of weights, as published, or one per matrix in
     releases without kernels for block scales.
     """
     ttft_log_sd: float
@@ -293,25 +300,25 @@ class EngineEfficiency(Strict):
     tpot_log_sd: float
     throughput_log_sd: float
     pair_log_sd: float | None = None
-    """The same for the ratio of two layouts' throughputs under one load; None: as if their errors
-    were independent.
+    """The same for the ratio of the throughputs of two layouts under one load; None: their errors
+    are assumed to be independent.
     """
     fitted_silicon: tuple[str, ...] = ()
-    """Dies of the fitted runs."""
+    """Dies of the runs that the constants were fitted to."""
     assumed: tuple[str, ...] = ()
-    """Constants that the fitted runs hardly determine: the fit removed less than half of their
-    prior uncertainty.
+    """Constants that the fitted runs hardly determine: the fit reduced their prior uncertainty by
+    less than half.
     """
     fitted_on: str
     """Rows and command that produced the fitted constants."""
     kernels_alone: bool = False
-    """Whether the constants come without any served run: from timed kernels and the mean overheads
-    of other engines. The deviations are those that such constants had for a measured release. They
-    apply to queries that name this release or a later one.
+    """Whether the constants come from timed kernels and the mean overheads of other engines,
+    without any served run. The deviations are those that such constants had on a release with runs.
+    They apply only to queries that name this release or a later one.
     """
     measured: bool = True
-    """Whether this version was measured. False: the constants are those of another version or
-    engine, and results have wider intervals.
+    """Whether this release was measured. False: the constants are those of another release or
+    engine, and intervals are wider.
     """
 
 
@@ -355,11 +362,10 @@ ISOLATED_EXPERTS = ExpertEfficiency()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefaultsEfficiency(Strict):
-    """Overheads of an engine started with its defaults, relative to a tuned one."""
+    """Overheads of an engine with default settings relative to one with tuned settings."""
 
     slowdown: float
-    """Time of a pass relative to a tuned engine, which uses kernels and fusions that must be
-    selected explicitly.
+    """Time of a pass relative to that with tuned settings, which select faster kernels and fusions.
     """
     ttft_log_sd: float
     """Standard deviations of log(measured / predicted) on models left out of the fit."""
@@ -373,8 +379,8 @@ class PoolEfficiency(Strict):
     """Overheads of separate prefill and decoding pools, for any engine."""
 
     handover_s: float
-    """Seconds for a request to move between the pools, in addition to the transfer of its bytes:
-    routers, connections, scheduling.
+    """Seconds that a request takes between the pools in addition to the transfer of its bytes:
+    routing, connections, scheduling.
     """
     ttft_log_sd: float
     """Standard deviations of log(measured / predicted) on pools left out of the fit, as in

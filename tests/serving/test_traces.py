@@ -131,7 +131,7 @@ def test_lengths_may_be_distributions() -> None:
 def test_a_trace_is_played_as_its_requests_came(tmp_path: Path) -> None:
     found = hp_tool.estimate(asked(trace=str(written(tmp_path)["own.csv"]))).estimate
     assert isinstance(found, InferenceEstimate) and found.feasible and found.tails and found.ttft_s
-    assert "played" in str(found.provenance["load"]) and found.preemptions_per_request == 0.0
+    assert "simulated" in str(found.provenance["load"]) and found.preemptions_per_request == 0.0
     assert found.tails.ttft_s.p50 <= found.tails.ttft_s.p99 and found.ttft_s < 0.2
     closed = hp_tool.estimate(
         asked(trace={k: v * 50 for k, v in COLUMNS.items() if k != "arrival_s"}, concurrency=32)
@@ -258,8 +258,7 @@ def test_the_highest_load_of_a_trace_is_the_last_that_its_requests_bear(
     name = "request_rate_per_second" if load.get("load") else "concurrency"
     borne = float(
         re.search(
-            r"([\d.]+) requests (?:a second|in "
-            r"flight)",
+            r"([\d.]+) requests(?:/s| in flight)",
             words,
         )[1]
     )  # type: ignore[index]

@@ -133,8 +133,8 @@ def test_a_prompt_resumes_where_a_state_was_kept() -> None:
     [
         ("vllm", None, [0, 784, 1568], "multiples of 784 tokens"),
         ("trtllm", "1.3", [512, 768, 1792], "multiples of 256 tokens"),
-        ("trtllm", "1.1", [0, 0, 0], "before 1.3: none resumes"),
-        ("sglang", None, [700, 1000, 1999], "taken to end there"),
+        ("trtllm", "1.1", [0, 0, 0], "before 1.3 stores no recurrent states"),
+        ("sglang", None, [700, 1000, 1999], "are assumed to end"),
     ],
 )
 def test_each_engine_resumes_where_it_keeps_states(

@@ -155,7 +155,7 @@ class ServingCase(Machine):
     slowdown: float = 1.0
     """Duration of this engine's passes divided by that of the same engine with tuned settings."""
     experts: ExpertEfficiency = ISOLATED_EXPERTS
-    """Constants of the engine's layers with experts."""
+    """Constants of the engine's MoE layers."""
     expert_kernels: Mapping[str, ExpertKernel] = field(default_factory=dict)
     """The engine's kernels for routed experts on this GPU type, by weight format; if empty, experts
     run like other matmuls.

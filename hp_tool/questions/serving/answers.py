@@ -1,4 +1,4 @@
-"""Answers to a serving query (`hp_tool.questions.problem.Problem`)."""
+"""Answers to a serving query, as `hp_tool.questions.problem.Problem` defines them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """A serving query with its answers. Stored calibrations do not apply to it."""
+    """A serving query and its answers, to which stored calibrations do not apply."""
 
     query: Query
 
@@ -50,7 +50,9 @@ class Serving:
         sensitivity: bool = False,
         calibrations: Calibrations | None = None,
     ) -> tuple[Ranking[ServingRecommendation], AnswerAdditions]:
-        """Return the answer; if the concurrency is unknown, with the throughput front."""
+        """Return the ranking and its additions: pools if the query asks for them, and the
+        throughput front if `pareto` asks for it or the concurrency is unknown.
+        """
         query = self.query
         if sensitivity:
             raise UnsupportedError(

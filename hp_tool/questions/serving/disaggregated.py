@@ -1,4 +1,4 @@
-"""Disaggregated serving: cost, filter and rank all pairs of a prefill pool and a decoding pool."""
+"""Disaggregated serving: enumerate, cost and rank pairs of a prefill pool and a decoding pool."""
 
 import dataclasses
 import itertools
@@ -37,14 +37,15 @@ from hp_tool.questions.serving.problem import (
 
 MAX_PAIRS = 2_000_000
 ROUNDING = 1e-9
-"""Relative error of a load that is recomputed from rate and latency."""
+"""Relative rounding error of a load that is recomputed from rate and latency."""
 INFEASIBLE_SCORE = 1e12
-"""Score of infeasible pairs: a request rate per second above any throughput."""
+"""Score of infeasible pairs, higher than any other score; also a request rate above any throughput.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairs:
-    """Pairs of pools of one problem under its load, one per row."""
+    """Pairs of a prefill pool and a decoding pool of one problem, one pair per row."""
 
     problem: ServingProblem
     cases: Sequence[ServingCase]
@@ -53,15 +54,15 @@ class Pairs:
 
     @property
     def by_rate(self) -> bool:
-        """Whether requests arrive at a rate."""
+        """Return whether requests arrive at a rate."""
         unknown = self.problem.unknown
         return self.problem.request_rate_per_second is not None or (
             unknown is not None and unknown.by_rate
         )
 
     def costed(self, loads: FloatArray) -> PoolCosts:
-        """Return the costs of all pairs, each under its own load in requests in flight or per
-        second.
+        """Return the costs of all pairs, each under its own load, in requests in flight or requests
+        per second.
         """
         bounds.check_work(done=len(loads))
         return pool_costs(
@@ -74,8 +75,8 @@ class Pairs:
         )
 
     def loads(self) -> FloatArray:
-        """Return the load of each pair, shape (n,): the query's, or the highest within the
-        targets.
+        """Return the load of each pair, shape (n,): the load of the query, or the highest within
+        the targets.
         """
         problem, n = self.problem, len(self.decoders)
         if problem.unknown is None:
@@ -104,7 +105,7 @@ class Pairs:
         )
 
     def acceptable(self, costs: PoolCosts) -> BoolArray:
-        """Return whether each pair fits, sustains the load, meets the targets, and queues no
+        """Return a mask of pairs that fit, sustain the load, meet the targets, and queue no
         requests if queueing is forbidden.
         """
         acceptable = costs.fits & costs.sustained
@@ -121,7 +122,7 @@ class Pairs:
         return acceptable
 
     def tails(self, costs: PoolCosts, rows: IntArray) -> list[Tails]:
-        """Return the latency quantiles of the chosen rows, including those of targets."""
+        """Return the latency quantiles of some rows, including the quantiles that targets name."""
         others = target_quantiles(self.problem.targets)
         by_quantile = {name: self.quantiles(costs, name) for name in (*QUANTILES, *others)}
 
@@ -144,7 +145,7 @@ def rank_pools(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, ...]
     """Return the best pairs of pools for the query's load, best first.
 
     Pairs that miss a target are omitted. Decoding uses all devices that prefill leaves, except
-    under objectives min_gpus (fewest devices first) and cost. With two kinds of GPU
+    under the objectives min_gpus (fewest devices first) and cost. With two kinds of GPU
     (cluster.stages), the first kind prefills and the second decodes.
     """
     query = query.with_most_devices()
@@ -200,8 +201,8 @@ def rank_pools(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, ...]
 
 
 def resolve_pools(query: Query) -> tuple[ServingProblem, tuple[ClusterSpec, ClusterSpec]]:
-    """Return the problem that both pools share, and the devices of prefill and decoding: one kind
-    for both, or two kinds.
+    """Return the problem that both pools share, and the devices of prefill and of decoding, which
+    are the same cluster unless the query has two kinds of GPU.
     """
     query = query.with_most_devices()
     cluster = catalogue_cluster(query.cluster)
@@ -215,7 +216,7 @@ def resolve_pools(query: Query) -> tuple[ServingProblem, tuple[ClusterSpec, Clus
 def pool_config(
     pool: PoolConfig, problem: ServingProblem, parallel: ParallelQuery
 ) -> ServingConfig:
-    """Return the configuration of a pool's replicas with the query's limits; of several values, the
+    """Return the configuration of a pool's replicas; if the query lists several limits, with the
     highest.
     """
     engine = problem.engine
@@ -247,13 +248,17 @@ def _pool(side: ClusterSpec, config: ServingConfig) -> PoolConfig:
 
 
 def requires_pools(query: Query) -> bool:
-    """Return whether only separate pools can answer, because no server spans two kinds of GPU."""
+    """Return whether the query can only be answered with pools, because a single server cannot have
+    two kinds of GPU.
+    """
     pools = query.inference is not None and query.inference.disaggregated is not None
     return pools and not isinstance(query.cluster, str) and query.cluster.stages is not None
 
 
 def _with_first_kind(query: Query) -> str | ClusterQuery:
-    """Return the query with only the first of two kinds of GPU; its other values apply to both."""
+    """Return the query with only the first of two kinds of GPU. Its other fields apply to both
+    kinds.
+    """
     if isinstance(query.cluster, str) or query.cluster.stages is None:
         return query.cluster
     first = query.cluster.stages[0]
@@ -261,7 +266,9 @@ def _with_first_kind(query: Query) -> str | ClusterQuery:
 
 
 Layout = tuple[int, int, int, int]
-"""Tensor-, attention-data- and expert-parallel sizes of a replica, and its redundant experts."""
+"""Tensor-, attention-data- and expert-parallel sizes of a replica, and its number of redundant
+experts.
+"""
 
 
 def _layout_pairs(
@@ -275,8 +282,8 @@ def _layout_pairs(
     """Return the legal pairs of prefill and decoding layouts with their numbers of replicas, shape
     (n, 2, 5).
 
-    Only pairs for which the devices suffice are returned. With `shared`, both pools use the same
-    devices. With `every`, pairs that leave devices free are included.
+    Only pairs for which the devices suffice are returned. If `shared`, both pools use devices of
+    the same cluster. If `every`, pairs that leave devices unused are included.
     """
     room = [side.cluster.num_gpus for side in cases]
     copies = axis_values(parallel.redundant_experts)
@@ -312,14 +319,14 @@ def _layout_pairs(
 
 
 def _pool_axes(spec: DisaggregationSpec, pool: str) -> list[tuple[int, ...]]:
-    """Return the query's tensor-, attention-data- and expert-parallel sizes of a pool."""
+    """Return the tensor, attention-data and expert parallel sizes that a query sets for a pool."""
     names = ("tensor", "attention_data", "expert")
     return [axis_values(getattr(spec, f"{pool}_{name}_parallel_size")) for name in names]
 
 
 def _replica_counts(value: int | None, most: int, *, fewest: int = 1) -> range:
-    """Return the query's number of replicas if it is possible; if it sets none, all possible
-    numbers.
+    """Return the possible numbers of replicas: that of the query if it is possible, or all if the
+    query sets none.
     """
     if value is None:
         return range(fewest, most + 1)
@@ -331,9 +338,10 @@ def _legal_layouts(
 ) -> list[Layout]:
     """Return the legal layouts of a replica.
 
-    Sizes are the query's, or powers of two. Tensor parallelism stays within an NVLink domain.
-    Experts are not divided, or divided over all ranks with the fewest redundant experts. Attention
-    groups share experts, so a dense model has one group.
+    Sizes are those of the query, or powers of two. Tensor parallelism stays within an NVLink
+    domain. Experts are either not divided, or divided over all ranks with the fewest redundant
+    experts. A dense model has one attention group, because attention groups only make sense if they
+    share experts.
     """
     cluster, mixture = case.cluster, case.model.num_experts is not None
     powers = tuple(1 << k for k in range(cluster.num_gpus.bit_length()))
@@ -369,8 +377,8 @@ def _is_legal(case: ServingCase, layout: Layout) -> bool:
 def _pool_candidates(
     side: IntArray, problem: ServingProblem, parallel: ParallelQuery
 ) -> ServingCandidates:
-    """Return layouts of one pool, shape (n, 5), as candidates under the query's load and its
-    highest limits.
+    """Return the layouts `side` of one pool, shape (n, 5), as candidates under the query's load and
+    its highest limits.
     """
     t, d, e, r, replicas = side.T
     ones, engine = np.ones_like(t), problem.engine
@@ -397,7 +405,7 @@ def _pair_scores(
     dollars: FloatArray | None,
     by_rate: bool,
 ) -> FloatArray:
-    """Return the score of each pair, which is minimised."""
+    """Return the score of each pair; smaller is better."""
     if objective == "ttft":
         return costs.ttft_s
     if objective == "tpot":
@@ -412,8 +420,8 @@ def _pair_scores(
 def _cost_per_million(
     sides: Sequence[ClusterSpec], costs: PoolCosts, gpus: Sequence[IntArray]
 ) -> FloatArray | None:
-    """Return US dollars per million output tokens, with the price of each pool's devices; None
-    without a price.
+    """Return US dollars per million output tokens at the prices of each pool's devices; None if a
+    price is unknown.
     """
     first, second = (side.price_per_gpu_hour for side in sides)
     if first is None or second is None:

@@ -1,4 +1,4 @@
-"""The model that drafts tokens for another: its size, which decides the memory that it takes."""
+"""Size of the model that drafts tokens for another, which determines its memory."""
 
 from hp_tool.catalog import library
 from hp_tool.catalog.models import model as catalogue_model
@@ -10,20 +10,23 @@ from hp_tool.domain.inference import SpeculativeSpec
 from hp_tool.domain.model import ModelSpec
 
 EAGLE3_VOCABULARY = 32_000
-"""Tokens that an EAGLE-3 head drafts (arXiv 2503.01840; `draft_vocab_size` of its checkpoints)."""
+"""Number of tokens in the vocabulary of an EAGLE-3 head (arXiv 2503.01840; `draft_vocab_size` of
+its checkpoints).
+"""
 EAGLE_MLP_WIDTH = 4
-"""Width of the MLP of a head for a model without dense layers, in hidden sizes; assumed."""
+"""Assumed MLP width, in hidden sizes, of a head for a model without dense layers."""
 
 
 def drafter(
     speculative: SpeculativeSpec | None, *, model: ModelSpec, gpu: GpuSpec
 ) -> Drafter | None:
-    """Return the model that drafts; None without one, or if its size is unknown.
+    """Return the draft model that the query names; None if it names none, or if its size is
+    unknown.
 
-    A model of the catalogue has its published precision. An EAGLE head is one layer of the model's
-    size in 16 bits. Of EAGLE and EAGLE-2 a matrix narrows the layer's input and the hidden state;
-    EAGLE-3 narrows three hidden states, reads both inputs in attention, and has its own output
-    layer. Embeddings are the model's.
+    A model of the catalogue has its published precision. An EAGLE head is one layer of the target
+    model's size in 16 bits. In EAGLE and EAGLE-2 a matrix narrows embedding and hidden state
+    together; in EAGLE-3 a matrix narrows three hidden states, attention reads two inputs, and the
+    head has its own output layer. Heads use the target model's embedding.
     """
     name = None if speculative is None else speculative.draft_model
     if name is None:
@@ -56,8 +59,10 @@ def drafter(
 
 
 def drafter_sentence(speculative: SpeculativeSpec | None, found: Drafter | None) -> str | None:
-    """Return the sentence of an answer about a drafter of unknown size; None for any other."""
+    """Return a sentence for a named draft model of unknown size, whose memory is not counted; else
+    None.
+    """
     name = None if speculative is None else speculative.draft_model
     if name is None or found is not None:
         return None
-    return f"Memory of the drafter {name} is not counted: the catalogue does not have it"
+    return f"Memory of the draft model {name} is not counted: the catalogue does not have it"

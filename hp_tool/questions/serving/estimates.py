@@ -1,6 +1,4 @@
-"""Estimates of serving configurations: latencies compared with targets, and complete rows for
-users.
-"""
+"""Estimates of serving configurations, and how their latencies compare with targets."""
 
 import dataclasses
 import math
@@ -39,36 +37,40 @@ from hp_tool.questions.serving.problem import CostedRows, ServingProblem
 from hp_tool.wording.words import missed_words
 
 OVERLOADED = "overloaded"
-"""Reason code of a configuration that cannot sustain the load's request rate."""
+"""Reason code of a configuration that cannot sustain the request rate."""
 RECENT_RELEASES = 2
-"""Minor releases of an engine within which answers do not state the age of its constants."""
+"""Number of minor releases that constants may be behind the newest release before answers state
+their age.
+"""
 NO_QUEUE = (
     "no request waits for a free place in a batch, because no target limits TTFT or request latency"
 )
-"""Rule that an answer with the fewest devices states."""
+"""Sentence of an answer with the fewest devices for a concurrency."""
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-"""Latency quantiles in every answer."""
+"""Latency quantiles that every answer has."""
 QUEUED = "queued"
-"""Reason code of a configuration whose requests queue for a batch although queueing is
-forbidden.
+"""Reason code of a configuration whose requests wait for a slot although the query forbids
+queueing.
 """
 WEIGHTS_LOG_SD = 0.02
-"""Half of the relative 90% interval of the weights' bytes, due to tensors in wide precision and
-padding.
+"""Half of the 90% interval of the weights' bytes, as a fraction: some tensors are in a wider
+precision or padded.
 """
 UNLIKE_MODEL_LOG_SD = 0.15
-"""The same for the cache of models whose layers cache different numbers of tokens. Measured rows
-with all settings known are up to 8% off, and releases pad and count such layers differently.
+"""Half of the 90% interval of the cache's bytes, as a fraction, for models whose layers cache
+different numbers of tokens. The error is up to 8% on rows with all settings known; releases pad and
+count such layers differently.
 """
 KERNELS_ALONE = " (timed kernels alone)"
 QUEUE_POSITIONS = (np.arange(200) + 0.5) / 200
-"""Quantiles of requests that represent all requests when goodput is computed."""
+"""Quantiles of the requests that represent all requests when goodput is computed."""
 
 
 def estimate_row(rows: CostedRows, row: int, *, spread: bool = True) -> InferenceEstimate:
-    """Return the estimate of one legal configuration, without latencies if the model does not fit.
+    """Return the estimate of one legal configuration; without latencies if the model does not fit
+    or the rate is not sustained.
 
-    With `spread`, add latency quantiles.
+    `spread`: add latency quantiles.
     """
     costs, candidates, problem = rows.costs, rows.candidates, rows.problem
     memory = _memory(rows, row)
@@ -121,8 +123,8 @@ def estimate_row(rows: CostedRows, row: int, *, spread: bool = True) -> Inferenc
 
 
 def _token_prices(rows: CostedRows, row: int) -> dict[str, Any]:
-    """Return the cost per million tokens, divided between input and output by the time of prompts
-    and of decoding.
+    """Return the cost per million tokens. Input and output share it by the time that prompts and
+    decoding take.
     """
     problem, costs = rows.problem, rows.costs
     hourly = problem.cluster.price_per_gpu_hour
@@ -139,9 +141,7 @@ def _token_prices(rows: CostedRows, row: int) -> dict[str, Any]:
 
 
 def _expert_imbalance(rows: CostedRows, row: int) -> float | None:
-    """Return the expert imbalance of decoding passes, each with a stage's share of the running
-    requests; None without experts.
-    """
+    """Return the expert imbalance of decoding passes; None without experts."""
     if rows.problem.model.num_experts is None:
         return None
     one = rows.candidates.take(slice(row, row + 1))
@@ -176,12 +176,12 @@ def _memory(rows: CostedRows, row: int) -> ServingMemory:
 
 
 def kv_cache(problem: ServingProblem, candidates: ServingCandidates, row: int) -> KvCache:
-    """Return the cache of one replica."""
+    """Return the size of the KV cache of one replica."""
     one = candidates.take(slice(row, row + 1))
     parts = serving_bytes(problem, one)
     longest = problem.model.max_position_embeddings or problem.longest_request
 
-    # vLLM reserves a window and a whole pass for each windowed layer of its longest request.
+    # For its longest request, vLLM reserves a window and a complete pass in each windowed layer.
     chunk = float(one.max_num_batched_tokens[0]) * (problem.engine.working_set == "profiled")
 
     def taken(tokens: float) -> float:
@@ -208,8 +208,8 @@ def kv_cache(problem: ServingProblem, candidates: ServingCandidates, row: int) -
 
 
 def _request_bytes(rows: CostedRows, row: int) -> float:
-    """Return the bytes of keys and values of one complete request, prompt and answer, or of the
-    longest that the engine requires room for.
+    """Return the cache bytes of one complete request, or of the longest request for which the
+    engine requires room.
     """
     problem = rows.problem
     whole = max(problem.input_length + problem.output_length, problem.room_at_start)
@@ -218,7 +218,7 @@ def _request_bytes(rows: CostedRows, row: int) -> float:
 
 
 def _cache_tokens(rows: CostedRows, row: int, tokens: float) -> float:
-    """Return the cache tokens that a sequence of a given length occupies."""
+    """Return the number of cache tokens that a sequence of `tokens` tokens occupies."""
     t = rows.candidates.tensor_parallel_size[row : row + 1]
     return float(np.ravel(cached_tokens(rows.problem, t, tokens))[0])
 
@@ -226,7 +226,7 @@ def _cache_tokens(rows: CostedRows, row: int, tokens: float) -> float:
 def _requests_at_last_token(
     problem: ServingProblem, candidates: ServingCandidates, row: int, parts: ServingBytes
 ) -> float:
-    """Return how many of the load's requests fit in the cache when they are at their last token."""
+    """Return how many requests of the load fit in the cache when they generate their last token."""
     t = candidates.tensor_parallel_size[row : row + 1]
     room = np.maximum(parts.kv_capacity[row : row + 1], 0.0) / parts.kv_per_token[row : row + 1]
     length = problem.input_length + problem.output_length
@@ -234,8 +234,8 @@ def _requests_at_last_token(
 
 
 def _requests_without_preemption(rows: CostedRows, row: int) -> int:
-    """Return how many requests have room for prompt and answer even if all are at their last
-    token.
+    """Return how many requests can run without preemption, even if all generate their last token at
+    once.
     """
     problem, parts = rows.problem, rows.costs.bytes
     fitting = _requests_at_last_token(problem, rows.candidates, row, parts)
@@ -245,9 +245,7 @@ def _requests_without_preemption(rows: CostedRows, row: int) -> int:
 
 
 def _memory_reason(rows: CostedRows, row: int, memory: ServingMemory) -> Reason:
-    """Return the reason why a model does not fit: an engine needs weights, working set and one
-    complete request.
-    """
+    """Return the reason why a model does not fit, with the parts of the memory that it needs."""
     one = _request_bytes(rows, row)
     working = memory.activations_bytes + memory.logits_bytes
     needed = memory.weights_bytes + working + memory.overhead_bytes + one
@@ -264,9 +262,7 @@ def _memory_reason(rows: CostedRows, row: int, memory: ServingMemory) -> Reason:
 
 
 def _overload_reason(rows: CostedRows, row: int) -> Reason:
-    """Return the reason why a configuration is overloaded: requests arrive faster than full batches
-    complete them.
-    """
+    """Return the reason why a configuration is overloaded, with the rate of full batches."""
     problem = rows.problem
     wanted = problem.request_rate_per_second or 0.0
     reached = (
@@ -275,9 +271,9 @@ def _overload_reason(rows: CostedRows, row: int) -> Reason:
         / problem.output_length
     )
     message = (
-        f"completes {reached:,.2f} requests a second at most, {wanted:,.2f} arrive; "
-        f"about {math.ceil(problem.cluster.num_gpus * wanted / reached):,} devices of this layout "
-        "would keep up"
+        f"completes at most {reached:,.2f} requests/s, but {wanted:,.2f} arrive; "
+        f"about {math.ceil(problem.cluster.num_gpus * wanted / reached):,} devices in this layout "
+        "would sustain them"
     )
     return Reason(code=OVERLOADED, message=message, needed=wanted, available=reached)
 
@@ -314,8 +310,8 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
 
 
 def engine_provenance(problem: ServingProblem) -> dict[str, object]:
-    """Return the release whose constants are used, the release that they stand for (if another), a
-    drafter that is not counted, and the weight precision.
+    """Return the constants' release and age, the release that the query names (if it has no
+    constants), an uncounted draft model, and the precision of the weights.
     """
     engine = problem.engine
     uncounted = drafter_sentence(problem.speculative, problem.drafter)
@@ -333,7 +329,9 @@ def engine_provenance(problem: ServingProblem) -> dict[str, object]:
 
 
 def _constants_age(engine: str, release: str) -> dict[str, object]:
-    """Return the age of constants that are many minor releases behind the newest listed."""
+    """Return the age of constants that are more than RECENT_RELEASES minor releases old; else
+    nothing.
+    """
     age = release_age(engine, release)
     if age is None or age.minor_releases <= RECENT_RELEASES:
         return {}
@@ -341,7 +339,7 @@ def _constants_age(engine: str, release: str) -> dict[str, object]:
 
 
 def _has_no_constants(problem: ServingProblem) -> bool:
-    """Return whether the query names a release without constants of its own."""
+    """Return whether the query names a release for which no constants exist."""
     named = problem.engine_version
     return named is not None and version_key(named) != version_key(problem.engine.version)
 
@@ -362,16 +360,16 @@ def _describe_load(problem: ServingProblem) -> str:
     if problem.concurrency is not None:
         return f"closed, {problem.concurrency} requests in flight, equal lengths"
     return (
-        f"open, {problem.request_rate_per_second} requests a second, independent arrivals, "
-        "equal lengths"
+        f"open, {problem.request_rate_per_second} requests/s, independent arrivals, equal lengths"
     )
 
 
 def latency_quantiles(rows: CostedRows, share: float) -> Quantiles:
-    """Return the seconds that the fraction `share` of each configuration's requests do not exceed.
+    """Return the latencies that a fraction `share` of each configuration's requests does not
+    exceed.
 
-    In a closed load, a request that waits longer before its first token waits less after it, and
-    all requests take equally long.
+    In a closed load all requests have the same latency, so a request with a late first token has a
+    shorter time per output token.
     """
     if rows.in_flight is not None:
         return _open_quantiles(rows.problem, rows.candidates, rows.in_flight, share)
@@ -379,7 +377,7 @@ def latency_quantiles(rows: CostedRows, share: float) -> Quantiles:
 
 
 def latency_tails(rows: CostedRows, row: int) -> Tails:
-    """Return p50, p90 and p99 of one configuration, and the quantiles of its targets."""
+    """Return p50, p90 and p99 of one configuration, and the quantiles that targets name."""
     others = target_quantiles(rows.problem.targets)
     by_quantile = {
         name: latency_quantiles(rows, quantile_fraction(name)) for name in (*QUANTILES, *others)
@@ -400,7 +398,7 @@ def latency_tails(rows: CostedRows, row: int) -> Tails:
 
 
 def serving_goodput(rows: CostedRows, row: int) -> ServingGoodput | None:
-    """Return the requests per second and GPU that meet every bound on single requests; None without
+    """Return the requests per second and GPU that meet all limits on single requests; None without
     targets.
     """
     bounds = request_bounds(rows.problem.targets)
@@ -416,7 +414,7 @@ def serving_goodput(rows: CostedRows, row: int) -> ServingGoodput | None:
 
 
 def target_quantiles(targets: Targets) -> tuple[str, ...]:
-    """Return the quantiles named by targets that are not in every answer, in ascending order."""
+    """Return the quantiles that targets name and that not every answer has, in ascending order."""
     names = {quantile for _, _, quantile, _ in targets.limits() if quantile is not None}
     return tuple(sorted(names - QUANTILES.keys(), key=quantile_fraction))
 
@@ -424,7 +422,8 @@ def target_quantiles(targets: Targets) -> tuple[str, ...]:
 def request_bounds(targets: Targets) -> dict[str, float]:
     """Return the limit of each latency for a single request.
 
-    This is the tightest of its targets on quantiles; without any, its target on the mean.
+    It is the tightest of the targets on quantiles of this latency; without any, the target on its
+    mean.
     """
     bounds: dict[str, dict[bool, float]] = {}
     for _, latency, quantile, limit in targets.limits():
@@ -437,8 +436,8 @@ def request_bounds(targets: Targets) -> dict[str, float]:
 
 
 def _request_latencies(rows: CostedRows, row: int) -> Quantiles:
-    """Return the latencies of the requests at QUEUE_POSITIONS, from the first served to the
-    last.
+    """Return the latencies of the requests at QUEUE_POSITIONS, in the order in which they are
+    served.
     """
     if rows.in_flight is not None:
         each = np.full(len(QUEUE_POSITIONS), row)
@@ -452,7 +451,7 @@ def _request_latencies(rows: CostedRows, row: int) -> Quantiles:
 
 
 def _closed_quantiles(rows: CostedRows, part: slice, share: float | FloatArray) -> Quantiles:
-    """Return quantiles of rows under a closed load; the shapes of the rows and of `share`
+    """Return latency quantiles under a closed load; the shapes of the rows in `part` and of `share`
     broadcast.
     """
     costs, output, wave = (
@@ -482,7 +481,9 @@ def _open_quantiles(
     in_flight: FloatArray,
     share: float | FloatArray,
 ) -> Quantiles:
-    """Return quantiles under independent arrivals with a mean number of requests in flight."""
+    """Return latency quantiles if requests arrive independently and `in_flight` are in flight on
+    average.
+    """
     return open_quantiles(
         case=problem,
         candidates=candidates,
@@ -492,9 +493,7 @@ def _open_quantiles(
 
 
 def bounded_values(rows: CostedRows) -> Iterator[tuple[str, float, FloatArray]]:
-    """Return each target's name and limit, and the predicted values that it bounds (a mean or a
-    quantile).
-    """
+    """Yield (name, limit, predicted values) of each target; the values are means or quantiles."""
     for name, latency, quantile, limit in rows.problem.targets.limits():
         yield (
             name,
@@ -509,7 +508,7 @@ def bounded_values(rows: CostedRows) -> Iterator[tuple[str, float, FloatArray]]:
 
 
 def meets_targets(rows: CostedRows) -> BoolArray:
-    """Return a mask of rows that meet every latency target."""
+    """Return a mask of the rows that meet all latency targets."""
     met = np.ones(len(rows.candidates), dtype=bool)
     for _, limit, values in bounded_values(rows):
         met &= values <= limit
@@ -517,7 +516,7 @@ def meets_targets(rows: CostedRows) -> BoolArray:
 
 
 def has_forbidden_queue(rows: CostedRows) -> BoolArray:
-    """Return a mask of rows in which requests queue for a batch, if the problem forbids
+    """Return a mask of the rows in which requests wait for a slot although the query forbids
     queueing.
     """
     if rows.problem.may_queue:
@@ -526,7 +525,7 @@ def has_forbidden_queue(rows: CostedRows) -> BoolArray:
 
 
 def _load_over_room(rows: CostedRows) -> FloatArray:
-    """Return the number of requests in flight divided by the number that run at once, shape
+    """Return the number of requests in flight divided by the number that can run at once, shape
     (n,).
     """
     ratio: FloatArray = rows.candidates.concurrency / (
@@ -536,7 +535,7 @@ def _load_over_room(rows: CostedRows) -> FloatArray:
 
 
 def _queue_reasons(rows: CostedRows, row: int) -> tuple[Reason, ...]:
-    """Return the reason if requests of a row queue although queueing is forbidden."""
+    """Return a reason if requests wait for a slot although the query forbids queueing."""
     if not has_forbidden_queue(rows)[row]:
         return ()
     in_flight = int(rows.candidates.concurrency[row])
@@ -549,8 +548,8 @@ def _queue_reasons(rows: CostedRows, row: int) -> tuple[Reason, ...]:
 
 
 def worst_miss(rows: CostedRows) -> FloatArray:
-    """Return the largest ratio of a row's value to its target, or of its load to its room for
-    requests, shape (n,).
+    """Return the largest ratio of a predicted value to its target, or of requests in flight to
+    slots if queueing is forbidden; shape (n,).
     """
     worst = np.zeros(len(rows.candidates)) if rows.problem.may_queue else _load_over_room(rows)
     for _, limit, values in bounded_values(rows):
@@ -559,7 +558,7 @@ def worst_miss(rows: CostedRows) -> FloatArray:
 
 
 def missed_targets(rows: CostedRows, row: int) -> tuple[Reason, ...]:
-    """Return a reason for each target that the configuration misses, with the gap."""
+    """Return a reason for each target that the configuration misses."""
     reasons: list[Reason] = []
     for name, limit, values in bounded_values(rows):
         reasons += target_reasons(name, value=float(values[row]), limit=limit)
@@ -567,7 +566,7 @@ def missed_targets(rows: CostedRows, row: int) -> tuple[Reason, ...]:
 
 
 def target_reasons(name: str, *, value: float, limit: float) -> tuple[Reason, ...]:
-    """Return the reason if a value misses a target; None if it meets it."""
+    """Return a reason if a value exceeds the limit of a target; else nothing."""
     if value <= limit:
         return ()
     message = missed_words(name, value=value, limit=limit)

@@ -1,4 +1,4 @@
-"""The single configuration of a serving query: resolve, validate and estimate it."""
+"""Resolve, validate and estimate the single configuration of a serving query."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,12 +21,12 @@ from hp_tool.questions.training.evaluate import single_values
 
 
 def estimate(*, query: Query, with_fixes: bool = True) -> InferenceEstimate:
-    """Predict the configuration in `query.parallel`. Omitted sizes are 1; omitted batch limits are
-    the engine's.
+    """Predict the configuration in `query.parallel`. Sizes that it omits are 1, and limits that it
+    omits are the engine's defaults.
 
-    A configuration that is illegal, too large or misses a target is an estimate with
-    feasible=False, its reasons and its fixes. Fixes require several thousand estimates; omit them
-    if speed matters.
+    A configuration that is illegal, does not fit or misses a target gives an estimate with
+    feasible=False, reasons and fixes. Fixes require several thousand estimates; set `with_fixes` to
+    False if speed matters.
     """
     query.check_num_gpus()
     # `objective` applies only to rankings.
@@ -65,8 +65,8 @@ def estimate(*, query: Query, with_fixes: bool = True) -> InferenceEstimate:
 
 
 def _estimate_candidate(problem: ServingProblem, candidate: ServingCandidates) -> InferenceEstimate:
-    """Return the configuration's estimate at the problem's load, or at the highest load that it
-    sustains.
+    """Return the configuration's estimate at the load of the problem, or at the highest load that
+    it sustains.
     """
     loads = highest_loads(problem, candidate)
     return estimate_row(
@@ -75,10 +75,10 @@ def _estimate_candidate(problem: ServingProblem, candidate: ServingCandidates) -
 
 
 def resolve_config(parallel: ParallelQuery, *, problem: ServingProblem) -> ServingConfig:
-    """Return the query's single configuration, with data_parallel_size derived.
+    """Return the single configuration of the query, with data_parallel_size derived.
 
     Raises:
-        InputError: An axis is a list.
+        InputError: The query lists several values for a field.
     """
     values = {"max_num_batched_tokens": problem.engine.max_num_batched_tokens}
     values |= single_values(parallel, ServingConfig.__slots__)

@@ -1,13 +1,13 @@
-"""The number of devices to use: the fewest that meet the targets, or the cheapest per token.
+"""Find the fewest devices that meet the targets, or the number that is cheapest per token.
 
-Fewest: more replicas of one shape share the load, so a shape that passes on n devices passes on
-every larger number that it can fill. Let m(n) be the largest legal number up to n that a shape
-fills. As n grows, the statement that some shape passes on its m(n) never changes from true to
-false, so bisection finds the smallest n.
+Fewest: replicas share the load, so a replica shape that meets the targets on n devices does so on
+any larger number that it fills. Let m(n) be the largest legal number up to n that a shape fills.
+The statement "some shape meets the targets on its m(n) devices" never becomes false as n grows, so
+bisection finds the smallest n.
 
-Cheapest: with a given number of requests in flight, every shape is costed on every number of
-devices that it fills. At a given rate, all numbers of devices complete the same tokens, so the
-fewest devices are the cheapest.
+Cheapest: for a given number of requests in flight, every shape is costed on every number of devices
+that it fills. At a given request rate, the same tokens are completed on any number of devices, so
+the fewest devices are the cheapest.
 """
 
 from dataclasses import fields, replace
@@ -20,18 +20,16 @@ from hp_tool.domain import bounds
 from hp_tool.domain.query import Query
 from hp_tool.questions.serving.highest_load import cost_rows, sustains_load
 from hp_tool.questions.serving.problem import CostedRows, ServingProblem
+from hp_tool.questions.serving.ranked import CHUNK
 from hp_tool.space.serving import serving_space
 
-CHUNK = 12_288
-"""Number of candidates costed at once."""
 RELATIVE_TOLERANCE = 1e-9
-"""Relative difference of throughputs due to rounding."""
+"""Relative difference of throughputs that rounding can cause."""
 
 
 def fewest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem:
-    """Return the problem on the smallest legal number of devices with an acceptable configuration.
-
-    Returns the problem unchanged if there is none.
+    """Return the problem on the fewest devices on which a configuration is acceptable; unchanged if
+    there is none.
     """
     counts = np.array(problem.cluster.legal_counts())
     shapes, sizes = _replica_shapes(query, problem, counts)
@@ -52,8 +50,8 @@ def fewest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem:
 def cheapest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem:
     """Return the problem on the number of devices with the most tokens per second and device.
 
-    Ties are broken by the larger number. A load that the query leaves open fills any number of
-    devices, so the problem then stays on all of them.
+    If several numbers tie, the largest one is chosen. If the query leaves the load open, the
+    problem keeps all devices, because the load grows with them.
     """
     if problem.unknown is not None:
         return problem
@@ -80,7 +78,7 @@ def cheapest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem
 def _cost_shapes(
     problem: ServingProblem, shapes: ServingCandidates, devices: IntArray
 ) -> CostedRows:
-    """Return the costs of replicas of each shape that together fill its number of devices."""
+    """Return the costs of as many replicas of each shape as fill its number of devices."""
     ranks = shapes.tensor_parallel_size * shapes.pipeline_parallel_size
     return cost_rows(problem, replace(shapes, data_parallel_size=devices // ranks))[0]
 
@@ -88,8 +86,8 @@ def _cost_shapes(
 def _replica_shapes(
     query: Query, problem: ServingProblem, counts: IntArray
 ) -> tuple[ServingCandidates, IntArray]:
-    """Return every distinct replica shape that is legal on one of `counts`, shape (n,), and its
-    devices.
+    """Return the different replica shapes that are legal on at least one of `counts` devices, shape
+    (n,), and the devices of each.
     """
     rows = []
     for count in counts.tolist():
@@ -113,8 +111,8 @@ def _replica_shapes(
 def _is_acceptable(
     problem: ServingProblem, shapes: ServingCandidates, sizes: IntArray, counts: IntArray
 ) -> BoolArray:
-    """Return whether each shape is acceptable on the largest of the ascending `counts` that it
-    fills, shape (n,).
+    """Return whether each shape is acceptable on the largest of `counts` that it fills; `counts`
+    are in ascending order.
     """
     devices = np.zeros_like(sizes)
     for count in counts.tolist():

@@ -1,5 +1,5 @@
-"""Fixes of an infeasible estimate: the smallest sets of changes that make it legal, fit and meet
-the targets.
+"""Fixes of an infeasible estimate: the fewest changes after which it is legal, fits and meets the
+targets.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ from hp_tool.space.serving import serving_space
 from hp_tool.wording.words import change_in_words, changed_fields
 
 LIMIT_EXPONENTS = {"max_num_seqs": range(-8, 3), "max_num_batched_tokens": range(-4, 3)}
-"""Powers of two by which engine limits are changed. Most are reductions, because overfull batches
-cause most missed targets.
+"""Powers of two by which engine limits are multiplied. Most are reductions, because batches that
+are too large cause most missed targets.
 """
 AXES = (
     "tensor_parallel_size",
@@ -30,38 +30,41 @@ AXES = (
     "attention_data_parallel_size",
     *LIMIT_EXPONENTS,
 )
-"""Axes that are varied; data_parallel_size follows from the devices."""
+"""Fields that fixes may change; data_parallel_size follows from the number of devices."""
 FIGURES = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_second_per_gpu")
-"""Figures of the estimate that a fix shows."""
+"""Fields of the estimate that a fix compares."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbours(CostedRows):
-    """Legal configurations near a given one, with their costs; arrays of shape (n,)."""
+    """Legal configurations that differ from a given one in a few fields, with their costs; arrays
+    of shape (n,).
+    """
 
     changes: IntArray
-    """Number of axes that differ."""
+    """Number of fields that differ."""
     directions: IntArray
-    """Code of the axes that increase and of those that decrease."""
+    """Code of the set of fields that increase and of those that decrease."""
     distance: FloatArray
-    """Sum of |log2| of the changes."""
+    """Sum of |log2| of the ratios of the fields."""
     loads: FloatArray | None
     """Highest load of each configuration, if the query leaves the load open."""
 
     @property
     def fits(self) -> BoolArray:
-        """Return whether each configuration fits in memory and sustains the load's rate."""
+        """Return a mask of configurations that fit in memory and sustain the request rate."""
         return self.costs.fits & self.costs.sustained
 
     @property
     def acceptable(self) -> BoolArray:
-        """Return whether each configuration fits and meets every target."""
+        """Return a mask of configurations that also meet all targets."""
         return self.fits & meets_targets(self)
 
     def best(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the rows with the highest throughput first, ties by distance.
+        """Return the rows by throughput, highest first, with ties broken by latency and distance.
 
-        Of rows that change the same axes in the same directions, only one is returned.
+        Of several rows that change the same fields in the same directions, only the best is
+        returned.
         """
         keys = (
             self.distance[rows],
@@ -80,9 +83,9 @@ def fixes(
 ) -> tuple[ServingFix, ...]:
     """Return up to MAX_FIXES changes that make the infeasible estimate of `query` feasible.
 
-    They change as few axes as possible and are sorted by throughput, highest first; a fix on more
-    devices comes last. If nothing meets the targets, the nearest configuration is returned with its
-    remaining misses, provided that it is nearer than the infeasible one.
+    Fixes change as few fields as possible and are sorted by throughput, highest first; a fix with
+    more devices comes last. If no configuration meets the targets, return the nearest one with the
+    targets that it misses, provided that it is nearer than the infeasible one.
     """
     assert infeasible.parallel is not None
     grown = _fix_on_more_devices(query, infeasible, num_gpus=problem.cluster.num_gpus)
@@ -103,7 +106,9 @@ def fixes(
 
 
 def _nearest_fix(near: Neighbours, infeasible: InferenceEstimate) -> list[ServingFix]:
-    """Return the neighbour that misses the targets by the smallest factor."""
+    """Return the configuration whose worst ratio to a target is smallest, if it is better than the
+    infeasible one.
+    """
     rows = np.flatnonzero(near.fits & (near.changes <= MAX_CHANGES))
     if len(rows) == 0:
         return []
@@ -122,8 +127,8 @@ def _nearest_fix(near: Neighbours, infeasible: InferenceEstimate) -> list[Servin
 def _fix_on_more_devices(
     query: Query, infeasible: InferenceEstimate, *, num_gpus: int
 ) -> list[ServingFix]:
-    """Return the best fix on the smallest multiple of the devices, with at most one axis
-    changed.
+    """Return the best fix on the smallest multiple of the devices that has one, with at most one
+    other change.
     """
     config = infeasible.parallel
     assert config is not None
@@ -153,15 +158,18 @@ def _fix_on_more_devices(
 
 
 def _neighbours(problem: ServingProblem, base: ServingConfig) -> Neighbours:
-    """Return every legal layout with every limit within LIMIT_EXPONENTS of the given one's."""
+    """Return the legal configurations with up to MAX_CHANGES changes of layout or limits, with
+    limits within LIMIT_EXPONENTS.
+    """
 
-    def around(name: str) -> tuple[int, ...]:
+    def nearby_limits(name: str) -> tuple[int, ...]:
         return tuple(
             sorted({max(int(getattr(base, name) * 2.0**k), 1) for k in LIMIT_EXPONENTS[name]})
         )
 
     query = ParallelQuery(
-        max_num_seqs=around("max_num_seqs"), max_num_batched_tokens=around("max_num_batched_tokens")
+        max_num_seqs=nearby_limits("max_num_seqs"),
+        max_num_batched_tokens=nearby_limits("max_num_batched_tokens"),
     )
     candidates, _ = serving_space(
         query=query, case=problem, concurrency=(problem.concurrency or 1,)
@@ -183,9 +191,7 @@ def _neighbours(problem: ServingProblem, base: ServingConfig) -> Neighbours:
 
 
 def _fix(near: Neighbours, row: int, infeasible: InferenceEstimate, *, num_gpus: int) -> ServingFix:
-    """Return row `row` as a fix, compared with the infeasible configuration on `num_gpus`
-    devices.
-    """
+    """Return one row as a fix, compared with the infeasible configuration on `num_gpus` devices."""
     if near.loads is None:
         after = estimate_row(near, row)
     else:

@@ -1,7 +1,7 @@
-"""The highest load at which a configuration fits, keeps up and meets the targets.
+"""Find the highest load at which a configuration fits, sustains the load and meets the targets.
 
-Latencies never decrease as the load grows (tests/serving/test_highest_load.py), so bisection gives
-the same result as trying every load.
+Latencies never decrease as the load grows (tests/serving/test_highest_load.py), so bisection finds
+the same load as a trial of every load.
 """
 
 import dataclasses
@@ -18,19 +18,17 @@ from hp_tool.questions.serving.estimates import has_forbidden_queue, meets_targe
 from hp_tool.questions.serving.problem import QUEUE_LATENCIES, CostedRows, Loads, ServingProblem
 
 NUM_RATES = 1_000
-"""Number of rates between the ends of a range, spaced geometrically; determines the resolution of
-answers.
-"""
+"""Number of request rates in a range, spaced geometrically; the resolution of an answer."""
 MIN_RATE_FRACTION = 1e-3
-"""Lowest rate of an unbounded search, as a fraction of the throughput of full batches."""
+"""Lowest request rate of an unbounded search, divided by the throughput of full batches."""
 MAX_LOADS = 1 << 31
 
 
 def cost_rows(
     problem: ServingProblem, candidates: ServingCandidates
 ) -> tuple[CostedRows, FloatArray | None]:
-    """Return costs under the problem's load, or if it is unknown under each candidate's highest
-    load, together with these loads.
+    """Return the costs of candidates and their loads: under the load of the problem (None), or
+    under the highest load of each candidate.
     """
     loads = highest_loads(problem, candidates)
     return (
@@ -41,10 +39,10 @@ def cost_rows(
 
 
 def highest_loads(problem: ServingProblem, candidates: ServingCandidates) -> FloatArray | None:
-    """Return the highest of the problem's loads that each candidate sustains, else the lowest load,
-    shape (n,).
+    """Return the highest load of the problem's loads that each candidate sustains, or the lowest
+    load if it sustains none; shape (n,).
 
-    Returns None if the load is given.
+    Returns None if the problem has a single load.
     """
     if problem.unknown is None:
         return None
@@ -60,8 +58,8 @@ def highest_loads(problem: ServingProblem, candidates: ServingCandidates) -> Flo
 def max_loads(
     problem: ServingProblem, candidates: ServingCandidates, *, by_rate: bool
 ) -> FloatArray:
-    """Return the requests that each candidate runs at once, or completes per second in full
-    batches, shape (n,).
+    """Return the number of requests that each candidate runs at once, or the requests per second
+    that it completes in full batches; shape (n,).
     """
     running = most_running(case=problem, candidates=candidates)
     if not by_rate:
@@ -74,9 +72,9 @@ def max_loads(
 def search_highest(
     unknown: Loads, *, targets: Targets, most: FloatArray, borne: Callable[[FloatArray], BoolArray]
 ) -> FloatArray:
-    """Return the highest load of each of n rows for which `borne` is true, else the lowest.
+    """Return for each row the highest load at which `borne` is true, or the lowest load.
 
-    `most` is the number that runs at once, or that is completed per second.
+    `most` is the number of requests that run at once, or the requests per second of full batches.
     """
     count, load = _grid(unknown, targets=targets, most=most, borne=borne)
     low, high = (
@@ -96,11 +94,11 @@ def search_highest(
 def _grid(
     unknown: Loads, *, targets: Targets, most: FloatArray, borne: Callable[[FloatArray], BoolArray]
 ) -> tuple[IntArray, Callable[[IntArray], FloatArray]]:
-    """Return the loads to try for each row, as `load_grid` does. If no target limits waiting, loads
-    stop at what runs at once.
+    """Return the loads to try for each row, as `load_grid` does.
 
-    Without a target on one of QUEUE_LATENCIES, the load is at most what runs at once, because more
-    requests would only queue.
+    If the query bounds no load and a target limits TTFT or request latency, the highest load of a
+    row doubles until no row sustains it. Without such a target the highest load is the number of
+    requests that run at once, because more requests would only queue.
     """
     top = most if unknown.highest is None else np.full(len(most), unknown.highest)
     open_ended = unknown.values is None and unknown.highest is None and not unknown.by_rate
@@ -114,8 +112,10 @@ def _grid(
 def load_grid(
     unknown: Loads, *, top: FloatArray
 ) -> tuple[IntArray, Callable[[IntArray], FloatArray]]:
-    """Return the number of loads for each of n rows (up to `top` unless values are given), and the
-    k-th load, in ascending order.
+    """Return the number of loads of each row, and a function that returns the k-th load in
+    ascending order.
+
+    The loads are those of the query, or extend up to `top`.
     """
     n = len(top)
     if unknown.values is not None:
@@ -133,8 +133,8 @@ def load_grid(
 
 
 def sustainable_load(problem: ServingProblem, candidate: ServingCandidates) -> float | None:
-    """Return the highest load that one candidate sustains, in the problem's unit; None if it
-    sustains none.
+    """Return the highest load that one candidate sustains, in the unit of the problem's load; None
+    if it sustains none.
     """
     if problem.offline or problem.unknown is not None:
         return None
@@ -146,8 +146,8 @@ def sustainable_load(problem: ServingProblem, candidate: ServingCandidates) -> f
 
 
 def sustains_load(rows: CostedRows) -> BoolArray:
-    """Return whether each row fits, sustains its load, meets the targets and queues no requests if
-    queueing is forbidden.
+    """Return a mask of rows that fit, sustain their load, meet the targets, and queue no requests
+    if queueing is forbidden.
     """
     return rows.costs.fits & rows.costs.sustained & meets_targets(rows) & ~has_forbidden_queue(rows)
 

@@ -28,8 +28,8 @@ from hp_tool.questions.serving.problem import CostedRows, ServingProblem
 CONFIDENCE = 0.9
 _Z90 = 1.645
 MODEL_ATTRIBUTES = ("family", "model_kind")
-"""Dimensions that the deviations of mixtures and pools already include, because they come from
-left-out models.
+"""Attributes that the deviations of MoE models and pools already include, because they come from
+models that were left out.
 """
 
 
@@ -50,7 +50,7 @@ def serving_setting(
 
 
 def load_kind(problem: ServingProblem) -> str:
-    """Return the kind of arrivals, as named in the index of measured runs."""
+    """Return the kind of arrivals, by its name in the index of measured runs."""
     if problem.trace is not None:
         return "trace"
     by_rate = problem.unknown is not None and problem.unknown.by_rate
@@ -62,7 +62,9 @@ def load_kind(problem: ServingProblem) -> str:
 
 
 def nearest_runs(problem: ServingProblem, figure: str = "tpot", *, pools: bool = False) -> Nearness:
-    """Return the measured runs nearest to the problem, by the dimensions that widen one figure."""
+    """Return the measured runs nearest to the problem, by the attributes that widen the interval of
+    one figure.
+    """
     engine, gpu, doubts = problem.engine, problem.cluster.gpu, problem.profile.doubts
     setting = serving_setting(
         engine=engine.engine,
@@ -91,11 +93,11 @@ def nearest_serving_runs(
     left_out: bool,
     kernels_alone: bool,
 ) -> Nearness:
-    """Return the nearest runs of an index.
+    """Return the runs of an index that are nearest to a setting.
 
     Args:
-        left_out: Whether the deviation of the constants comes from left-out models.
-        kernels_alone: Whether the deviation already includes another release.
+        left_out: Whether the deviation of the constants comes from models that were left out.
+        kernels_alone: Whether the deviation already includes the use of another release.
     """
     covered = (*(MODEL_ATTRIBUTES if left_out else ()), *(("release",) if kernels_alone else ()))
     added = doubts.serving.get(figure, {})
@@ -106,14 +108,14 @@ def nearest_serving_runs(
 def figure_log_sd(own: float, near: Nearness, *, kernels: float) -> float:
     """Return the standard deviation of ln(measured / predicted) of a figure.
 
-    It combines the deviation on the fitted runs, the differences from the nearest runs, and
+    It combines the deviation on the fitted runs (`own`), the differences from the nearest runs, and
     `kernels` for a die without timed kernels.
     """
     return math.hypot(own, math.sqrt(near.variance), kernels)
 
 
 def familiarity_of(problem: ServingProblem, *, pools: bool = False) -> Familiarity:
-    """Return the familiarity: how similar the nearest measured runs are."""
+    """Return how similar the nearest measured runs are to the problem."""
     return nearest_runs(problem, pools=pools).answer()
 
 
@@ -126,14 +128,15 @@ def serving_intervals(
     pools: PoolEfficiency | None = None,
     mixers: tuple[float, float] | None = None,
 ) -> ServingIntervals:
-    """Return the central 90% intervals of the predicted means of a replica or of pools.
+    """Return the central 90% intervals of the predicted means, for a replica or for pools.
 
-    `mixers` is the result of `mixers_log_sds`; None assumes that only such kernels take time.
+    `mixers` is the result of `mixers_log_sds`. None assumes that recurrent and sparse kernels take
+    all the time.
     """
     engine = problem.engine
-    mixture = problem.model.num_experts is not None
-    # Deviations of mixtures and pools come from left-out models, engines and lengths.
-    left_out = pools or (problem.experts if mixture else None)
+    has_experts = problem.model.num_experts is not None
+    # Deviations of MoE models and pools come from models, engines and lengths that were left out.
+    left_out = pools or (problem.experts if has_experts else None)
     scatter = left_out or engine
 
     first, later = mixers or (_kernels_only_log_sd(problem),) * 2
@@ -159,17 +162,17 @@ def serving_intervals(
 
 
 def kernels_log_sd(problem: ServingProblem, figure: str) -> float:
-    """Return the additional deviation for a die without timed kernels: that of another die, added
-    once more.
+    """Return the additional deviation for a die without timed kernels: the deviation between dies,
+    counted a second time.
     """
     return problem.profile.doubts.serving.get(figure, {}).get("die", 0.0)
 
 
 def ratio_log_sd(problem: ServingProblem, *, figure: str = "throughput") -> float:
-    """Return the standard deviation of ln(measured / predicted) for the ratio of two layouts under
+    """Return the standard deviation of ln(measured / predicted) of the ratio of two layouts under
     one load.
 
-    The figure is `ttft`, `tpot` or `throughput`.
+    `figure` is `ttft`, `tpot` or `throughput`.
     """
     scatter = problem.experts if problem.model.num_experts is not None else problem.engine
     if (
@@ -183,8 +186,8 @@ def ratio_log_sd(problem: ServingProblem, *, figure: str = "throughput") -> floa
 
 
 def mixers_log_sds(rows: CostedRows, row: int) -> tuple[float, float]:
-    """Return the log_sd of the first and of following tokens that is due to missing runs with
-    recurrent or sparse layers.
+    """Return the deviations of the first token and of later tokens that are due to recurrent or
+    sparse layers without measured runs.
     """
     problem = rows.problem
     if not _kernels_only_log_sd(problem):
@@ -202,5 +205,5 @@ def mixers_log_sds(rows: CostedRows, row: int) -> tuple[float, float]:
 
 
 def _kernels_only_log_sd(problem: ServingProblem) -> float:
-    """Return the log_sd of a model in which only recurrent and sparse kernels take time."""
+    """Return the deviation of a model in which recurrent or sparse kernels take all the time."""
     return max(mixer_log_sd(problem.with_layers(kind)) for _, kind in problem.model.kinds)

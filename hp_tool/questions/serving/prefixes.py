@@ -11,18 +11,18 @@ from hp_tool.domain.releases import release_numbers
 SNAPSHOT_TOKENS = 256
 """Default of TensorRT-LLM's mamba_state_cache_interval in 1.3."""
 SNAPSHOTS_SINCE = (1, 3)
-"""First release that stores states for other requests; earlier releases need enable_block_reuse off
-for such models.
+"""First release of TensorRT-LLM that stores states for other requests; earlier releases require
+enable_block_reuse to be off for such models.
 """
 ANYWHERE, NOWHERE = 1, 0
 
 
 def resume_interval(case: ServingCase, *, release: str) -> int:
-    """Return the interval in tokens at which a prompt can resume; ANYWHERE if prompts can also
-    resume at the ends of earlier requests.
+    """Return the interval in tokens at which a prompt can resume, ANYWHERE or NOWHERE.
 
-    `EngineFacts.stores_recurrent_states` tells where an engine stores states. The ends of requests
-    and their chunks are where the prefixes of a conversation end.
+    `EngineFacts.stores_recurrent_states` is where an engine stores states. If it stores them at the
+    ends of requests and chunks, the result is ANYWHERE, because the prefixes of a conversation end
+    there.
     """
     block, stored_at = state_block(case), engine_facts(case.engine.engine).stores_recurrent_states
     if block == ANYWHERE or stored_at == "requests":
@@ -33,21 +33,21 @@ def resume_interval(case: ServingCase, *, release: str) -> int:
 
 
 def resumed_tokens(prefix_tokens: NDArray[np.int64], every: int) -> NDArray[np.int64]:
-    """Return how many tokens of each prefix need not be recomputed."""
+    """Return how many tokens of each prefix are not computed again."""
     return prefix_tokens // every * every if every else np.zeros_like(prefix_tokens)
 
 
 def resume_sentence(case: ServingCase, every: int) -> str:
-    """Return the sentence of an answer that states this interval."""
+    """Return a sentence for an answer about the interval `every`."""
     engine = case.engine.engine
     if every == NOWHERE:
         return (
-            f"{engine} keeps no recurrent states for other requests before "
-            f"{'.'.join(map(str, SNAPSHOTS_SINCE))}: none resumes"
+            f"{engine} before {'.'.join(map(str, SNAPSHOTS_SINCE))} stores no recurrent states for "
+            "other requests, so no prompt resumes"
         )
     if every == ANYWHERE:
         return (
-            f"{engine} keeps recurrent states at ends of requests and chunks: prefixes are "
-            "taken to end there"
+            f"{engine} stores recurrent states at the ends of requests and chunks, where prefixes "
+            "are assumed to end"
         )
-    return f"prompts resume at multiples of {every} tokens, where {engine} keeps recurrent states"
+    return f"prompts resume at multiples of {every} tokens, where {engine} stores recurrent states"

@@ -1,4 +1,4 @@
-"""A serving query with resolved names; unsupported features are rejected by name."""
+"""A serving query with resolved names; features that are not modelled are rejected by name."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ from hp_tool.questions.training.problem import resolve_model
 
 Scattered = TypeVar("Scattered", EngineEfficiency, ExpertEfficiency)
 NETWORK_PROFILE = "megatron-core"
-"""Framework whose measured network between nodes applies to serving, because both use NCCL
+"""Framework whose measured network between nodes also applies to serving, because both use NCCL
 rings.
 """
 
 QUEUE_LATENCIES = ("ttft_s", "request_latency_s")
-"""Latencies that grow while a request queues for a batch."""
+"""Latencies that include the wait of a request for a slot."""
 
 _TRAINING_ONLY = (
     "virtual_pipeline_parallel_size",
@@ -83,61 +83,64 @@ _TRAINING_ONLY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loads:
-    """Candidate loads, of which the highest within the targets is searched.
-
-    They are `values`, or all loads from lowest to highest.
+    """Loads of which the highest within the targets is searched: `values`, or all from lowest to
+    highest.
     """
 
     by_rate: bool
-    """Whether loads are requests per second instead of requests in flight."""
+    """Whether the loads are requests per second; False: requests in flight."""
     values: tuple[float, ...] | None = None
     """Ascending values."""
     lowest: float | None = None
     highest: float | None = None
-    """Highest load; None: what the devices sustain."""
+    """Highest load; None: the highest that the devices sustain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingProblem(ServingCase):
-    """The case, load and limits of a serving query."""
+    """Case, load and limits of a serving query."""
 
     precision: str
-    """Precision of the weights, as the query names it."""
+    """Precision of the weights, as named in queries."""
     concurrency: int | None
     """Requests in flight over all GPUs; None for a rate, an offline load, or if `unknown` is
     set.
     """
     request_rate_per_second: float | None
     unknown: Loads | None
-    """Loads of which the highest within the targets is searched; None if the load is given."""
+    """Loads of which the highest within the targets is searched; None if the query sets a single
+    load.
+    """
     think_time_s: float
-    """Seconds between an answer and the same user's next request."""
+    """Seconds between an answer and the next request of the same user."""
     trace: Trace | None
-    """Requests to simulate; the problem's lengths are then the trace's means."""
+    """Requests to simulate; the lengths of the problem are then the means of the trace."""
     offline: bool
-    """Whether all requests are queued at once, without a front end."""
+    """Whether all requests are queued at once in the engine's process, without a front end."""
     num_prompts: int | None
     """Number of requests of an offline load; None if more than can run at once."""
     constraints: Constraints
     targets: Targets
     may_queue: bool = True
-    """Whether requests in flight may queue for a batch (see `_may_queue`)."""
+    """Whether requests in flight may wait for a slot (see `_may_queue`)."""
     resumes: int | None = None
-    """Interval in tokens at which prompts of the trace can resume (`serving.prefixes`); None for
-    any position.
+    """Interval in tokens at which prompts of the trace can resume (see `prefixes`); None: at any
+    position.
     """
     engine_version: str | None = None
     """Release that the query names."""
     assumed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Assumed values of fields that the query omits, by path."""
     chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Values inserted into the query besides `parallel`, by path; its answers include them."""
+    """Values that were inserted into the query in addition to `parallel`, by path; its answers
+    include them.
+    """
 
     def costed(
         self, candidates: ServingCandidates, *, rates: FloatArray | None = None
     ) -> CostedRows:
-        """Return the latency, throughput and memory of legal candidates, at their own concurrency
-        or at one of `rates` each.
+        """Return latency, throughput and memory of legal candidates, at their concurrency or at one
+        of `rates` each.
         """
         in_flight = None
         rate = self.request_rate_per_second if rates is None else rates
@@ -155,8 +158,8 @@ class ServingProblem(ServingCase):
         return CostedRows(problem=self, candidates=candidates, costs=costs, in_flight=in_flight)
 
     def costed_under(self, load: float, candidate: ServingCandidates) -> CostedRows:
-        """Return the costs of one candidate under one load: requests per second if an unknown rate
-        is searched, else requests in flight.
+        """Return the costs of one candidate under a load, in requests per second if a rate is
+        searched, else in requests in flight.
         """
         if self.unknown is not None and self.unknown.by_rate:
             return dataclasses.replace(
@@ -168,8 +171,8 @@ class ServingProblem(ServingCase):
         return loaded.costed(candidate.loaded(np.array([int(load)])))
 
     def with_num_gpus(self, num_gpus: int) -> ServingProblem:
-        """Return the problem with at most this number of devices of the same kind; its answers
-        state the number.
+        """Return the problem on `num_gpus` devices of the same kind; its answers include the
+        number.
         """
         cluster = (
             self.cluster
@@ -183,7 +186,7 @@ class ServingProblem(ServingCase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostedRows:
-    """Legal candidates of a problem, with their costs; arrays of shape (n,)."""
+    """Legal candidates of a problem with their costs; arrays of shape (n,)."""
 
     problem: ServingProblem
     candidates: ServingCandidates
@@ -275,7 +278,7 @@ def resolve_serving(query: Query) -> ServingProblem:
         case = dataclasses.replace(
             case, longest_request=int((trace.input_tokens + trace.output_tokens).max())
         )
-    # The hit rate given is an engine's report, so it is an upper bound of what was resumed.
+    # A hit rate in the query is one that an engine reported, so prompts did resume there.
     resumes = None
     if trace is not None and trace.prefix_tokens.any() and not named_rate and state_block(case) > 1:
         resumes = resume_interval(case, release=workload.engine_version or engine.version)
@@ -304,10 +307,10 @@ def resolve_serving(query: Query) -> ServingProblem:
 
 
 def _with_longest_request(model: ModelSpec, workload: InferenceWorkload) -> ModelSpec:
-    """Return the model with as many positions as the engine is started for.
+    """Return the model with inference.max_model_len as its number of positions.
 
     Raises:
-        InputError: The model has fewer.
+        InputError: The model has fewer positions.
     """
     longest, positions = workload.max_model_len, model.max_position_embeddings
     if longest is None:
@@ -315,15 +318,17 @@ def _with_longest_request(model: ModelSpec, workload: InferenceWorkload) -> Mode
     if positions is not None and longest > positions:
         raise InputError(
             f"inference.max_model_len {longest:,} exceeds the {positions:,} positions of "
-            f"{model.name} (max_position_embeddings), so that engines do not start; lower it, or "
-            "give the config.json with the RoPE scaling in use",
+            f"{model.name} (max_position_embeddings), so engines would not start. Lower it, or set "
+            "`model` to a config.json with the RoPE scaling in use.",
             field="inference.max_model_len",
         )
     return dataclasses.replace(model, max_position_embeddings=longest)
 
 
 def resolve_workload(query: Query) -> InferenceWorkload:
-    """Return the query's load; the precision defaults to that of the published checkpoint."""
+    """Return the workload of the query, in the precision of the published checkpoint if it sets
+    none.
+    """
     assert query.inference is not None  # Checked together with the query.
     if query.inference.precision is not None:
         return query.inference
@@ -331,7 +336,7 @@ def resolve_workload(query: Query) -> InferenceWorkload:
 
 
 def _with_default_scatter(constants: Scattered, doubt: DefaultsEfficiency) -> Scattered:
-    """Return the constants with the deviations of an engine started with default settings."""
+    """Return the constants with at least the deviations of an engine with default settings."""
     names = ("ttft_log_sd", "tpot_log_sd", "throughput_log_sd")
     wider = {name: max(getattr(constants, name), getattr(doubt, name)) for name in names}
     return dataclasses.replace(constants, **wider)
@@ -345,7 +350,7 @@ def with_device_defaults(
     model: ModelSpec,
     speculative: bool = False,
 ) -> EngineEfficiency:
-    """Return the engine with its settings on this device in the named release."""
+    """Return the engine with its default settings on this GPU in the named release."""
     limits = device_defaults(
         engine.engine,
         memory_bytes=float(gpu.memory_bytes),
@@ -362,8 +367,8 @@ def with_device_defaults(
 def _with_memory_fraction(
     engine: EngineEfficiency, workload: InferenceWorkload, constraints: Constraints
 ) -> EngineEfficiency:
-    """Return the engine with the given memory fraction; without one, the smaller of its default and
-    what the headroom leaves.
+    """Return the engine with the query's memory fraction, or with the smaller of its default and
+    the fraction outside the headroom.
     """
     if workload.memory_fraction is None:
         return dataclasses.replace(
@@ -378,14 +383,14 @@ def _with_memory_fraction(
 
 
 def _resolve_trace(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | None]:
-    """Return the workload with the lengths, cached prefixes and rate of its trace, and the
-    trace.
+    """Return the workload with the mean lengths, the cached prefixes and the rate of its trace, and
+    the trace.
     """
     workload = _burst_as_trace(workload)
     if workload.trace is None:
         return workload, None
     trace = request_trace(workload.trace)
-    if workload.input_length:  # Lengths of the query replace the trace's.
+    if workload.input_length:  # A length in the query replaces the lengths of the trace.
         inputs = np.full(len(trace.input_tokens), workload.input_length)
         trace = dataclasses.replace(
             trace, input_tokens=inputs, prefix_tokens=np.minimum(trace.prefix_tokens, inputs - 1)
@@ -394,14 +399,14 @@ def _resolve_trace(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trac
         trace = dataclasses.replace(
             trace, output_tokens=np.full(len(trace.input_tokens), workload.output_length)
         )
-    if workload.prefix_cache_hit_rate:  # A rate of the query replaces the trace's too.
+    if workload.prefix_cache_hit_rate:  # So does a hit rate.
         cached_tokens = np.floor(workload.prefix_cache_hit_rate * trace.input_tokens).astype(
             np.int64
         )
         trace = dataclasses.replace(trace, prefix_tokens=cached_tokens)
     if workload.disaggregated is not None:
         raise UnsupportedError(
-            "Pools are modelled for requests of equal length only; remove trace or disaggregated.",
+            "Pools are modelled only for requests of equal length; remove trace or disaggregated.",
             field="inference.disaggregated",
         )
     if (
@@ -428,8 +433,8 @@ def _resolve_trace(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trac
 
 
 def _burst_as_trace(workload: InferenceWorkload) -> InferenceWorkload:
-    """Return a burst as a trace whose requests are all in flight from the start; other loads are
-    unchanged.
+    """Return a burst as a trace whose requests are all in flight from the start; return other
+    workloads unchanged.
     """
     load = workload.load
     if load is None or load.arrival != "burst":
@@ -446,8 +451,8 @@ def _burst_as_trace(workload: InferenceWorkload) -> InferenceWorkload:
         )
     if workload.disaggregated is not None or load.warmup is not None or workload.think_time_s:
         raise UnsupportedError(
-            "Bursts are modelled once, for replicas that both prefill and decode; remove "
-            "disaggregated, warmup and think_time_s",
+            "Bursts are modelled only without disaggregated, warmup and think_time_s; remove these "
+            "fields",
             field="inference.load.arrival",
         )
     shorter = CLIENTS[load.client].mean_length if load.client is not None else 1.0
@@ -464,13 +469,13 @@ def _burst_as_trace(workload: InferenceWorkload) -> InferenceWorkload:
 
 
 def counts_by_rate(workload: InferenceWorkload) -> bool:
-    """Return whether the load is counted in requests per second instead of requests in flight."""
+    """Return whether the load is in requests per second; False: in requests in flight."""
     poisson = workload.load is not None and workload.load.arrival == "poisson"
     return workload.request_rate_per_second is not None or poisson
 
 
 def unknown_loads(workload: InferenceWorkload) -> Loads | None:
-    """Return the loads that a workload leaves open; None if it gives one."""
+    """Return the loads that a workload leaves open; None if it sets a single load."""
     by_rate = counts_by_rate(workload)
     field = "request_rate_per_second" if by_rate else "concurrency"
     load = getattr(workload, field)
@@ -486,11 +491,10 @@ def unknown_loads(workload: InferenceWorkload) -> Loads | None:
 
 
 def _may_queue(query: Query, workload: InferenceWorkload) -> bool:
-    """Return False if the fewest devices are searched for a concurrency and no target limits
-    queueing.
+    """Return whether requests in flight may wait for a slot.
 
-    If queueing were allowed, a single device would serve any number of users, because they could
-    wait in its queue.
+    They may not if the fewest devices for a concurrency are searched and no target limits the wait.
+    Otherwise a single device would serve any number of users, because all of them could wait.
     """
     by_rate = counts_by_rate(workload)
     limited = {latency for _, latency, _, _ in (query.targets or Targets()).limits()}
@@ -498,7 +502,7 @@ def _may_queue(query: Query, workload: InferenceWorkload) -> bool:
 
 
 def seeks_concurrency(query: Query) -> bool:
-    """Return whether the answer is the highest number of requests in flight."""
+    """Return whether the answer contains the highest number of requests in flight."""
     workload = query.inference
     assert workload is not None
     if workload.trace is not None or (
@@ -517,10 +521,10 @@ def serving_case(
     engine: EngineEfficiency,
     wide_attention: bool = False,
 ) -> ServingCase:
-    """Return the cost model's input for a workload in its precision (`resolve_workload`), or with
-    16-bit weights.
+    """Return the input of the cost model for a workload, in its precision or in 16 bits if it sets
+    none.
 
-    `wide_attention` means that the checkpoint stores attention in 16 bits.
+    `wide_attention`: the checkpoint stores attention in 16 bits.
 
     Raises:
         InputError: `precision_unsupported`, the GPU has no matmul in this precision.
@@ -568,7 +572,7 @@ def serving_case(
 
 
 def client_arrivals(client: str | None, *, engine: EngineEfficiency) -> dict[str, float]:
-    """Return {prefill_group, wave_share} for this client's closed load; None as in
+    """Return {prefill_group, wave_share} of a closed load by this client; None: as in
     `LoadSpec.client`.
     """
     # Without a server, requests come from the engine's own loop, which sends equal lengths.
@@ -584,8 +588,8 @@ def client_arrivals(client: str | None, *, engine: EngineEfficiency) -> dict[str
 
 
 def cache_precision(workload: InferenceWorkload, *, engine: EngineEfficiency) -> Precision:
-    """Return the precision of cached keys and values: the workload's, or the engine's default for
-    the checkpoint.
+    """Return the precision of cached keys and values: that of the workload, or the engine's default
+    for the checkpoint.
     """
     if workload.kv_cache_precision is not None:
         return workload.kv_cache_precision
@@ -595,7 +599,7 @@ def cache_precision(workload: InferenceWorkload, *, engine: EngineEfficiency) ->
 
 
 def _reject_unmodelled(query: Query, workload: InferenceWorkload) -> None:
-    """Raise UnsupportedError with the field's name for features that would otherwise be ignored."""
+    """Raise an error with the field's name for each feature that would otherwise be ignored."""
     load, named = (
         workload.load,
         {name for name in ("concurrency", "request_rate_per_second") if getattr(workload, name)},
@@ -603,20 +607,20 @@ def _reject_unmodelled(query: Query, workload: InferenceWorkload) -> None:
     burst = load is not None and load.arrival == "burst"
     if burst and (named or workload.trace is not None):
         raise InputError(
-            "a burst sends num_prompts requests at once; remove concurrency, request "
-            "rate and trace",
+            "A burst sends num_prompts requests at once; remove concurrency, "
+            "request_rate_per_second and trace",
             field=f"inference.{min(named, default='trace')}",
         )
     if load is not None and load.arrival == "offline" and named:
         raise InputError(
-            "an offline load queues all requests at once (inference.load.num_prompts); "
-            "remove concurrency and request rate",
+            "An offline load queues all requests at once (inference.load.num_prompts); "
+            "remove concurrency and request_rate_per_second",
             field=f"inference.{min(named)}",
         )
     if load is not None and load.arrival == "offline" and workload.disaggregated is not None:
         raise UnsupportedError(
-            "pools require a concurrency or a request rate; remove inference.load or "
-            "inference.disaggregated",
+            "Pools require a concurrency or a request rate, not an offline load; remove "
+            "inference.load or inference.disaggregated",
             field="inference.load.arrival",
         )
     arrivals: dict[str, set[str]] = {

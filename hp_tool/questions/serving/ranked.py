@@ -1,4 +1,4 @@
-"""The space of serving configurations, costed in chunks, and its rows as answers show them."""
+"""Cost the space of serving configurations, and build recommendations from its best rows."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -31,33 +31,36 @@ from hp_tool.questions.training.ranking.rank import group_numbers
 from hp_tool.space.serving import serving_space
 
 TIE_MARGIN = 0.1
-"""Advantage that a layout of an unmeasured kind needs to rank above a measured one: the error of
-measured kinds.
+"""Advantage that a layout without measured runs of its kind needs to rank above one with such runs:
+the mean error on measured kinds.
 """
 NUM_NEAREST = 3
 CHUNK = 12_288
-"""Number of candidates costed at once: large enough for numpy, small enough for the CPU cache."""
+"""Number of candidates costed at once: enough for numpy, and few enough for the CPU cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostedSpace:
-    """Every legal candidate with its score; arrays of shape (n,)."""
+    """All legal candidates with their scores; arrays of shape (n,)."""
 
     candidates: ServingCandidates
     score: FloatArray
     """Ranking criterion; smaller is better."""
     acceptable: BoolArray
-    """Whether the candidate fits and meets every target."""
+    """Whether the candidate fits, sustains its load, meets the targets, and queues no requests if
+    queueing is forbidden.
+    """
     tpot_s: FloatArray
     output_tokens_per_second_per_gpu: FloatArray
     loads: FloatArray | None
-    """Load of each candidate, if the query leaves it open."""
+    """Load of each candidate; None if the query sets a single load."""
     rejections: dict[str, int]
 
     def best(self, count: int) -> NDArray[np.intp]:
         """Return the indices of the `count` best acceptable candidates, best first.
 
-        The first is of a measured kind, unless one of an unmeasured kind is better by TIE_MARGIN.
+        The first one has measured runs of its kind, unless a candidate without such runs is better
+        by more than TIE_MARGIN.
         """
         rows = np.flatnonzero(self.acceptable)
         ranked: NDArray[np.intp] = rows[np.argsort(self.score[rows], kind="stable")]
@@ -70,7 +73,9 @@ class CostedSpace:
         return ranked[:count]
 
     def passed_over(self, first: int) -> tuple[int, float] | None:
-        """Return the best acceptable candidate if it is not ranked first, and its advantage."""
+        """Return the acceptable candidate with the best score and its advantage over the candidate
+        `first`; None if there is no advantage.
+        """
         rows = np.flatnonzero(self.acceptable)
         best = int(rows[np.argmin(self.score[rows])])
         if best == first or self.score[best] == self.score[first]:
@@ -80,8 +85,8 @@ class CostedSpace:
 
 
 def is_unmeasured(candidates: ServingCandidates) -> BoolArray:
-    """Return a mask of layouts of a kind without measured served runs: pipelines inside a
-    replica.
+    """Return a mask of layouts without measured runs of their kind: replicas with pipeline
+    parallelism.
     """
     pipelines: BoolArray = candidates.pipeline_parallel_size > 1
     return pipelines
@@ -90,8 +95,8 @@ def is_unmeasured(candidates: ServingCandidates) -> BoolArray:
 def cost_space(
     *, query: Query, problem: ServingProblem, concurrency: tuple[int, ...] = ()
 ) -> CostedSpace:
-    """Enumerate the legal candidates under each `concurrency` or the problem's load, and cost them
-    in chunks.
+    """Enumerate the legal candidates and cost them in chunks, under each `concurrency` or under the
+    load of the problem.
     """
     concurrency = concurrency or (problem.concurrency or 1,)
     candidates, rejections = serving_space(
@@ -132,8 +137,8 @@ def cost_space(
 def costed_chunks(
     candidates: ServingCandidates, *, problem: ServingProblem
 ) -> Iterator[tuple[slice, CostedRows, FloatArray | None]]:
-    """Yield candidates in chunks with their costs, and the load of each if the problem leaves it
-    open.
+    """Yield (rows, costs, loads) of the candidates in chunks; loads are None if the problem has a
+    single load.
     """
     for first in range(0, len(candidates), CHUNK):
         rows = slice(first, first + CHUNK)
@@ -145,7 +150,9 @@ def costed_chunks(
 def nearest_misses(
     space: CostedSpace, *, problem: ServingProblem
 ) -> tuple[ServingRecommendation, ...]:
-    """Return the nearest misses, with the load that they would sustain."""
+    """Return the candidates that are nearest to meeting the targets, with the highest load that
+    each sustains.
+    """
     if not len(space.candidates):
         return _common_rejection(problem) if "request_too_long" in space.rejections else ()
     rows = nearest_rows(space.candidates, problem=problem)
@@ -161,8 +168,8 @@ def nearest_misses(
 
 
 def _common_rejection(problem: ServingProblem) -> tuple[ServingRecommendation, ...]:
-    """Return one layout with the reason why all layouts are illegal, if the reason lies in the
-    requests.
+    """Return one layout with the reason why all layouts are illegal, if requests are too long for
+    the model.
     """
     config = ServingConfig(data_parallel_size=problem.cluster.num_gpus)
     code = 1 << REASONS.index("request_too_long")
@@ -182,8 +189,8 @@ def _common_rejection(problem: ServingProblem) -> tuple[ServingRecommendation, .
 def nearest_rows(candidates: ServingCandidates, *, problem: ServingProblem) -> NDArray[np.intp]:
     """Return the indices of the nearest unacceptable candidates.
 
-    The order is: candidates that only miss targets, by the smallest factor; then those too slow for
-    the rate; then those that need the least memory.
+    First come candidates that only miss targets, by their largest ratio to a target; then those
+    that do not sustain the rate, by throughput; then those that do not fit, by memory.
     """
     kind, factor = np.empty(len(candidates)), np.empty(len(candidates))
     for rows, costed, _ in costed_chunks(candidates, problem=problem):
@@ -202,7 +209,7 @@ def nearest_rows(candidates: ServingCandidates, *, problem: ServingProblem) -> N
 def with_groups(
     rows: Sequence[ServingRecommendation], *, problem: ServingProblem, objective: str | None
 ) -> tuple[ServingRecommendation, ...]:
-    """Return ranked rows with their groups, by the figure that ranks them."""
+    """Return ranked rows with their groups, which compare the figure that ranks them."""
     figure = objective if objective in ("ttft", "tpot") else "throughput"
     bound = NORMAL_QUANTILE * ratio_log_sd(problem, figure=figure)
     by_latency = problem.request_rate_per_second is not None or (
@@ -229,16 +236,14 @@ def with_groups(
 def _candidate_scores(
     costs: ServingCosts, objective: str | None, problem: ServingProblem
 ) -> FloatArray:
-    """Return the score of each candidate, which is minimised. min_gpus and cost compare throughput
-    on the same devices.
+    """Return the score of each candidate; smaller is better. The objectives min_gpus and cost
+    compare throughputs on the same devices.
     """
     if objective == "ttft":
         return costs.ttft_s
     if objective == "tpot":
         return costs.tpot_s
-    if (
-        problem.request_rate_per_second is not None
-    ):  # equal throughput for all: the lower latency is better
+    if problem.request_rate_per_second is not None:  # all have the same throughput
         return costs.request_latency_s
     return -costs.output_tokens_per_second_per_gpu
 
@@ -246,9 +251,7 @@ def _candidate_scores(
 def recommendations_of_rows(
     space: CostedSpace, rows: NDArray[np.intp], *, problem: ServingProblem
 ) -> tuple[ServingRecommendation, ...]:
-    """Return complete recommendations of the chosen candidates, in their order, each under its own
-    load.
-    """
+    """Return recommendations for the candidates `rows`, in their order, each under its own load."""
     ranking = []
     for place, row in enumerate(rows.tolist()):
         one = space.candidates.take(slice(row, row + 1))
@@ -264,8 +267,10 @@ def recommendations_of_rows(
 def best_recommendations(
     space: CostedSpace, *, top: int, problem: ServingProblem
 ) -> tuple[ServingRecommendation, ...]:
-    """Return complete recommendations of the `top` best candidates; if a layout of an unmeasured
-    kind is better, the first one's provenance names it.
+    """Return recommendations for the `top` best candidates.
+
+    If a candidate without measured runs of its kind has a better score than the first one, the
+    provenance of the first one contains it.
     """
     best = space.best(top)
     rows = recommendations_of_rows(space, best, problem=problem)
@@ -273,8 +278,8 @@ def best_recommendations(
     if passed is None:
         return rows
     first, better = rows[0].estimate, space.candidates.config(passed[0])
-    said = {"passed_over": {"parallel": better, "better_by_fraction": passed[1]}}
-    estimate = replace(first, provenance={**first.provenance, **said})
+    unmeasured = {"parallel": better, "better_by_fraction": passed[1]}
+    estimate = replace(first, provenance={**first.provenance, "passed_over": unmeasured})
     return (replace(rows[0], estimate=estimate), *rows[1:])
 
 

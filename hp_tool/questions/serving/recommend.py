@@ -1,4 +1,4 @@
-"""The best serving configurations: a query's space, ranked or reduced to its Pareto front."""
+"""Rank the serving configurations of a query, or return its Pareto front."""
 
 import time
 from collections import Counter
@@ -29,16 +29,17 @@ from hp_tool.space.pareto import pareto_optimal
 
 MAX_TOP = 1_000
 STEPS_PER_DOUBLING = 2
-"""Number of concurrencies per doubling in a front; a coarser front has visible corners."""
+"""Number of concurrencies per doubling in a front; with fewer, a plotted front has visible corners.
+"""
 
 
 def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
-    """Rank every legal configuration that fits and meets the targets by the objective, best first.
+    """Rank all legal configurations that fit and meet the targets by the objective, best first.
 
-    Objectives throughput_per_gpu (default), ttft and tpot use all devices of the cluster. min_gpus
-    and cost use cluster.num_gpus as the maximum. They return the number of devices (whole nodes, or
-    equal parts of one) that is smallest, or cheapest per token. Under min_gpus, a list of request
-    rates gives one answer per rate, in ascending order.
+    The objectives throughput_per_gpu (default), ttft and tpot use all devices of the cluster. For
+    min_gpus and cost, cluster.num_gpus is the maximum; they use the number of devices (whole nodes,
+    or equal parts of a node) that is smallest, or cheapest per token. Under min_gpus, a list of
+    request rates gives one answer per rate, in ascending order.
     """
     if not 1 <= top <= MAX_TOP:
         raise InputError(f"top must be from 1 to {MAX_TOP}, got {top}", field="top")
@@ -71,10 +72,10 @@ def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
 def _rank_by_rate(
     query: Query, workload: InferenceWorkload, rates: tuple[float, ...], *, start: float
 ) -> Ranking[ServingRecommendation]:
-    """Return, for each rate, the best configuration on the fewest devices, or its nearest miss.
+    """Return for each rate the best configuration on the fewest devices, or the nearest miss.
 
-    `set` contains rate and devices. The space is the sum over all rates, each on the devices of its
-    answer.
+    `set` of a row contains its rate and devices. The space is the sum over all rates, each on the
+    devices of its answer.
     """
     rows: list[ServingRecommendation] = []
     misses: list[ServingRecommendation] = []
@@ -117,19 +118,20 @@ def _rank_at_rate(query: Query) -> Ranking[ServingRecommendation]:
 
 
 def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
-    """Return Pareto-optimal (configuration, concurrency) pairs for tokens per second per user and
-    per GPU.
+    """Return the Pareto-optimal pairs of configuration and concurrency for tokens per second per
+    user (1 / TPOT) and per GPU.
 
-    The rate per user is 1 / TPOT. Pairs fit, meet the targets and have at most the query's
-    concurrency. The pair that is fastest for the user comes first. The estimate's provenance names
-    the concurrency. Requires a given or unknown inference.concurrency, and an output of at least
-    two tokens.
+    Pairs fit, meet the targets and have at most the concurrency of the query. The pair with the
+    most tokens per second per user comes first. `set` of a row contains its concurrency. The query
+    must set inference.concurrency or leave the load open, and the output must have at least two
+    tokens.
     """
     problem = resolve_serving(query)
     most = _max_concurrency(query, problem)
     if problem.output_length < 2:
         raise InputError(
-            "A front requires an output of at least two tokens.", field="inference.output_length"
+            "A Pareto front requires an output_length of at least 2 tokens.",
+            field="inference.output_length",
         )
     steps = np.arange(int(np.log2(most) * STEPS_PER_DOUBLING) + 1) / STEPS_PER_DOUBLING
     loads = tuple(sorted({*(round(load) for load in (2**steps).tolist()), most}))
@@ -148,12 +150,12 @@ def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
 
 
 def _max_concurrency(query: Query, problem: ServingProblem) -> int:
-    """Return the maximum load of a Pareto front."""
+    """Return the highest concurrency of a Pareto front."""
     if problem.concurrency is not None:
         return problem.concurrency
     if problem.unknown is None or problem.unknown.by_rate:
         raise InputError(
-            "A front requires inference.concurrency, its maximum.",
+            "A Pareto front requires inference.concurrency, its highest concurrency.",
             field="inference.concurrency",
         )
     space = cost_space(query=query, problem=problem)

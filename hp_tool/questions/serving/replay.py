@@ -1,6 +1,7 @@
-"""Event-by-event simulation of a trace on one configuration, for latencies of single requests.
+"""Simulation of a trace on one configuration, event by event, for the latencies of single requests.
 
-Requests are assigned to schedulers round-robin, and the first scheduler's requests represent all.
+Requests are assigned to schedulers in turn. Only the first scheduler is simulated; its requests
+represent all.
 """
 
 import math
@@ -27,15 +28,15 @@ from hp_tool.questions.serving.intervals import serving_intervals
 from hp_tool.questions.serving.problem import CostedRows, ServingProblem
 
 MAX_SIMULATED_REQUESTS = 5_000
-"""Maximum number of requests of one scheduler; takes about a second to compute."""
+"""Maximum number of simulated requests of one scheduler, which take about a second."""
 NUM_FLUID_STEPS = 2_000
-"""Number of steps of a trace in the fluid model."""
+"""Number of time steps of a trace in the fluid model."""
 
 
 def simulate_trace(rows: CostedRows) -> InferenceEstimate:
-    """Return the estimate of one legal configuration under its problem's trace.
+    """Return the estimate of one legal configuration under the trace of its problem.
 
-    The estimate has no latencies if the model does not fit or does not sustain the load.
+    It has no latencies if the model does not fit or the load is not sustained.
     """
     problem, trace = rows.problem, rows.problem.trace
     assert trace is not None
@@ -98,10 +99,10 @@ def _latency_tail(seconds: FloatArray, problem: ServingProblem) -> Tail:
 def flow_latencies(
     problem: ServingProblem, candidates: ServingCandidates
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the (TTFT, TPOT) of each candidate under the trace in the fluid model, shape (n,)
-    each.
+    """Return the mean TTFT and TPOT of each candidate under the trace by the fluid model, shape
+    (n,) each.
 
-    Bursts fill the devices, but all requests have the mean lengths.
+    The fluid model follows bursts, but gives all requests the mean lengths.
     """
     arrival = arrivals_s(problem)
     assert arrival is not None
@@ -116,8 +117,8 @@ def flow_latencies(
 
 
 def arrivals_s(problem: ServingProblem) -> FloatArray | None:
-    """Return the arrival times in seconds of the trace's requests at the problem's rate; None for a
-    closed load.
+    """Return the arrival times of the trace's requests at the rate of the problem, in seconds; None
+    for a closed load.
     """
     trace, rate = problem.trace, problem.request_rate_per_second
     assert trace is not None
@@ -129,7 +130,7 @@ def arrivals_s(problem: ServingProblem) -> FloatArray | None:
 
 
 def _simulate(rows: CostedRows, *, schedulers: int) -> Served:
-    """Simulate the trace on one of several schedulers."""
+    """Simulate the trace on the first of several schedulers."""
     problem, trace = rows.problem, rows.problem.trace
     assert trace is not None
     n, arrival = len(trace.input_tokens), arrivals_s(problem)
@@ -150,7 +151,7 @@ def _simulate(rows: CostedRows, *, schedulers: int) -> Served:
 def _missed_targets(
     problem: ServingProblem, seen: dict[str, FloatArray], means: dict[str, float]
 ) -> tuple[Reason, ...]:
-    """Return a reason for each target that the requests miss."""
+    """Return a reason for each target that the simulated requests miss."""
     reasons: list[Reason] = []
     for name, latency, quantile, limit in problem.targets.limits():
         value = (
@@ -178,11 +179,8 @@ def _simulated_goodput(
 def _describe_trace(problem: ServingProblem, requests: int) -> str:
     trace = problem.trace
     assert trace is not None
-    how = f"{problem.request_rate_per_second or 0.0:.4g} requests a second"
+    how = f"{problem.request_rate_per_second or 0.0:.4g} requests/s"
     if problem.concurrency is not None:
         how = f"{problem.concurrency} requests in flight"
     shown = min(requests, len(trace.input_tokens))
-    return (
-        f"trace {trace.name}, {how}, {shown:,} of {len(trace.input_tokens):,} requests played "
-        "event by event"
-    )
+    return f"trace {trace.name}, {how}, {shown:,} of {len(trace.input_tokens):,} requests simulated"

@@ -1,4 +1,4 @@
-"""The setup of a serving configuration for other tools' files."""
+"""Setups of serving configurations, from which files for engines are written."""
 
 import dataclasses
 import math
@@ -26,7 +26,7 @@ def serving_setup(configuration: Configuration) -> ServingSetup:
 def pool_setups(
     query: Query, *, prefill: PoolConfig, decode: PoolConfig
 ) -> tuple[ServingSetup, ServingSetup]:
-    """Return the setups of a query's pools, each on its own devices."""
+    """Return the setups of the prefill pool and of the decoding pool, each on its own devices."""
     problem, sides = resolve_pools(query)
     workload = dataclasses.replace(resolve_workload(query), disaggregated=None)
     first, second = (
@@ -43,7 +43,7 @@ def pool_setups(
 
 
 def _pool_devices(side: ClusterSpec, pool: PoolConfig) -> ClusterSpec:
-    """Return the part of a cluster that a pool uses."""
+    """Return the cluster with only the devices that a pool uses."""
     used = pool.tensor_parallel_size * pool.attention_data_parallel_size * pool.replicas
     return dataclasses.replace(side, num_gpus=used)
 
@@ -74,13 +74,12 @@ def _setup(
 
 
 def _max_request_tokens(problem: ServingProblem, stated: int | None) -> int:
-    """Return the maximum number of tokens of a request: the query's, else the load's maximum plus
-    10% for chat templates, rounded up to thousands.
+    """Return the maximum number of tokens of a request.
 
-    It is at most the model's number of positions.
+    It is that of the query; else that of the load plus 10% for chat templates, rounded up to a
+    multiple of 1,024 and at most the positions of the model.
     """
     if stated is not None:
         return stated
-    whole = problem.longest_request
-    roomy = math.ceil(1.1 * whole / 1024) * 1024
+    roomy = math.ceil(1.1 * problem.longest_request / 1024) * 1024
     return min(roomy, problem.model.max_position_embeddings or roomy)

@@ -1,8 +1,8 @@
-"""The best serving configurations under a trace: filtered by means and a fluid model, then
-simulated.
+"""Rank serving configurations under a trace: select them by mean latencies and by the fluid model,
+then simulate them.
 
-The search for the highest load starts near the one found by means. Configurations that sustain no
-more than the best so far are dropped.
+If the load is open, the search for the highest simulated load starts near the highest load by
+means. Configurations that sustain no more than the best one so far are dropped.
 """
 
 import functools
@@ -43,12 +43,13 @@ request.
 def rank_simulated(
     query: Query, problem: ServingProblem, *, top: int, start: float
 ) -> Ranking[ServingRecommendation]:
-    """Rank the NUM_SIMULATED best configurations by their simulated requests.
+    """Rank the NUM_SIMULATED most promising configurations by their simulated requests.
 
-    The fluid model chooses them from the NUM_SCREENED best by means. If the load is open, they are
-    the best by means, of which those remain that sustain more than all before them. Objective
-    min_gpus uses the fewest devices on which one of them is acceptable. Objective cost does the
-    same for a rate; otherwise it uses the number of devices that is cheapest by means.
+    The fluid model selects them from the NUM_SCREENED configurations with the best means. If the
+    load is open, those with the best means are simulated, and each that sustains more than all
+    before it is returned. The objective min_gpus, and cost for a request rate, uses the fewest
+    devices on which one of them is acceptable; cost for other loads uses the number of devices that
+    is cheapest by means.
     """
     arrive = problem.request_rate_per_second is not None
     if query.objective == "cost" and not arrive:
@@ -90,8 +91,8 @@ def rank_simulated(
 
 
 def estimate_simulated(problem: ServingProblem, candidate: ServingCandidates) -> InferenceEstimate:
-    """Return one configuration's estimate under the trace, at the problem's load or the highest
-    that it sustains.
+    """Return the estimate of one configuration under the trace, at the load of the problem or at
+    the highest load that it sustains.
     """
     loads = highest_loads(problem, candidate)
     return (
@@ -104,7 +105,7 @@ def estimate_simulated(problem: ServingProblem, candidate: ServingCandidates) ->
 def _best_by_load(
     problem: ServingProblem, chosen: Sequence[ServingCandidates], *, near: FloatArray
 ) -> Iterator[ServingRecommendation]:
-    """Return the first row, and each row that sustains more than all before it, each at its highest
+    """Yield the first configuration, and each that sustains more than all before it, at its highest
     load.
     """
     best = -math.inf
@@ -118,17 +119,17 @@ def _best_by_load(
 def fewest_devices_simulated(
     *, query: Query, problem: ServingProblem
 ) -> tuple[ServingProblem, ServingRecommendation | None]:
-    """Return the problem on the smallest legal number of devices with an acceptable simulated
-    configuration, and the first such row.
+    """Return the problem on the fewest devices on which a simulated configuration is acceptable,
+    and the first such configuration.
 
-    If there is none, the problem is unchanged and the row is the fastest that misses. For an open
-    load, the lowest load is used.
+    If there is none, the problem keeps all devices, and the configuration is the fastest that
+    misses. If the load is open, the lowest load is used.
     """
     counts = problem.cluster.legal_counts()
 
     @functools.cache
     def rows(place: int) -> list[ServingRecommendation]:
-        """Return only the first acceptable row, or all."""
+        """Return the first acceptable configuration, or all if none is acceptable."""
         tried = []
         for row in _simulate_best(query, problem.with_num_gpus(int(counts[place]))):
             if row.estimate.feasible:
@@ -148,7 +149,7 @@ def fewest_devices_simulated(
 
 
 def _simulate_best(query: Query, problem: ServingProblem) -> Iterator[ServingRecommendation]:
-    """Return the NUM_SIMULATED best configurations on these devices, simulated, best first."""
+    """Yield the NUM_SIMULATED most promising configurations, simulated, best first."""
     space = space_by_means(query, problem)
     for one in (_candidate_row(space, row) for row in _screen(space, problem)[:NUM_SIMULATED]):
         rows = (
@@ -161,10 +162,10 @@ def _simulate_best(query: Query, problem: ServingProblem) -> Iterator[ServingRec
 
 
 def space_by_means(query: Query, problem: ServingProblem) -> CostedSpace:
-    """Return the query's space by means.
+    """Return the costed space of the query, without simulation.
 
-    Only simulated requests show whether targets are met, but means order the loads that targets
-    bound.
+    Targets do not apply here, because only simulated requests tell whether they are met, unless the
+    load is open: then they bound the loads.
     """
     return cost_space(
         query=query,
@@ -177,8 +178,8 @@ def _candidate_row(space: CostedSpace, row: int) -> ServingCandidates:
 
 
 def _screen(space: CostedSpace, problem: ServingProblem) -> NDArray[np.intp]:
-    """Return the NUM_SCREENED best by means; if the load is given, in the order of the fluid
-    model.
+    """Return the NUM_SCREENED configurations with the best means; if the query sets a request rate,
+    in the order of the fluid model.
     """
     rows = space.best(NUM_SCREENED)
     if problem.concurrency is None and problem.unknown is None and len(rows) > NUM_SIMULATED:
@@ -190,11 +191,10 @@ def _screen(space: CostedSpace, problem: ServingProblem) -> NDArray[np.intp]:
 def _highest_simulated_load(
     problem: ServingProblem, candidate: ServingCandidates, *, near: float, above: float = -math.inf
 ) -> tuple[float, InferenceEstimate]:
-    """Return the highest of the problem's open loads at which one configuration is acceptable, and
-    its estimate.
+    """Return the highest open load at which one configuration is acceptable, and its estimate.
 
     The search starts near the load `near`. If no load above `above` is sustained, the estimate is
-    infeasible and at the lowest such load.
+    infeasible and is for the lowest such load.
     """
     count, load = _open_loads(problem, candidate)
 
@@ -214,10 +214,9 @@ def _highest_simulated_load(
 
 
 def _search_near(holds: Callable[[int], bool], guess: int, *, low: int, high: int) -> int:
-    """Return the last integer from low to high before a monotonic condition becomes true, starting
-    from a guess.
+    """Return the last integer from low to high for which `holds` is true, starting from a guess.
 
-    `low` is not evaluated.
+    `holds` must be true up to some integer and false beyond; it is not evaluated at `low`.
     """
     step = 1
     if guess == low or holds(guess):
@@ -238,8 +237,8 @@ def _search_near(holds: Callable[[int], bool], guess: int, *, low: int, high: in
 def _open_loads(
     problem: ServingProblem, candidate: ServingCandidates
 ) -> tuple[int, Callable[[int], float]]:
-    """Return the number of open loads of one configuration (up to what it sustains by means), and
-    the k-th load.
+    """Return the number of open loads of one configuration, up to the highest by means, and a
+    function that returns the k-th load.
     """
     assert problem.unknown is not None
     most = max_loads(problem, candidate, by_rate=problem.unknown.by_rate)
@@ -249,8 +248,9 @@ def _open_loads(
 
 
 def _search_last(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """Return the last integer from low to high before a monotonic condition becomes true; `low` is
-    not evaluated.
+    """Return the last integer from low to high for which `holds` is true.
+
+    `holds` must be true up to some integer and false beyond; it is not evaluated at `low`.
     """
     while low < high:
         middle = (low + high + 1) // 2
@@ -259,8 +259,8 @@ def _search_last(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _simulated_score(estimate: InferenceEstimate, objective: str | None, *, by_load: bool) -> float:
-    """Return the score, which is minimised, as for means: latency, or under an open load the
-    throughput.
+    """Return the score of a simulated estimate; smaller is better. It is a latency, or throughput
+    if the load is open.
     """
     if estimate.ttft_s is None or estimate.tpot_s is None or estimate.request_latency_s is None:
         return math.inf
