@@ -101,6 +101,6 @@ def check_release(program: str, release: str, *, field: str) -> None:
     message = (
         f"{field} {release[:80]!r} is not a known release of {program}{hint}; known: {listed}"
         if known
-        else f"no release of {program} is known to change a prediction; remove {field}"
+        else f"predictions do not depend on the release of {program}; remove {field}"
     )
     raise InputError(message, field=field, code="unknown_release")

@@ -597,7 +597,7 @@ def test_counts_of_a_text_model(transformers: Any, model_type: str) -> None:
     ("name", "reason"),
     [
         ("LiquidAI/LFM2.5-1.2B-Instruct", "recurrent or convolutional"),
-        ("deepseek-ai/DeepSeek-V4-Flash", "keys that are compressed"),
+        ("deepseek-ai/DeepSeek-V4-Flash", "compressed attention keys"),
         ("tiiuae/Falcon-H1-0.5B-Instruct", "in parallel"),
     ],
 )

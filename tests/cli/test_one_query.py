@@ -261,7 +261,7 @@ def test_a_config_json_is_shown_with_its_parameters(entry_point: Run, tmp_path: 
     refused = entry_point("models", str(path))
     assert refused.returncode == 2
     assert (
-        "model_type 'rwkv' is not supported: its layers are recurrent or convolutional in a way"
+        "model_type 'rwkv' is not supported: it has recurrent or convolutional layers that are"
         in refused.stderr
     )
 

@@ -2,32 +2,30 @@
 
 import re
 
-_RECURRENT = "its layers are recurrent or convolutional in a way that is not modelled"
-_LIGHTNING = "its layers are of lightning attention, which is not modelled"
-_SIDE_BY_SIDE = "its layers run attention and a state space in parallel"
-_COMPRESSED = (
-    "its attention sees keys that are compressed, and its layers are joined by hyper-connections"
+_RECURRENT = "it has recurrent or convolutional layers that are not modelled"
+_LIGHTNING = "it has lightning attention, which is not modelled"
+_SIDE_BY_SIDE = "each layer runs attention and a state space in parallel, which is not modelled"
+_COMPRESSED = "compressed attention keys and hyper-connections are not modelled"
+_TOWERS = "it is a multimodal model, but the file has no text_config with the language model"
+_CROSS = "cross-attention to images and separate inputs of each layer are not modelled"
+_SPARSE = "attention to blocks, buckets or random keys is not modelled"
+_POSITIONS = "attention matrices for relative positions are not modelled"
+_EXPERTS = "alternating dense and MoE layers, and experts that differ by layer, are not modelled"
+_SHARED = "layers that share weights are not modelled"
+_LOOPED = "layers that a token passes several times are not modelled"
+_TWO = "layers with two attentions and two MLPs, and experts without compute, are not modelled"
+_FACTORS = "factorized query matrices are not modelled"
+_NARROW = "embeddings narrower than the layers are not modelled"
+_MORE_EMBEDDINGS = (
+    "embeddings other than those of tokens and positions, and language adapters, are not modelled"
 )
-_TOWERS = (
-    "it joins a language model with vision or audio towers, and the file has no text_config to read"
-)
-_CROSS = "it has layers with cross-attention to images, or separate inputs for each layer"
-_SPARSE = "its attention sees blocks, buckets or random keys"
-_POSITIONS = "its relative positions have separate matrices in attention"
-_EXPERTS = "dense and MoE layers alternate, or experts differ from layer to layer"
-_SHARED = "layers share their weights"
-_LOOPED = "a token passes some of its layers several times"
-_TWO = "a layer has two attentions and two MLPs, and experts that do nothing"
-_FACTORS = "its attention's queries are products of factors"
-_NARROW = "its embeddings are narrower than its layers"
-_MORE_EMBEDDINGS = "it embeds more than tokens and positions, or has adapters for languages"
-_BOTH_SIDES = "its encoder and decoder are of a kind that is not modelled"
+_BOTH_SIDES = "its kind of encoder and decoder is not modelled"
 _OWN_ATTENTION = "its attention or its kind of input is not modelled"
-_GATED = "its attention is gated, between norms or scales that are not modelled"
-_INDEXED = "an indexer selects the keys of some layers in a way that is not modelled"
-_MIXTURE = "its experts are joined with an MLP or with attention in a way that is not modelled"
-_ENCODER = "its norms, biases or head are not those of the encoders that are modelled"
-_NORMS = "it has norms inside attention or MLP that are not modelled"
+_GATED = "its gated attention, norms or scales are not modelled"
+_INDEXED = "its indexer of attention keys is not modelled"
+_MIXTURE = "its combination of experts with an MLP or attention is not modelled"
+_ENCODER = "its norms, biases or head differ from those of supported encoders"
+_NORMS = "norms inside its attention or MLP are not modelled"
 
 REFUSED: dict[str, str] = {
     model_type: reason
@@ -63,12 +61,12 @@ REFUSED: dict[str, str] = {
         _MORE_EMBEDDINGS: "luke tapas layoutlm roc_bert xlm flaubert xmod molmo2_text",
         _BOTH_SIDES: "t5gemma t5gemma2 prophetnet pegasus_x fsmt bert-generation",
         _OWN_ATTENTION: "doge cpmant blt",
-        "it computes in integers": "ibert",
-        "windows alternate in a causal decoder of ModernBERT's kind": "modernbert-decoder",
-        "the output of its attention alone has a bias": "gpt_neox_japanese",
-        "it denoises whole blocks of tokens": "diffusion_gemma_text",
-        "its layers differ in kind and run attention and MLP in parallel": "cohere_compass_text",
-        "it consists of two models; use one of them": "encoder-decoder",
+        "integer arithmetic is not modelled": "ibert",
+        "alternating windows in a decoder are not modelled": "modernbert-decoder",
+        "biases of attention's output alone are not modelled": "gpt_neox_japanese",
+        "block diffusion is not modelled": "diffusion_gemma_text",
+        "parallel attention and MLP in differing layers are not modelled": "cohere_compass_text",
+        "it consists of two models; pass the config.json of one of them": "encoder-decoder",
     }.items()
     for model_type in types.split()
 }
