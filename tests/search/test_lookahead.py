@@ -17,7 +17,7 @@ MEASURED_S = np.array([1.0, np.nan])
 
 def gains(steps, *, measured_s=MEASURED_S, hold=1.0):
     holds = np.full(len(measured_s), hold)
-    return further_gains(steps, measured_s=measured_s, holds=holds, rng=np.random.default_rng(0))
+    return further_gains(steps, measured_s=measured_s, holds=holds, rng=np.random.default_rng(0))[0]
 
 
 def normal(*, mean, variance, noise=0.0):

@@ -86,10 +86,11 @@ def propose(
 
     Without measurements, return the row with the greatest expected speed, weighted by the
     probability that it fits and does not stall. Until `coverage_runs` rows were tried, return the
-    row with the most unseen axis values among those that are not much slower. After that, maximise
-    expected improvement times the probability that the row fits, works and neither stalls nor
-    retries. Pending rows count as if they had returned their prediction. Rows in `stored` already
-    have a measurement and are preferred among nearly equal ones.
+    row with the most unseen axis values among those that are not much slower. After that, return
+    the row whose run is expected to lower the least expected step time most (`lookahead`), weighted
+    by the probability that it fits, works and neither stalls nor retries. Pending rows count as if
+    they had returned their prediction. Rows in `stored` already have a measurement and are
+    preferred among nearly equal ones.
     """
     free = np.ones(len(table), dtype=np.bool_)
     free[list(observations.tried | observations.apart)] = False
@@ -133,12 +134,14 @@ def propose(
         order = np.argsort(np.where(free, -gain, np.inf), kind="stable")
         rows = np.array([*ran, *order[: min(ROWS, free.sum())]])
         measured_s = np.array([observations.step_s.get(row, np.nan) for row in rows])
-        further = further_gains(
+        further, next_gains = further_gains(
             table.joint_steps(calibration, rows=rows),
             measured_s=measured_s,
             holds=holds[rows] * free[rows],
             rng=rng,
         )
+        gain = np.zeros(len(table))
+        gain[rows] = best_s * next_gains
     if len(observations.tried) < coverage_runs:
         bearable = likely & (median_s <= limits.coverage_slowdown * median_s[likely].min())
         news = _unseen_values(table, observations) * bearable

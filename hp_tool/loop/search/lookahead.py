@@ -21,9 +21,9 @@ ROWS = 16
 
 def further_gains(
     steps: JointSteps, *, measured_s: FloatArray, holds: FloatArray, rng: np.random.Generator
-) -> tuple[float, ...]:
-    """Return the expected gains of sequences of 1 to FURTHER_RUNS runs, as fractions of the best
-    step time so far.
+) -> tuple[tuple[float, ...], FloatArray]:
+    """Return the expected gains of sequences of 1 to FURTHER_RUNS runs, and those of a next run of
+    each row, (m,), as fractions of the best step time so far.
 
     A run of row i moves its expected ln(step) with the standard deviation s_i = c_ii / sqrt(c_ii +
     n_i), where c_ii is the variance of what runs of i have in common and n_i that of a single run
@@ -56,7 +56,7 @@ def further_gains(
             draw[number] = each[row] * np.exp(state.best - start.best)
             if number + 1 < FURTHER_RUNS:
                 state = state.after(row, rng=rng)
-    return tuple(np.cumsum(gains.mean(axis=0)).tolist())
+    return tuple(np.cumsum(gains.mean(axis=0)).tolist()), first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
