@@ -30,7 +30,7 @@ import sqlalchemy as sa
 from benchmarks.service import bulk
 from benchmarks.service.contention import run_contention
 from hp_tool.store import tables
-from hp_tool.store.paging import Listing
+from hp_tool.store.paging import RowList
 from tests.service.faults.databases import Database, Postgres, Sqlite
 from tests.service.faults.processes import Service, preload
 
@@ -86,7 +86,7 @@ def path_from_middle(client: httpx.Client, path: str) -> str:
     newest = client.get(f"{path}&limit=1").json()["items"][0]["created_at"]
     at = bulk.BEGUN + (datetime.fromisoformat(newest) - bulk.BEGUN) / 2
     table = tables.measurements if "measurements" in path else tables.searches
-    return f"{path}&cursor={Listing(table=table).cursor(at, '0' * 16)}"
+    return f"{path}&cursor={RowList(table=table).cursor(at, '0' * 16)}"
 
 
 def time_requests(client: httpx.Client, path: str, *, cpu_s: Callable[[], float]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from hp_tool.store.base import (
     storable_values,
 )
 from hp_tool.store.columns import new_id, row_dict, storable
-from hp_tool.store.paging import Listing
+from hp_tool.store.paging import RowList
 from hp_tool.store.webhooks import HOOK, pending_webhooks
 
 KEY, AUDIT = tables.api_keys, tables.audit
@@ -73,7 +73,7 @@ class Access(StoreBase):
 
     def list_keys(self, *, limit: int = 50, **paging: Unpack[Paging]) -> Page[KeyRecord]:
         with self._reading() as connection:
-            return Listing(table=KEY, paging=paging).page(
+            return RowList(table=KEY, paging=paging).page(
                 connection, limit=limit, record=_key_record
             )
 
@@ -130,7 +130,7 @@ class Access(StoreBase):
         self, *, owner: str | None = None, limit: int = 50, **paging: Unpack[Paging]
     ) -> Page[AuditRecord]:
         with self._reading() as connection:
-            listing = Listing(table=AUDIT, filters={AUDIT.c.owner: owner}, paging=paging)
+            listing = RowList(table=AUDIT, filters={AUDIT.c.owner: owner}, paging=paging)
             return listing.page(
                 connection, limit=limit, record=lambda row: AuditRecord(**row_dict(row))
             )

@@ -18,7 +18,7 @@ from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, insert_if_new, now
 from hp_tool.store.columns import encode, new_id, row_dict
-from hp_tool.store.paging import Listing
+from hp_tool.store.paging import RowList
 
 CALIBRATION, REGISTRATION = tables.calibrations, tables.registrations
 MAX_VERSION_ATTEMPTS = 50
@@ -100,7 +100,7 @@ class Knowledge(StoreBase):
         if owners is not None:
             listed = listed.where(CALIBRATION.c.owner.in_(owners))
         filters = {CALIBRATION.c.cluster_key: cluster_key, CALIBRATION.c.framework: framework}
-        listing = Listing(table=CALIBRATION, filters=filters, paging=paging)
+        listing = RowList(table=CALIBRATION, filters=filters, paging=paging)
         with self._reading() as connection:
             return listing.page(
                 connection,

@@ -28,7 +28,7 @@ from hp_tool.store.base import (
     storable_values,
 )
 from hp_tool.store.columns import decode, decode_configuration, encode, new_id, row_dict
-from hp_tool.store.paging import Listing
+from hp_tool.store.paging import RowList
 
 MEASUREMENT, DUE_REFIT = tables.measurements, tables.due_refits
 NEW_MEASUREMENT = sa.insert(MEASUREMENT)
@@ -108,7 +108,7 @@ class Measurements(StoreBase):
                 MEASUREMENT.c.id.in_(_newest_repeats(listed.where(*conditions), repeats))
             )
         with self._reading() as connection:
-            listing = Listing(table=MEASUREMENT, filters=filters, paging=query)
+            listing = RowList(table=MEASUREMENT, filters=filters, paging=query)
             return listing.page(connection, limit=limit, record=_record, query=listed)
 
     def set_measurement_state(

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
+class RowList:
     """A list of table rows with filters and an order."""
 
     table: sa.Table

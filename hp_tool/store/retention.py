@@ -37,7 +37,7 @@ NOT_NEEDED = sa.and_(
 NO_OPEN_RUN = ~sa.exists().where(SEARCH.id == RUN.search_id, RUN.state.in_(OPEN_RUN))
 
 
-class Forgetting(StoreBase):
+class Retention(StoreBase):
     """Retention methods of `AccessStore`."""
 
     def prune(self, *, older_than_days: float, dry_run: bool = False) -> dict[str, int]:

@@ -39,7 +39,7 @@ from hp_tool.store.base import (
 )
 from hp_tool.store.columns import decode, decode_configuration, encode, new_id, row_dict, storable
 from hp_tool.store.measurements import insert_measurement
-from hp_tool.store.paging import Listing
+from hp_tool.store.paging import RowList
 from hp_tool.store.run_figures import figures_of
 
 RUN, MEASURED = tables.runs, tables.measurements
@@ -184,7 +184,7 @@ class Runs(StoreBase):
         **paging: Unpack[Paging],
     ) -> Page[RunRecord]:
         filters = {RUN.c.search_id: search_id, RUN.c.state: state, MEASURED.c.status: status}
-        listing = Listing(table=RUN, filters=filters, paging={"oldest_first": True, **paging})
+        listing = RowList(table=RUN, filters=filters, paging={"oldest_first": True, **paging})
         with self._reading() as connection:
             page = listing.page(connection, query=WITH_MEASUREMENT, limit=limit, record=run_record)
             if not page.items:

@@ -37,7 +37,7 @@ from hp_tool.store.base import (
 )
 from hp_tool.store.columns import encode, new_id, row_dict
 from hp_tool.store.coordination import cluster_of
-from hp_tool.store.paging import Listing
+from hp_tool.store.paging import RowList
 from hp_tool.store.webhooks import add_webhook, reset_webhook
 
 SEARCH = tables.searches
@@ -148,7 +148,7 @@ class Searches(StoreBase):
         for word in wanted:
             query = query.where(c.id.in_(sa.select(WORD.c.search_id).where(WORD.c.word == word)))
         filters = {c.state: state, c.owner: owner, c.kind: kind, c.model: model}
-        listing = Listing(table=SEARCH, filters=filters, paging=paging, words=wanted)
+        listing = RowList(table=SEARCH, filters=filters, paging=paging, words=wanted)
         with self._reading() as connection:
             return listing.page(connection, query=query, limit=limit, record=search_record)
 

@@ -9,7 +9,7 @@ from hp_tool.store.coordination import Coordination
 from hp_tool.store.engine import create_engine, mask_password
 from hp_tool.store.knowledge import Knowledge
 from hp_tool.store.measurements import Measurements
-from hp_tool.store.retention import Forgetting
+from hp_tool.store.retention import Retention
 from hp_tool.store.runs import Runs
 from hp_tool.store.searches import Searches
 from hp_tool.store.strays import Strays
@@ -25,7 +25,7 @@ class SqlStore(
     Measurements,
     Knowledge,
     Access,
-    Forgetting,
+    Retention,
     Deliveries,
     Strays,
     Watches,

@@ -17,7 +17,7 @@ from hp_tool.errors import ConflictError, NotFoundError
 from hp_tool.store import tables
 from hp_tool.store.base import StoreBase, first_resource_id, now, storable_values
 from hp_tool.store.columns import encode, new_id, row_dict, storable
-from hp_tool.store.paging import Listing
+from hp_tool.store.paging import RowList
 
 WATCH, SOURCE = tables.watches, tables.watch_sources
 MAX_WATCHES_PER_OWNER = 1000
@@ -92,7 +92,7 @@ class Watches(StoreBase):
     def list_watches(
         self, *, owner: str | None = None, limit: int = 50, **paging: Unpack[Paging]
     ) -> Page[WatchRecord]:
-        listing = Listing(table=WATCH, filters={WATCH.c.owner: owner}, paging=paging)
+        listing = RowList(table=WATCH, filters={WATCH.c.owner: owner}, paging=paging)
         with self._reading() as connection:
             return listing.page(connection, limit=limit, record=_record)
 

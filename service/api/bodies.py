@@ -116,12 +116,12 @@ class SentQuery:
     mapping: JsonObject
 
 
-def _sent(body: bytes) -> SentQuery:
+def _parse_sent(body: bytes) -> SentQuery:
     return SentQuery(query=schema.parse_query(body), mapping=schema.parse_mapping(body))
 
 
 async def _sent_body(request: Request) -> SentQuery:
-    return await read_body(request, _sent)
+    return await read_body(request, _parse_sent)
 
 
 SentBody = Annotated[SentQuery, Depends(_sent_body)]
@@ -177,7 +177,7 @@ class LineSplitter:
         return [line] if line else []
 
 
-class Duplex(StreamingResponse):
+class DuplexResponse(StreamingResponse):
     """Response that is written while the request is still being read.
 
     StreamingResponse detects disconnects by reading the request, and would consume parts of the
@@ -218,4 +218,4 @@ def stream_answers(
         if last:
             yield await run_in_threadpool(turn, last)
 
-    return Duplex(answers(), media_type=NDJSON)
+    return DuplexResponse(answers(), media_type=NDJSON)

@@ -73,7 +73,7 @@ async def get_find(store: StoreDep) -> Find:
     return find
 
 
-def refitted(request: Request) -> None:
+def refit_due_calibrations(request: Request) -> None:
     """Fit the calibrations that are due; runs in a thread."""
     request.app.state.calibrations.refit()
 
@@ -89,7 +89,7 @@ async def get_calibrations(
     return stored.of(request.state.principal.owner or "") if calibration else None
 
 
-class Recorded:
+class RecordingCalibrations:
     """Calibrations that record which of them an answer used."""
 
     def __init__(self, calibrations: Calibrations, learnt: Learnt) -> None:
@@ -103,14 +103,16 @@ class Recorded:
         return self._calibrations(problem)
 
 
-async def get_recorded(request: Request, calibrations: CalibrationsDep) -> Calibrations | None:
+async def get_recording_calibrations(
+    request: Request, calibrations: CalibrationsDep
+) -> Calibrations | None:
     """Return calibrations that record their use, so that the cache detects outdated answers."""
     learnt: Learnt = []
     request.state.learnt = learnt
     if calibrations is None:
         return None
 
-    return Recorded(calibrations, learnt)
+    return RecordingCalibrations(calibrations, learnt)
 
 
 async def _ranking_turn(request: Request) -> AsyncIterator[None]:
@@ -216,9 +218,9 @@ WatchStoreDep = Annotated[WatchStore, Depends(get_watch_store)]
 SystemStoreDep = Annotated[AccessStore, Depends(get_system_store)]
 FindDep = Annotated[Find, Depends(get_find)]
 PrincipalDep = Annotated[Principal, Depends(get_principal)]
-RefittedDep = Annotated[None, Depends(refitted)]
+RefittedDep = Annotated[None, Depends(refit_due_calibrations)]
 """Dependency that fits due calibrations before the route uses them."""
-RecordedDep = Annotated[Calibrations | None, Depends(get_recorded)]
+RecordedDep = Annotated[Calibrations | None, Depends(get_recording_calibrations)]
 CalibrationsDep = Annotated[Calibrations | None, Depends(get_calibrations)]
 RankingTurn = Annotated[None, Depends(_ranking_turn, scope="function")]
 """Last parameter of routes that rank configurations: these requests take turns by key."""

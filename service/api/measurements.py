@@ -32,7 +32,7 @@ from service.api.dependencies import (
     PagingDep,
     StoreDep,
     SystemStoreDep,
-    refitted,
+    refit_due_calibrations,
     refuse_body,
     versioned_router,
 )
@@ -261,7 +261,7 @@ def make(
     )
 
 
-@calibrations.get("", dependencies=[Depends(refitted)])
+@calibrations.get("", dependencies=[Depends(refit_due_calibrations)])
 def list_calibrations(
     store: StoreDep,
     cluster_key: Annotated[str | None, Query(max_length=200)] = None,

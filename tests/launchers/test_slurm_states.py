@@ -17,7 +17,7 @@ from hp_tool.cluster.launchers import slurm_controller
 from hp_tool.cluster.launchers.slurm_controller import (
     NEVER_STARTS,
     Controller,
-    ControllerAway,
+    ControllerUnreachableError,
     Site,
     job_state,
     parse_accounting,
@@ -221,7 +221,7 @@ def test_programs_run_on_a_login_node(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "ssh").write_text(
         "#!/bin/bash\necho 'Permission denied (publickey).' >&2; exit 255\n"
     )
-    with pytest.raises(ControllerAway, match="Permission denied"):
+    with pytest.raises(ControllerUnreachableError, match="Permission denied"):
         controller.submit(script, environment={})
 
 
@@ -237,7 +237,7 @@ def test_a_controller_that_is_away_is_asked_less_and_less(
     asked_at = []
     for _ in range(3000):
         before = len(programs.asked)
-        with pytest.raises(ControllerAway):
+        with pytest.raises(ControllerUnreachableError):
             controller.jobs(fresh=True)
         if len(programs.asked) > before:
             asked_at.append(now[0] - 1000.0)

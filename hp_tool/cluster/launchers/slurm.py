@@ -19,7 +19,7 @@ from hp_tool.cluster.launchers.readback import DamagedError, path_exists
 from hp_tool.cluster.launchers.slurm_controller import (
     NEVER_STARTS,
     NODE_FAULTS,
-    ControllerAway,
+    ControllerUnreachableError,
     Job,
     Site,
     controller,
@@ -72,7 +72,7 @@ class SlurmLauncher:
     def answers(self) -> str:
         jobs_known = len(self._controller.jobs(fresh=True))
         plan = torchrun.smallest_plan(self._options, job_name="hp-doctor")
-        rehearsed = self._controller.rehearse(slurm_script.render(self._options, plan=plan))
+        rehearsed = self._controller.forecast(slurm_script.render(self._options, plan=plan))
         forecast = re.sub(r"^sbatch: (Job \d+ )?", "", jobs.last_line(rehearsed))
         return (
             f"Slurm responds: {jobs_known} jobs of this user known; a one-node job would be "
@@ -104,9 +104,9 @@ class SlurmLauncher:
         jobs.create_folder(
             folder, files={**plan.files, slurm_script.SCRIPT: script, JOB: json.dumps(job)}
         )
-        with contextlib.suppress(ControllerAway):
+        with contextlib.suppress(ControllerUnreachableError):
             if not self._rehearsed and not path_exists(folder / ATTEMPTED):
-                self._controller.rehearse(script)
+                self._controller.forecast(script)
                 self._rehearsed = True
             self._submit(folder)
         return plan.job_name
@@ -143,7 +143,7 @@ class SlurmLauncher:
                 self._controller.cancel(
                     job for job in self._controller.jobs(fresh=True) if job.folder == str(folder)
                 )
-            except ControllerAway:
+            except ControllerUnreachableError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.5)
@@ -176,7 +176,7 @@ class SlurmLauncher:
                 log_tail=jobs.output(folder)[-4096:],
             )
         hardware = self._options.hardware(num_gpus=request.num_gpus)
-        if job is not None and (hosts := self._controller.hosts(job.nodes)):
+        if job is not None and (hosts := self._controller.expand_hosts(job.nodes)):
             hardware = replace(hardware, hosts=hosts)
         measurement = measure(folder, ending=ending, timeout_s=timeout_s, hardware=hardware)
         if job is not None and job.state in NODE_FAULTS:
@@ -212,7 +212,7 @@ class SlurmLauncher:
                 readback.write_text(folder / REFUSED, job.reason)
                 self._controller.cancel([job])
                 return JobState.FINISHED, job
-        except ControllerAway:
+        except ControllerUnreachableError:
             if self._controller.away_s > self._options.patience_s:
                 raise
             slurm_folder.copy_from_logs(folder, options=self._options)
@@ -244,7 +244,7 @@ class SlurmLauncher:
             return
         try:
             self._submit(folder)
-        except (ControllerAway, DamagedError):
+        except (ControllerUnreachableError, DamagedError):
             raise
         except LauncherError as error:
             readback.write_text(folder / REFUSED, error.message)
@@ -258,7 +258,7 @@ class SlurmLauncher:
             job = None
             if path_exists(attempted):
                 if time.time() - attempted.lstat().st_mtime < self._options.poll_s:
-                    raise ControllerAway("Slurm could not accept the job yet.")
+                    raise ControllerUnreachableError("Slurm could not accept the job yet.")
                 job = self._job(folder, fresh=True)
             readback.touch(folder, ATTEMPTED)
             os.utime(attempted, follow_symlinks=False)
@@ -290,7 +290,7 @@ class SlurmLauncher:
         job_id = slurm_folder.claiming_job_id(folder) or (
             handed_over.job_id if handed_over else None
         )
-        job = self._controller.accounted(job_id) if job_id is not None else None
+        job = self._controller.accounting_record(job_id) if job_id is not None else None
         return None if job is None or job_state(job.state, cancelled_by_us=True).is_open else job
 
 

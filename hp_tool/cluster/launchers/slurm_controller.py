@@ -98,7 +98,7 @@ _LIMIT_ERROR = re.compile(
 _ALREADY_ENDED_ERROR = re.compile(r"invalid job id|already comple", re.IGNORECASE)
 
 
-class ControllerAway(EngineAwayError):  # noqa: N818 - a state of the cluster
+class ControllerUnreachableError(EngineAwayError):
     """slurmctld does not respond. Running jobs continue, and its queue is stored on disk."""
 
 
@@ -206,14 +206,16 @@ class Controller:
     def _refresh(self) -> None:
         now = time.monotonic()
         if self._away_since is not None and now - self._tried_at < self._backoff_s:
-            raise ControllerAway(f"The Slurm controller has not responded for {self.away_s:.0f} s.")
+            raise ControllerUnreachableError(
+                f"The Slurm controller has not responded for {self.away_s:.0f} s."
+            )
         self._tried_at = now
         try:
             asked_at, text = self._queue()
         except LauncherError as error:
             self._away_since = self._away_since if self._away_since is not None else now
             self._backoff_s = min(max(2 * self._backoff_s, self._poll_s, 0.5), _MAX_BACKOFF_S)
-            raise ControllerAway(error.message) from error
+            raise ControllerUnreachableError(error.message) from error
         self._away_since, self._backoff_s = None, 0.0
         self._jobs, self._asked_at = parse_queue(text), asked_at
 
@@ -268,10 +270,10 @@ class Controller:
         # A site may print a banner first.
         job_id = re.search(r"^(\d+)(;.*)?$", answer, re.MULTILINE)
         if job_id is None:
-            raise ControllerAway(f"sbatch printed no job id: {answer[:200]!r}")
+            raise ControllerUnreachableError(f"sbatch printed no job id: {answer[:200]!r}")
         return int(job_id[1])
 
-    def rehearse(self, script: str) -> str:
+    def forecast(self, script: str) -> str:
         """Return Slurm's forecast for a script (`sbatch --test-only`); raises as `submit` does."""
         return self._submit_command(["sbatch", "--test-only"], script=script)
 
@@ -283,14 +285,14 @@ class Controller:
         """
         try:
             return self._run(command, environment=environment, script=script)
-        except ControllerAway:
+        except ControllerUnreachableError:
             raise
         except LauncherError as error:
             if _LIMIT_ERROR.search(error.message):
-                raise ControllerAway(error.message) from error
+                raise ControllerUnreachableError(error.message) from error
             raise RefusedError(error.message) from error
 
-    def hosts(self, nodes: str) -> tuple[str, ...]:
+    def expand_hosts(self, nodes: str) -> tuple[str, ...]:
         """Expand a list such as `n[1-2]` to host names; return the text itself if this fails."""
         if not nodes or ("[" not in nodes and "," not in nodes):
             return (nodes,) if nodes else ()
@@ -317,13 +319,13 @@ class Controller:
                         *job_ids,
                     ]
                 )
-            except ControllerAway:
+            except ControllerUnreachableError:
                 raise
             except LauncherError as error:
                 if not _ALREADY_ENDED_ERROR.search(error.message):
                     raise
 
-    def accounted(self, job_id: int) -> Job | None:
+    def accounting_record(self, job_id: int) -> Job | None:
         """Return sacct's record of a job that left the queue; None if sacct is unavailable or has
         no record.
         """
@@ -441,7 +443,7 @@ def _run(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ControllerAway(
+        raise ControllerUnreachableError(
             f"{command[0]} did not respond within {_COMMAND_LIMIT_S:g} s."
         ) from None
     except OSError as error:
@@ -450,4 +452,6 @@ def _run(
         return done.stdout or done.stderr  # sbatch --test-only prints to stderr
     message = " ".join(done.stderr.split())[:500] or f"exit code {done.returncode}"
     lost = ssh is not None and done.returncode == _SSH_FAILED
-    raise (ControllerAway if lost or _UNREACHABLE_ERROR.search(message) else LauncherError)(message)
+    raise (
+        ControllerUnreachableError if lost or _UNREACHABLE_ERROR.search(message) else LauncherError
+    )(message)

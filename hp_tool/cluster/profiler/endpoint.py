@@ -69,7 +69,7 @@ class EndpointError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RequestTimes:
     """Times of one request, in seconds of the monotonic clock."""
 
     ttft_s: float
@@ -114,9 +114,9 @@ class Endpoint:
             versions[self._request.inference.engine] = str(response.json()["version"])[:100]
         return versions
 
-    async def answers(self, total: int) -> list[Answer]:
+    async def answers(self, total: int) -> list[RequestTimes]:
         """Return the first `total` responses, in the order in which they ended."""
-        ended: list[Answer] = []
+        ended: list[RequestTimes] = []
         enough = asyncio.Event()
         parallel, load = self._request.parallel, self._request.inference
         users, rate = load.concurrency, load.request_rate_per_second
@@ -177,7 +177,7 @@ class Endpoint:
                 yield start + at
             start += (times[-1] + 1.0 / rate) if times else at
 
-    async def _answer(self, arrived: float) -> Answer:
+    async def _answer(self, arrived: float) -> RequestTimes:
         inputs, outputs, cached = next(self._requests)
         usage, at = await self._tokens(self._prompt(inputs, cached=cached), max_tokens=outputs)
         for name, length, slack in (
@@ -190,7 +190,7 @@ class Endpoint:
                     "`prompts` and `body` of its entry"
                 )
         following = max(outputs - 1, 1)
-        return Answer(
+        return RequestTimes(
             ttft_s=at[0] - arrived,
             tpot_s=(at[-1] - at[0]) / following,
             latency_s=at[-1] - arrived,
@@ -271,7 +271,7 @@ def _requests(request: InferenceRequest) -> list[tuple[int, int, int]]:
 
 
 def serving_times(
-    answers: list[Answer], request: InferenceRequest, *, started_s: float
+    answers: list[RequestTimes], request: InferenceRequest, *, started_s: float
 ) -> ServingTimes:
     """Return the medians of the repetitions' means, quantiles over all requests, and the total
     rate, without the warm-up.

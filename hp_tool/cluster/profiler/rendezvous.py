@@ -28,7 +28,7 @@ _LOOPBACK = "127.0.0.1"
 _BACKLOG = 2048
 
 
-class Bound(RendezvousHandler):
+class BoundRendezvous(RendezvousHandler):
     """A rendezvous of a fixed number of nodes at a store that listens on one address."""
 
     def __init__(self, parameters: RendezvousParameters) -> None:
@@ -86,5 +86,5 @@ class Bound(RendezvousHandler):
 
 
 if __name__ == "__main__":
-    rendezvous_handler_registry.register(_BACKEND, Bound)
+    rendezvous_handler_registry.register(_BACKEND, BoundRendezvous)
     run.main([f"--rdzv-backend={_BACKEND}", *sys.argv[1:]])

@@ -16,7 +16,7 @@ from hp_tool.domain.workload import TrainingWorkload
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GenerationTimes:
     """Times of one repetition on the slowest rank."""
 
     ttft_s: float
@@ -61,7 +61,7 @@ def make_prompts(request: InferenceRequest, *, device: torch.device) -> torch.Te
 @torch.inference_mode()
 def generate(
     request: InferenceRequest, gpt: torch.nn.Module, prompts: torch.Tensor, *, device: torch.device
-) -> Answer:
+) -> GenerationTimes:
     """Prefill groups of at most max_num_batched_tokens, then decode all prompts together."""
     batch, length = prompts.shape
     context = StaticInferenceContext(batch, length + request.inference.output_length)
@@ -82,7 +82,7 @@ def generate(
         tokens.append(_next_tokens(gpt, tokens[-1], context, position=length + step))
     ended = now(device)
     steps = max(1, request.inference.output_length - 1)
-    return Answer(
+    return GenerationTimes(
         ttft_s=max_over_ranks(waited / batch, device=device),
         tpot_s=max_over_ranks((ended - prefilled) / steps, device=device)
         if request.inference.output_length > 1
