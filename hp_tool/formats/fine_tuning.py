@@ -41,9 +41,9 @@ AXES: dict[str, Any] = {
 }
 """Values of `parallel` axes that these tools support."""
 OPTIMIZERS = {"adam": "adamw_torch_fused", "sgd": "sgd"}
-"""Names of the Trainer's `optim`."""
+"""The Trainer's `optim` for each value of `training.optimizer`."""
 CONFIG_FILE = "fsdp2.yaml"
-"""Accelerate's file, written by the scripts."""
+"""Name of the Accelerate file that the script writes."""
 
 
 def check_setup(setup: TrainingSetup, *, tool: str, loss: str, chooses_width: bool = False) -> None:

@@ -8,4 +8,4 @@ FRAMEWORKS_BY_TOOL = {
     "torchtune": "torchtune",
     "nemo-automodel": "nemo-automodel",
 }
-"""`training.framework` of queries read from a tool's files."""
+"""Value of `training.framework` for queries read from a tool's files."""

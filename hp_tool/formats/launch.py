@@ -52,7 +52,7 @@ _OTHER_COMMANDS = parse_names("""
 
 
 _SWIFT_PROGRAM = re.compile(r"\bswift/cli/(_megatron/)?(sft|pt)\.py$")
-"""ms-swift's programs under a launcher of their own."""
+"""Matches ms-swift's programs if a launcher starts them directly."""
 _SERVER_IMAGE = re.compile(r"vllm-openai(-rocm|-cpu)?(:|@|$)")
 """Images whose entry point is vLLM's server."""
 
@@ -61,7 +61,7 @@ class Count(NamedTuple):
     """An option that sets a number of processes, nodes or hosts, and its value."""
 
     option: str
-    """As written."""
+    """The option as the script contains it."""
     word: Word
 
 

@@ -18,11 +18,11 @@ _SERVER_COMMAND = re.compile(
     r"(?<![\w/.-])vllm serve\b|vllm\.entrypoints\.(openai\.)?api_server|sglang\.launch_server"
     r"|(?<![\w/.-])sglang serve\b|trtllm-serve|dynamo\.(vllm|sglang)\b"
 )
-"""Commands of the supported engines."""
+"""Matches the commands of supported engines."""
 _TRAINER_COMMAND = re.compile(
     r"(?<![\w/.-])(torchrun|deepspeed|accelerate launch)\b|\bpretrain_\w+\.py\b"
 )
-"""Commands that start a training."""
+"""Matches the commands that start a training."""
 _MOUNTED_MODEL = re.compile(r"(?<![^\s'\"=])/mnt/models/?(?![^\s'\"])")
 """Path at which KServe mounts the checkpoint of `spec.model.uri`."""
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
@@ -43,11 +43,11 @@ class PodCommand:
     """Number of pods."""
     trains: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of its container with values in the manifest."""
+    """Variables of the container with values in the manifest."""
     unknown: tuple[str, ...] = ()
     """Variables of its container with values defined elsewhere."""
     prefill: "PodCommand | None" = None
-    """The prefill pool of a decoding one."""
+    """The prefill pool, for the command of a decode pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ ROLES = ("prefill", "decode")
 _SIZE_FIELDS = ("tensor_parallel_size", "expert_parallel_size", "attention_data_parallel_size")
 _BRANCH_LABEL = re.compile(r"(?m)^[ \t]*\(?(prefill|decode)\)[ \t]*$")
 _REPLICAS_COMMENT = re.compile(r"(?m)^#\s*(prefill|decode): (?:one of )?(\d{1,6}) replicas?$")
-"""Comment with the replicas of a pool in an exported script."""
+"""Matches the comment with a pool's replicas in an exported script."""
 
 
 def split_pools(source: Source, started: PodCommand | None) -> dict[str, Source] | None:

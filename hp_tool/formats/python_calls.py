@@ -21,7 +21,7 @@ class Call:
     """A call in the source, with arguments that later assignments may change."""
 
     name: str = ""
-    """Dotted, as written; empty if a statement sets an attribute of a default."""
+    """Dotted name; empty if an attribute of a default value is assigned."""
     words: list[Any] = field(default_factory=list)
     arguments: dict[str, Any] = field(default_factory=dict)
     line: int

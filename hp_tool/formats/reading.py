@@ -24,7 +24,7 @@ class Read:
     line: int | None
     """Line of the script or file, from 1; None without lines."""
     field: str
-    """The query field that the setting determines, alone or with others."""
+    """The query field that the setting determines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,9 @@ class Missing:
     hint: str
     """How to set it on the command line, with the value that the configuration suggests."""
     example: str | None = None
-    """That value, if the hint names the field's option; empty if the hint is only the option."""
+    """Example value, if the hint contains the field's option; empty for an option without a
+    value.
+    """
 
     def with_example(self, example: str) -> Self:
         """Return the missing field with another example value, also in its hint."""
@@ -65,7 +67,7 @@ class Setting:
     """A setting of a configuration: a flag with its values, or a key with its value."""
 
     name: str
-    """Name as in tables: without leading dashes, with dashes inside."""
+    """Name as in tables: with hyphens, without leading dashes."""
     written: str
     values: tuple[str, ...] = ()
     line: int | None = None
@@ -125,7 +127,7 @@ _SIZE_FIELDS = {
     "model.num_attention_heads",
     "model.num_experts",
 }
-"""Fields with the unchanged value of one flag, from which readers compute others."""
+"""Fields that equal the value of one flag and from which readers compute other fields."""
 
 
 @dataclass(kw_only=True)
@@ -141,7 +143,7 @@ class Reading:
     """Sentences that each name a rejected setting; duplicates are shown once."""
     num_gpus: int | None = None
     absent: list[str] = field(default_factory=list)
-    """Lines that source an unavailable file, which may set undefined variables."""
+    """Lines that source unavailable files, which may set undefined variables."""
     hints: dict[str, str] = field(default_factory=dict)
     """Suggestions of the configuration by field, if it does not set the field."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -224,7 +226,7 @@ class Argument:
     """0, 1, + or *, as argparse's nargs; ? if the value is optional."""
     fate: Fate
     why: str
-    """The query's field, or the reason why the argument is ignored or rejected."""
+    """Query field, or the reason why the argument is ignored or rejected."""
     harmless: tuple[str, ...] = ()
     """For rejected arguments: values at which they have no effect."""
 
@@ -369,7 +371,7 @@ def sort_settings(
 
 
 _UNKNOWN_VALUE = re.compile(r"\$\{.+\}|\$\([^)]*\)|\$[A-Za-z_]\w*|\{\{.*?\}\}")
-"""Unresolved references in a file of keys: of OmegaConf, of a shell, of a template."""
+"""Matches unresolved references of OmegaConf, shells and templates."""
 
 
 def as_settings(mapping: Mapping[str, Any], *, lines: str = "") -> list[Setting]:

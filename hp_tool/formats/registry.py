@@ -25,7 +25,7 @@ class Format(Generic[Setup]):
 
     name: str
     title: str = ""
-    """Name used by the tool's authors; empty if it is `name`."""
+    """Name as the tool's authors write it; empty if it equals `name`."""
     kind: Kind = "training"
     place: int = 1
     """Position in lists; formats with equal positions are sorted by name."""
@@ -39,7 +39,7 @@ class Format(Generic[Setup]):
     options: Callable[[Setup], dict[str, str]] | None = None
     """Returns the flags or keys of a configuration, each with its value."""
     notes: Callable[[str], tuple[str, ...]] = lambda text: ()
-    """Returns additional steps that a written text cannot express."""
+    """Returns what the user must do besides using the written text."""
     usual_of: str | None = None
     """The framework or engine whose configurations use this format by default."""
     framework: str | None = None
@@ -47,7 +47,7 @@ class Format(Generic[Setup]):
     axes: Mapping[str, Any] = field(default_factory=dict)
     """Values of `parallel` axes that the tool supports, if not all."""
     fsdp_axes: Mapping[str, Any] = field(default_factory=dict)
-    """The same under torch-fsdp."""
+    """Values of the axes under torch-fsdp."""
     loss: CrossEntropy | None = None
     """The loss implementation of a tool that has no setting for it."""
     trained_weights: StatePrecision | None = None
@@ -56,7 +56,7 @@ class Format(Generic[Setup]):
     """Readers of the logs of what it starts (cluster.logs); the first that finds step times counts.
     """
     file: str | None = None
-    """File name in the folder of a trainer's run, if the trainer reads the text from a file."""
+    """Name of the file that a trainer's run reads the text from."""
     flags: Callable[[TrainingSetup], list[str]] | None = None
     """Returns a configuration as words of a trainer's command line."""
     flags_name: str = ""
@@ -69,7 +69,7 @@ class Format(Generic[Setup]):
     """Which files and scripts are read, for the documentation."""
     writes: str = ""
     checked: str = ""
-    """What tests compare the written text with."""
+    """What the tests compare the written text with."""
 
 
 _FORMATS: dict[str, Format[Any]] = {}

@@ -31,7 +31,7 @@ class Sign:
     """Lower for more specific signs."""
     matches: Callable[[Evidence], bool]
     refused: str = ""
-    """Description of such a text if it is not read; else empty."""
+    """Description of an unsupported format; empty for a supported one."""
 
 
 def matches_pattern(pattern: str) -> Callable[[Evidence], bool]:

@@ -33,7 +33,7 @@ class Source:
     ignore: Sequence[str] = ()
     """Flags and keys to ignore."""
     log: Sequence[str] = ()
-    """Lines of the run's log, which completes the configuration."""
+    """Lines of the run's log, which complete missing settings."""
     num_gpus: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that a manifest sets for a server's container."""

@@ -49,7 +49,7 @@ class TimedStep:
 
     step_s: float
     longest_s: dict[str, float] = field(default_factory=dict)
-    """Longest time over the ranks, by timer."""
+    """Longest time over the ranks, in seconds, by timer."""
     shortest_s: dict[str, float] = field(default_factory=dict)
     """Shortest time over the ranks, by timer; empty if only the longest was printed."""
     ranks_s: dict[str, dict[int, float]] = field(default_factory=dict)

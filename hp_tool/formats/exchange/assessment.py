@@ -72,7 +72,7 @@ class Assessment:
     better: Recommendation | ServingRecommendation | None
     """None if no acceptable configuration is predicted to be at least 0.05% faster."""
     gain_fraction: float | None
-    """0.2: the better configuration is predicted to process 20% more tokens in the same time."""
+    """Predicted relative gain in throughput: 0.2 is 20% more tokens in the same time."""
     gain_interval: tuple[float, float] | None
     """90% interval (low, high) of the gain."""
     switched_on: tuple[str, ...]
@@ -84,9 +84,7 @@ class Assessment:
     ignored: tuple[Ignored, ...] = ()
     """Settings that were ignored, and why."""
     missing: tuple[Missing, ...] = ()
-    """Required values that the configuration lacks; an import with missing values is an error that
-    lists them.
-    """
+    """Fields that the query requires and the configuration does not set."""
     changes: tuple[dict[str, str | None], ...] = ()
     """{flag, from, to} for the better configuration; null if absent, empty for a switch."""
 

@@ -30,7 +30,7 @@ from hp_tool.questions.training.with_recipe import changed_settings, inserted_se
 
 Expressed = TypeVar("Expressed")
 FRAMEWORK_KEYS = ("framework_version", "recipe", "overlap")
-"""Keys of `training` with a meaning under one framework only."""
+"""Keys of `training` that exist under one framework only."""
 MEGATRON_KEYS = (
     "cross_entropy",
     "cuda_graphs",
@@ -54,19 +54,17 @@ class Exported:
     format: str
     text: str
     framework: str | None = None
-    """The tool's framework, for which the step time is predicted. Like the following fields, set
-    only after ranking again.
-    """
+    """The tool's framework; like the fields below, set only after ranking again for the tool."""
     parallel: dict[str, Any] | None = None
     step_s: float | None = None
     best_step_s: float | None = None
     """Step time of the query's own best configuration; None without one."""
     cost_fraction: float | None = None
-    """0.1: steps take 10% longer than those of the query's own best."""
+    """Relative slowdown against the query's best configuration: 0.1 is 10% slower."""
     left_out: tuple[str, ...] = ()
     """Keys of the query that were omitted because the tool has no setting for them."""
     notes: tuple[str, ...] = ()
-    """Additional steps for the exported configuration to run as predicted."""
+    """What the user must do so that the configuration runs as predicted."""
 
     def cost_in_words(self) -> str:
         """Return a sentence about the slowdown of the second ranking; empty without one."""

@@ -29,7 +29,7 @@ from hp_tool.formats.source import Source
 from hp_tool.questions import schema
 
 _GENERIC_WORDS = re.compile(r"modelprovider|moe|-(?:instruct|chat|it|hf)\b.*|[^a-z0-9]")
-"""Parts of a model's name other than family and size, and characters that spellings vary in."""
+"""Matches parts of a model's name that spellings vary in, such as separators and `instruct`."""
 
 
 def read_configuration(

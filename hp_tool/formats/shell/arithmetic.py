@@ -34,7 +34,7 @@ EXPR_OPERATORS: dict[str, Callable[[int, int], int]] = {
     "/": operator.floordiv,
     "%": operator.mod,
 }
-"""Operators of the command `expr` between two natural numbers."""
+"""Operators of `expr` between two natural numbers."""
 _ASSIGNMENT = re.compile(r"[-+*/%&|^]?=|(\*\*|<<|>>)=")
 _TEST_OPERATORS: dict[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq,

@@ -36,7 +36,7 @@ _SLURM = {
     "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
     "SLURM_NTASKS": "ntasks",
 }
-"""Variables set by Slurm, and the option of the script's header with the same value."""
+"""Variables that Slurm sets, and the #SBATCH option with the same value."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Script:
     commands: tuple[Command, ...]
     notes: tuple[Note, ...]
     files: Mapping[str, str]
-    """Files that it writes from heredocs, and files passed with it."""
+    """Files that the script writes from heredocs, and files passed with it."""
     header: Mapping[str, str]
     """Options of its #SBATCH lines, without dashes."""
 

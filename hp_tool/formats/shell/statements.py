@@ -46,7 +46,7 @@ class Command:
     words: tuple[Word, ...]
     line: int
     stdin: str | None = None
-    """Text of its heredoc."""
+    """Text of the heredoc or here-string of the current command."""
     environment: Mapping[str, Word] = field(default_factory=dict)
     """Variables that the script exports or assigns for this command."""
 
@@ -85,7 +85,7 @@ class Statements:
     """Words before a script within the script: `srun -N 4 bash -c '...'`."""
     nesting: int = 0
     stdin: str | None = None
-    """Text of a heredoc or a here-string for the interpreted command."""
+    """Text of the heredoc or here-string of the current command."""
     locals_: list[dict[str, Value | None]] = field(default_factory=list)
     exported: set[str] = field(default_factory=set)
     """Names of exported variables."""
@@ -94,7 +94,7 @@ class Statements:
     undecided: str = ""
     """The last condition that is known only at run time."""
     ends: int = 0
-    """How often the script would have ended so far."""
+    """Number of times that the script would have exited so far."""
 
     def run(self, text: str, *, first_line: int) -> None:
         """Interpret the text of a script whose first line has the number `first_line` + 1."""

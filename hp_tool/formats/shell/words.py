@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_STEPS = 200_000
 """Maximum number of visited nodes, counting each iteration of a loop or function."""
 MAX_CHARACTERS = 2_000_000
-"""Maximum characters of expanded text, because a few lines can expand to billions."""
+"""Maximum number of characters of expanded text."""
 MAX_DEPTH = 100
 MAX_PATTERN_CHARACTERS = 4_000
 """Maximum characters of a value for ${X%pattern} and similar operators."""

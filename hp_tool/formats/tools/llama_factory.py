@@ -19,7 +19,7 @@ from hp_tool.formats.writing import trains_in_16_bits
 
 TOOL = "LLaMA-Factory 0.9.5"
 ARGUMENTS = "sft.yaml"
-"""LLaMA-Factory's file, written by the script."""
+"""Name of the LLaMA-Factory file that the script writes."""
 
 
 def text(setup: TrainingSetup) -> str:

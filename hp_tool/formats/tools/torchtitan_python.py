@@ -42,11 +42,11 @@ _LINEAR, _GROUPED = "LinearConverter", "GroupedExpertsConverter"
 _WHOLE_LAYERS = ({"layers"}, {"attention", "feed_forward"})
 """Sets of `fqns` with which a converter takes all matrices of a layer."""
 _WIDE_MODULES = {"lm_head", "output", "router.gate"}
-"""Modules that stay in 16 bits in every precision."""
+"""Modules that stay in 16 bits under every precision."""
 _CHECKPOINTS = {"none": None, "selective": "SelectiveAC", "full": "FullAC"}
 _LOSSES = {"BaseLoss": "unfused", "CrossEntropyLoss": "unfused", "ChunkedLossWrapper": "chunked"}
 _DISPATCHERS = {"standard": "alltoall", "deepep": "flex", "hybridep": "flex"}
-"""Backends of the exchange of tokens between experts (models/common/config_utils.py)."""
+"""Token dispatcher for each moe_comm_backend (models/common/config_utils.py)."""
 _REMOVED_KEYS = ("context_parallel_rotate_method", "expert_tensor_parallel_degree")
 """Keys of 0.2's [parallelism] without an equivalent."""
 _VALUE_PREFIXES = ("training.", "parallelism.", "model_spec.")

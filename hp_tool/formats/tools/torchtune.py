@@ -34,7 +34,7 @@ _MODELS = {
     "qwen2_1_5b": "qwen2.5-1.5b",
     "qwen2_7b": "qwen2.5-7b",
 }
-"""Catalogue models of builders whose names differ from the model's."""
+"""Catalogue models for torchtune's model builders with other names."""
 _TARGETS = {"output_proj": "o_proj"}
 _MLP_MATRICES = ("gate_proj", "up_proj", "down_proj")
 

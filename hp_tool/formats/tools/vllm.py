@@ -20,7 +20,7 @@ from hp_tool.formats.writing import Values, reject_inexpressible
 
 VERSION = "0.12.0"
 _HOST = "VLLM_NIXL_SIDE_CHANNEL_HOST"
-"""Address at which the other pool reads a replica's caches."""
+"""Address at which the other pool reads KV caches."""
 
 
 def server_command(setup: ServingSetup) -> tuple[str, Values]:

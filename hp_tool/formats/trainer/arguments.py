@@ -64,7 +64,7 @@ _AUTO_OPTIONS = {
         "256",
     ),
 }
-"""Values that "auto" leaves to the trainer: its argument, the file's key, an example."""
+"""For each field with an "auto" value: the trainer's argument, the file's key, and an example."""
 
 
 _DEFAULT_BATCH = "8"

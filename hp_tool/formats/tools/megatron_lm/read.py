@@ -62,7 +62,7 @@ OTHER_PROGRAMS = {
     "orm": "a reward model",
     "dpo": "preference training",
 }
-"""Parts of a program's name, and what it trains, for programs that are not read."""
+"""What a program trains that is not supported, by a part of its name."""
 
 
 def read_arguments(

@@ -55,7 +55,7 @@ SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 CONTEXT = {name: (name,) for name in ("p2p", "a2a", "a2a+p2p")} | {
     "all_gather": ("all_gather", "allgather")
 }
-"""Transformer Engine's values first, then those in public scripts, which it rejects."""
+"""Values of --cp-comm-type: Transformer Engine's first, then other spellings in public scripts."""
 ATTENTION = {"flash": "auto", "unfused": "unfused"}
 """auto: Transformer Engine selects a fused kernel for the heads; FlashAttention 2 does not support
 MLA's 192 and 128.

@@ -69,7 +69,7 @@ _OFF_FIELDS = {
     "training.gradient_precision": "fp32",
     "training.optimizer_precision": "fp32",
 }
-"""Fields that a key switches off, which a recipe would fill."""
+"""Values of fields that a key switches off; otherwise the recipe would set them."""
 _TASKS = {"pretrain": "pretrain", "sft": "sft", "peft": "lora", "lora": "lora"}
 _RELEASE = re.compile(r"nemo[:+#-](\d\d\.\d\d(?:\.\d\d)?)(?!\d)")
 """A release in the name of a container image."""

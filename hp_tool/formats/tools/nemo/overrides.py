@@ -23,7 +23,7 @@ class Override:
     key: str
     """Dotted, without leading signs."""
     value: Any
-    """As parsed by YAML; text with an undefined variable is unchanged."""
+    """The value as YAML; text with an undefined variable is unchanged."""
     line: int
     deletes: bool = False
     """`~KEY`, which removes the key."""

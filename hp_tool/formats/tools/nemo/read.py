@@ -34,7 +34,7 @@ _PRECISION_RECIPES = {
     "mxfp8": ("fp8-format=e4m3", "fp8-recipe=mxfp8"),
     "nvfp4": ("fp4-format=e2m1",),
 }
-"""Parts of a mixed-precision recipe's name, and the equivalent flags."""
+"""Flags for parts of a mixed-precision recipe's name."""
 _DTYPES = {theirs: ours for ours, theirs in DTYPES.items()} | {"half": "fp16", "uint8": "fp8"}
 """Names in Megatron's arguments for torch's dtypes; the optimizer stores fp8 as uint8."""
 _PROVIDER_KEYS = (
