@@ -118,7 +118,7 @@ def detect_format(text: str, *, files: Mapping[str, str] | None = None) -> str:
     )
     if content is not None:
         return _format_of_mapping(content, text)
-    beside = "\n".join(
+    script_files = "\n".join(
         each for name, each in (files or {}).items() if not name.endswith(_KEY_FILE_SUFFIXES)
     )
     if tool := next(
@@ -126,7 +126,7 @@ def detect_format(text: str, *, files: Mapping[str, str] | None = None) -> str:
             None,
             (
                 _match_signs("script", Evidence(text=each, files=bool(files)))
-                for each in (text, beside)
+                for each in (text, script_files)
             ),
         ),
         "",
@@ -160,8 +160,8 @@ def detect_format(text: str, *, files: Mapping[str, str] | None = None) -> str:
 def _has_megatron_flags(text: str) -> bool:
     """Return True if at least half of the flags in a text are Megatron's."""
     flags = [hyphenated(flag) for flag in re.findall(r"(?<!\S)--([A-Za-z][\w-]*)", text)]
-    known = sum(look_up(flag, table("megatron")) is not None for flag in flags)
-    return 0 < len(flags) <= 2 * known
+    num_known = sum(look_up(flag, table("megatron")) is not None for flag in flags)
+    return 0 < len(flags) <= 2 * num_known
 
 
 def _format_of_mapping(content: Mapping[str, Any], text: str) -> str:

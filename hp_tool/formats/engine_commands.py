@@ -110,23 +110,24 @@ def command_reader(engine: str) -> Callable[[Source, Reading], None]:
                 )
         if reading.num_gpus != source.num_gpus and "torchrun" not in launch.launchers:
             reading.num_gpus = source.num_gpus  # srun starts one server.
-        known = table(engine)
-        settings = parse_flags(words, table=known, reading=reading)
+        arguments = table(engine)
+        settings = parse_flags(words, table=arguments, reading=reading)
         settings = [
-            replace(setting, name=_expand_abbreviation(setting.name, known)) for setting in settings
+            replace(setting, name=_expand_abbreviation(setting.name, arguments))
+            for setting in settings
         ]
         settings = [
             replace(setting, name="config") if setting.name == "extra-llm-api-options" else setting
             for setting in settings
         ]
-        own = [setting for setting in settings if setting.name != "config"]
+        options = [setting for setting in settings if setting.name != "config"]
         if source.is_pool:
-            own = _drop_transfer_options(own, reading)
+            options = _drop_transfer_options(options, reading)
         read_command(
             [
                 *_environment_settings(source, launch, engine=engine),
                 *_config_file_settings(settings, script, reading, engine=engine),
-                *own,
+                *options,
             ],
             engine=engine,
             model=model,
@@ -149,7 +150,7 @@ _TRANSFER_OPTIONS = ("kv-transfer-config", "disaggregation-")
 
 def _environment_settings(source: Source, launch: Launch, *, engine: str) -> list[Setting]:
     """Return the engine's environment variables in the container and the script, as settings."""
-    begin = _VARIABLE_PREFIXES[engine]
+    prefixes = _VARIABLE_PREFIXES[engine]
     exported = [
         Setting(
             name=hyphenated(name),
@@ -159,33 +160,33 @@ def _environment_settings(source: Source, launch: Launch, *, engine: str) -> lis
             line=word.line,
         )
         for name, word in launch.environment.items()
-        if name.startswith(begin) and name not in source.environment
+        if name.startswith(prefixes) and name not in source.environment
     ]
-    known = [
+    of_container = [
         Setting(name=hyphenated(name), written=name, values=(value,))
         for name, value in source.environment.items()
-        if name.startswith(begin)
+        if name.startswith(prefixes)
     ]
     return (
         exported
-        + known
+        + of_container
         + [
             Setting(name=hyphenated(name), written=name, unknown=(f"${name}",))
             for name in source.unset
-            if name.startswith(begin)
+            if name.startswith(prefixes)
         ]
     )
 
 
 def _drop_transfer_options(settings: Iterable[Setting], reading: Reading) -> list[Setting]:
     """Return the settings without those that connect the pools."""
-    kept = []
+    remaining = []
     for setting in settings:
         if setting.name.startswith(_TRANSFER_OPTIONS):
             reading.ignore(setting, "connects the prefill and decoding pools")
         else:
-            kept.append(setting)
-    return kept
+            remaining.append(setting)
+    return remaining
 
 
 _HARMLESS_OVERRIDES = re.compile(
@@ -196,15 +197,15 @@ _HARMLESS_OVERRIDES = re.compile(
 
 def _drop_harmless_overrides(settings: Iterable[Setting], reading: Reading) -> list[Setting]:
     """Return the settings without overrides of config.json that affect neither speed nor memory."""
-    kept = []
+    remaining = []
     for setting in settings:
         named = setting.name in ("hf-overrides", "json-model-override-args")
         keys = _override_keys(setting.text) if named else []
         if keys and all(_HARMLESS_OVERRIDES.match(key) for key in keys):
             reading.ignore(setting, f"{', '.join(keys)}: no effect on speed or memory")
         else:
-            kept.append(setting)
-    return kept
+            remaining.append(setting)
+    return remaining
 
 
 def _override_keys(text: str) -> list[str]:
@@ -219,12 +220,12 @@ def _override_keys(text: str) -> list[str]:
     return [*content, *(f"text_config.{key}" for key in inner)] if isinstance(inner, dict) else []
 
 
-def _expand_abbreviation(name: str, known: Mapping[str, Any]) -> str:
+def _expand_abbreviation(name: str, arguments: Mapping[str, Any]) -> str:
     """Return the only option that starts with `name`, as argparse does; otherwise `name`."""
-    if name in known or "." in name or len(name) < MIN_ABBREVIATION:
+    if name in arguments or "." in name or len(name) < MIN_ABBREVIATION:
         return name
-    meant = [each for each in known if each.startswith(name)]
-    return meant[0] if len(meant) == 1 else name
+    matching = [each for each in arguments if each.startswith(name)]
+    return matching[0] if len(matching) == 1 else name
 
 
 MIN_ABBREVIATION = 6

@@ -204,17 +204,17 @@ def precision_options(
     `auto`, a cache in the model's own type, is vLLM's only value for 16 and 32 bits: `bfloat16` is
     for models that cache in fp8 by default (vllm/config/cache.py).
     """
-    weights, kept = setup.workload.precision or "bf16", setup.workload.kv_cache_precision
+    weights, cache_precision = setup.workload.precision or "bf16", setup.workload.kv_cache_precision
     dtype, narrowed = (
         DTYPES.get(weights, "bfloat16"),
         quantization_option(setup, engine=engine, words=FP8),
     )
-    if kept is None:
+    if cache_precision is None:
         return {"--dtype": dtype, "--quantization": narrowed}
-    word = cache.get(kept) or ("auto" if dtype == DTYPES.get(kept) else None)
+    word = cache.get(cache_precision) or ("auto" if dtype == DTYPES.get(cache_precision) else None)
     if word is None:
         raise UnsupportedError(
-            f"{engine} {version} has no option for a {kept} cache with {weights} "
+            f"{engine} {version} has no option for a {cache_precision} cache with {weights} "
             "weights; set inference.kv_cache_precision to "
             f"{' or '.join(dict.fromkeys(('bf16', *cache)))}",
             field="inference.kv_cache_precision",

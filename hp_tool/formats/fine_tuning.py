@@ -163,12 +163,12 @@ def launch_script(
         if options
         else "output_dir=out"
     )
-    here = [line for name, each in written.items() for line in _heredoc(name, each)]
+    heredocs = [line for name, each in written.items() for line in _heredoc(name, each)]
     return script_text(
         (
             f"# {tool}: {headline(setup)}.",
             f"# {FILL} 1: your data, learning rate, schedule and length, checkpoints",
-            *here,
+            *heredocs,
             "YOURS=(",
             f"    # {FILL} 1",
             f"    {yours}",

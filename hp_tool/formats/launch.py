@@ -251,28 +251,28 @@ def world_size(launch: Launch, script: Script, *, reading: Reading) -> int | Non
         for name, value in script.header.items()  # In which Slurm expands no variables.
         if name in _COUNT_OPTIONS
     }
-    own = dict(launch.counts)
+    counts = dict(launch.counts)
     agents = not _AGENT_LAUNCHERS.isdisjoint(launch.launchers)
-    if "hostfile" in own and not own.keys() & {"nodes", "all"}:
-        reading.hints["cluster.num_gpus"] = f"the hosts are those in {own['hostfile'].word.text}"
+    if "hostfile" in counts and not counts.keys() & {"nodes", "all"}:
+        reading.hints["cluster.num_gpus"] = f"the hosts are those in {counts['hostfile'].word.text}"
         return None
-    if "machines" in own and "all" in own:  # accelerate counts all processes.
-        return _count_value(own["all"], reading)
-    nodes = _count_value(own.get("nodes"), reading)
+    if "machines" in counts and "all" in counts:  # accelerate counts all processes.
+        return _count_value(counts["all"], reading)
+    nodes = _count_value(counts.get("nodes"), reading)
     if nodes is None:
         nodes = _count_value(header.get("nodes"), reading)
-    per_node = _count_value(own.get("per_node"), reading)
+    per_node = _count_value(counts.get("per_node"), reading)
     if per_node is None and not agents:
-        tasks = _count_value(own.get("tasks", header.get("tasks")), reading)
+        tasks = _count_value(counts.get("tasks", header.get("tasks")), reading)
         per_node = tasks if tasks is not None and tasks > 1 else None
-    if per_node is None and "all" in own:
-        return _count_value(own["all"], reading)
+    if per_node is None and "all" in counts:
+        return _count_value(counts["all"], reading)
     if per_node is None:
         per_node = _count_value(header.get("per_node"), reading)
     if per_node is None:
-        whole = _count_value(header.get("all"), reading)
-        return whole if whole is not None and whole > 1 else None
-    if nodes is None and ("nodes" in own or "nodes" in header):
+        num_processes = _count_value(header.get("all"), reading)
+        return num_processes if num_processes is not None and num_processes > 1 else None
+    if nodes is None and ("nodes" in counts or "nodes" in header):
         return None
     return per_node * (nodes or 1)
 

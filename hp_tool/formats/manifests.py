@@ -150,33 +150,33 @@ def _config_maps(objects: list[dict[str, Any]]) -> dict[str, Mapping[str, str]]:
     return maps
 
 
-def _object_containers(one: Mapping[str, Any]) -> Iterator[_Container]:
+def _object_containers(manifest: Mapping[str, Any]) -> Iterator[_Container]:
     """Yield the containers of an object, or those in values of llm-d's chart."""
-    if isinstance(artifacts := one.get("modelArtifacts"), Mapping):
+    if isinstance(artifacts := manifest.get("modelArtifacts"), Mapping):
         uri = str(artifacts.get("uri", "")).replace('"', "")
         name = str(artifacts.get("name", ""))
         model = uri.removeprefix("hf://") if uri.startswith("hf://") and "{{" not in uri else name
         for role in ("decode", "prefill"):
-            side = one.get(role)
+            side = manifest.get(role)
             if isinstance(side, Mapping) and side.get("create", True) is not False:
                 yield from _nested_containers(
                     side, replicas=side.get("replicas", 1), role=role, model=model
                 )
         return
-    spec = one.get("spec")
-    if "apiVersion" not in one or not isinstance(spec, Mapping):
+    spec = manifest.get("spec")
+    if "apiVersion" not in manifest or not isinstance(spec, Mapping):
         return
     source = spec.get("model")
     uri = str(source.get("uri", "")) if isinstance(source, Mapping) else ""
     model = uri.removeprefix("hf://") if uri.startswith("hf://") else ""
-    pods = 1 if one.get("kind") == "Job" else spec.get("replicas", 1)
-    yield from _nested_containers(spec, replicas=pods, role=_pool_role(one), model=model)
+    pods = 1 if manifest.get("kind") == "Job" else spec.get("replicas", 1)
+    yield from _nested_containers(spec, replicas=pods, role=_pool_role(manifest), model=model)
 
 
-def _pool_role(one: Mapping[str, Any]) -> str:
+def _pool_role(manifest: Mapping[str, Any]) -> str:
     """Return `prefill` or `decode` for an object's pods, from their label or name."""
-    labels = re.findall(r"'llm-d\.ai/role': '(prefill|decode)'", str(one))
-    metadata = one.get("metadata")
+    labels = re.findall(r"'llm-d\.ai/role': '(prefill|decode)'", str(manifest))
+    metadata = manifest.get("metadata")
     name = str(metadata.get("name", "")) if isinstance(metadata, Mapping) else ""
     ends = re.search(r"-(prefill|decode)$", name)
     return str(labels[0]) if labels else ends[1] if ends else ""
@@ -256,8 +256,8 @@ def _shell_word(text: str, values: Mapping[str, str]) -> str:
     parts, place = [], 0
     for match in _REFERENCE.finditer(text):
         parts.append(shlex.quote(text[place : match.start()]) if match.start() > place else "")
-        known = "$(" if match[1] is None else values.get(match[1])
-        parts.append(f'"${{{match[1]}}}"' if known is None else shlex.quote(known))
+        value = "$(" if match[1] is None else values.get(match[1])
+        parts.append(f'"${{{match[1]}}}"' if value is None else shlex.quote(value))
         place = match.end()
     rest = text[place:]
     return "".join(parts) + (shlex.quote(rest) if rest or not parts else "")

@@ -53,9 +53,9 @@ def megatron_argument(key: str, *, tool: str) -> str:
 
     A trailing `!` means that the key disables the argument.
     """
-    known, megatron = megatron_names(tool), table(TABLE)
+    arguments_by_key, megatron = megatron_names(tool), table(TABLE)
     section, _, tail = key.rpartition(".")
-    name = known.get(key, known.get(tail, key if key in megatron else ""))
+    name = arguments_by_key.get(key, arguments_by_key.get(tail, key if key in megatron else ""))
     decides = tail in megatron and megatron[tail].fate == "read"
     return tail if not name and section in _SECTIONS and decides else name
 
@@ -67,7 +67,7 @@ def rename_settings(
 
     `spare` are keys to ignore.
     """
-    own, megatron = table(tool), table(TABLE)
+    tool_table, megatron = table(tool), table(TABLE)
     spared = {hyphenated(name) for name in spare}
     passed: list[Setting] = []
     for setting in settings:
@@ -75,7 +75,7 @@ def rename_settings(
             reading.ignore(setting, REQUESTED_BY_USER)
             continue
         tail, name = setting.name.rpartition(".")[2], megatron_argument(setting.name, tool=tool)
-        argument = None if name else look_up(setting.name, own)
+        argument = None if name else look_up(setting.name, tool_table)
         if argument is None and not name and tail in megatron:
             name = tail
         if argument is not None:
@@ -157,14 +157,14 @@ def printed_flags(listed: list[Setting], *, reading: Reading) -> list[Setting]:
 
     Megatron prints every argument, so unsupported values are assumed to be defaults.
     """
-    known, megatron = megatron_names("printed"), table(TABLE)
+    arguments_by_key, megatron = megatron_names("printed"), table(TABLE)
     passed: list[Setting] = []
     for setting in listed:
-        name = known.get(setting.name, setting.name)
+        name = arguments_by_key.get(setting.name, setting.name)
         argument = megatron.get(name.removesuffix("!"))
         off, decides = (
             _is_off(setting),
-            argument is not None and (argument.fate == "read" or setting.name in known),
+            argument is not None and (argument.fate == "read" or setting.name in arguments_by_key),
         )
         if argument is not None and (
             (decides or not off) if argument.arity == "0" else (decides and not off)

@@ -117,16 +117,16 @@ def _pool_field(field: str, role: str) -> str:
 
 def _merge_shared(first: Reading, second: Reading, section: str, merged: Reading) -> dict[str, Any]:
     """Return the settings of a section that both pools must share; reject settings that differ."""
-    one, other = (each.query.get(section, {}) for each in (first, second))
+    prefill, decode = (each.query.get(section, {}) for each in (first, second))
     shared: dict[str, Any] = {}
-    for name in dict.fromkeys((*one, *other)):
-        if one.get(name) == other.get(name):
-            shared[name] = one[name]
+    for name in dict.fromkeys((*prefill, *decode)):
+        if prefill.get(name) == decode.get(name):
+            shared[name] = prefill[name]
         elif name == "redundant_experts":
             merged.hints["parallel.redundant_experts"] = "as many as divide the experts"
         else:
             merged.refuse(
-                f"{section}.{name} differs between the pools (prefill {one.get(name)}, "
-                f"decode {other.get(name)}), which is not supported"
+                f"{section}.{name} differs between the pools (prefill {prefill.get(name)}, "
+                f"decode {decode.get(name)}), which is not supported"
             )
     return shared

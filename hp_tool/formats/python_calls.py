@@ -199,10 +199,10 @@ class Functions:
         keywords = [each.arg for each in parameters.kwonlyargs]
         if parameters.vararg or parameters.kwarg or len(call.args) > len(positional):
             return None
-        usual = dict(zip(reversed(positional), reversed(parameters.defaults), strict=False))
+        defaults = dict(zip(reversed(positional), reversed(parameters.defaults), strict=False))
         pairs = zip(keywords, parameters.kw_defaults, strict=True)
-        usual |= {name: default for name, default in pairs if default is not None}
-        bound = {name: self._value(default, {}) for name, default in usual.items()}
+        defaults |= {name: default for name, default in pairs if default is not None}
+        bound = {name: self._value(default, {}) for name, default in defaults.items()}
         bound |= {
             name: self._value(word, values)
             for name, word in zip(positional, call.args, strict=False)

@@ -38,8 +38,10 @@ class Ignored:
 
 def set_option(field: str, example: str) -> str:
     """Return the option of `hp-tool import` that sets a field."""
-    own = {"cluster.gpu": "--gpu", "cluster.num_gpus": "--num-gpus", "model": "--model"}.get(field)
-    return f"--set {field}={example}" if own is None else f"{own} {example}".rstrip()
+    option = {"cluster.gpu": "--gpu", "cluster.num_gpus": "--num-gpus", "model": "--model"}.get(
+        field
+    )
+    return f"--set {field}={example}" if option is None else f"{option} {example}".rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +185,9 @@ class Reading:
 
     def add_unknown_value(self, setting: Setting, path: str) -> None:
         """Record a field as missing if its setting has an unknown value."""
-        if any(path == given or path.startswith(f"{given}.") for given in self.overrides):
+        if any(
+            path == overridden or path.startswith(f"{overridden}.") for overridden in self.overrides
+        ):
             self.ignore(setting, f"its value is unknown, but {path} is set")
             return
         at = f"line {setting.line}: " if setting.line else ""

@@ -100,8 +100,10 @@ def _import_tools() -> None:
 def formats(kind: Kind | None = None) -> tuple[Format[Any], ...]:
     """Return the formats of a kind, or all formats, in the order in which lists show them."""
     _import_tools()
-    known = (each for each in _FORMATS.values() if kind in (None, each.kind))
-    return tuple(sorted(known, key=lambda each: (each.kind != "training", each.place, each.name)))
+    matching = (each for each in _FORMATS.values() if kind in (None, each.kind))
+    return tuple(
+        sorted(matching, key=lambda each: (each.kind != "training", each.place, each.name))
+    )
 
 
 def readable() -> tuple[str, ...]:
@@ -145,5 +147,5 @@ def default_format(kind: Kind, runs: str | None = None) -> Format[Any]:
 
     `runs` is the framework or engine; if it has no format, return the first format of the kind.
     """
-    own = (tool_format for tool_format in formats(kind) if tool_format.usual_of == runs)
-    return next(own, formats(kind)[0])
+    matching = (tool_format for tool_format in formats(kind) if tool_format.usual_of == runs)
+    return next(matching, formats(kind)[0])

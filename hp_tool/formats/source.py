@@ -136,8 +136,8 @@ class Source:
             name: Setting(name=name, written=key, values=(value,))
             for name, (key, value) in names.items()
         }
-        if known := self.vocabulary(settings):
-            reading.hints["model.vocab_size"] = known
+        if size := self.vocabulary(settings):
+            reading.hints["model.vocab_size"] = size
         return content
 
 

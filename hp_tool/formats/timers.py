@@ -121,8 +121,8 @@ def _read_timer(line: str, step: TimedStep, name: str) -> str:
             float(both[2]) / 1e3,
             float(both[3]) / 1e3,
         )
-    elif (most := _MAX_LINE.search(line)) and most[1] in NAMES:
-        step.longest_s[most[1]] = float(most[2]) / 1e3
+    elif (match := _MAX_LINE.search(line)) and match[1] in NAMES:
+        step.longest_s[match[1]] = float(match[2]) / 1e3
     elif (of_rank := _RANK_LINE.search(line)) and name and int(of_rank[1]) < MAX_RANKS:
         value = float(of_rank[2]) / 1e3
         step.ranks_s.setdefault(name, {})[int(of_rank[1])] = value

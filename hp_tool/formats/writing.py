@@ -72,12 +72,12 @@ SHAPE_FIELDS = frozenset(
 def trains_in_16_bits(setup: TrainingSetup) -> bool:
     """Return True if the optimizer updates 16-bit weights directly, without a 32-bit copy."""
     w = setup.workload
-    kept = (w.parameter_precision, w.gradient_precision, w.optimizer_precision)
+    precisions = (w.parameter_precision, w.gradient_precision, w.optimizer_precision)
     return (
         framework_facts(w.framework).pure_states
         and w.lora is None
         and w.precision in ("bf16", "fp16")
-        and all(each in (None, w.precision) for each in kept)
+        and all(each in (None, w.precision) for each in precisions)
         and w.master_precision in (None, "none")
     )
 

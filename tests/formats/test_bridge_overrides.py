@@ -86,3 +86,9 @@ def test_mappings_are_read_as_hydra_writes_them() -> None:
     assert read(hp_tool.export(narrow, format="nemo").text)["training"]["gradient_precision"] == (
         "bf16"
     )
+
+
+def test_a_file_without_a_shape_contains_overrides() -> None:
+    text = "model: {seq_length: 2048}\ntrain: {global_batch_size: 64, micro_batch_size: 1}\n"
+    with pytest.raises(InputError, match="the recipe brings the model"):
+        read_query(text, num_gpus=8, overrides={"cluster.gpu": "h100-sxm-80gb"}, format="nemo")

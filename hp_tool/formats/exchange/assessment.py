@@ -113,17 +113,21 @@ def assess(
     free = replace(search, training=workload, objective=None)
     rows = problem_of(free).rank(top=1).recommendations
     best: Recommendation | ServingRecommendation | None = rows[0] if rows else None
-    theirs, ours = (
+    current_seconds, best_seconds = (
         _seconds_of_work(estimate),
         None if best is None else _seconds_of_work(best.estimate),
     )
-    gain = None if theirs is None or ours is None else theirs / ours - 1.0
+    gain = (
+        None
+        if current_seconds is None or best_seconds is None
+        else current_seconds / best_seconds - 1.0
+    )
     if estimate.feasible and gain is not None and gain < MIN_CHANGE:
         best, gain = None, None
     gap = (
         None
-        if not isinstance(logged, LoggedRun) or logged.step_s is None or theirs is None
-        else logged.step_s / theirs - 1.0
+        if not isinstance(logged, LoggedRun) or logged.step_s is None or current_seconds is None
+        else logged.step_s / current_seconds - 1.0
     )
     hidden = (query.training and query.training.overlap) or OverlapSpec()
     off = tuple(f.name for f in fields(hidden) if getattr(hidden, f.name) is False)
@@ -176,33 +180,33 @@ def _seconds_of_work(estimate: Estimate | InferenceEstimate) -> float | None:
 
 def _interval_of_gain(
     gain: float,
-    theirs: Estimate | InferenceEstimate,
-    ours: Estimate | InferenceEstimate,
+    current: Estimate | InferenceEstimate,
+    better: Estimate | InferenceEstimate,
     log_sd: float,
 ) -> tuple[float, float]:
     """Return the 90% interval of a gain from the standard deviation of ln(ratio).
 
     If the run may use CUDA graphs, the interval includes the step time with them.
     """
-    width, recorded = math.exp(NORMAL_QUANTILE * log_sd), theirs.provenance.get("with_cuda_graphs")
-    step_s = _seconds_of_work(theirs)
+    width, recorded = math.exp(NORMAL_QUANTILE * log_sd), current.provenance.get("with_cuda_graphs")
+    step_s = _seconds_of_work(current)
     faster = recorded["step_s"] / step_s if step_s and isinstance(recorded, dict) else 1.0
     return (1.0 + gain) * faster / width - 1.0, (1.0 + gain) * width - 1.0
 
 
 def _saved_parts_s(
-    theirs: Estimate | InferenceEstimate, ours: Estimate | InferenceEstimate
+    current: Estimate | InferenceEstimate, better: Estimate | InferenceEstimate
 ) -> dict[str, float]:
     """Return the seconds per training step that the second configuration saves, by part."""
     if (
-        not isinstance(theirs, Estimate)
-        or not isinstance(ours, Estimate)
-        or theirs.time is None
-        or ours.time is None
+        not isinstance(current, Estimate)
+        or not isinstance(better, Estimate)
+        or current.time is None
+        or better.time is None
     ):
         return {}
-    saved = ours.time.parts_s
-    return {name: seconds - saved.get(name, 0.0) for name, seconds in theirs.time.parts_s.items()}
+    saved = better.time.parts_s
+    return {name: seconds - saved.get(name, 0.0) for name, seconds in current.time.parts_s.items()}
 
 
 def _reading_accounts(reading: Reading | None) -> dict[str, Any]:
@@ -216,14 +220,14 @@ def _reading_accounts(reading: Reading | None) -> dict[str, Any]:
 
 
 def _changed_settings(
-    theirs: Configuration, ours: Configuration, tool: str, reading: Reading | None
+    current: Configuration, better: Configuration, tool: str, reading: Reading | None
 ) -> tuple[dict[str, str | None], ...]:
     """Return the settings that differ between two configurations, as the tool or query names
     them.
     """
     try:
-        before = tool_options(theirs, tool)
-        after = tool_options(ours, tool, as_predicted=True)
+        before = tool_options(current, tool)
+        after = tool_options(better, tool, as_predicted=True)
     except UnsupportedError:
         before, after = (
             {
@@ -231,7 +235,7 @@ def _changed_settings(
                 for name, value in schema.to_dict(each.parallel).items()
                 if value is not None
             }
-            for each in (theirs, ours)
+            for each in (current, better)
         )
         for path, key in _keys_of_paths(before, reading).items():
             before[key] = before.pop(path)

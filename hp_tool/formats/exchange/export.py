@@ -121,9 +121,9 @@ def export_configuration(
     """
     if format is not None:
         _get_writer(format)
-    if (asking := _pools_query(result)) is not None:
-        rows = None if asking is result else result.get("disaggregated")
-        query = read(asking)
+    if (pools_query := _pools_query(result)) is not None:
+        rows = None if pools_query is result else result.get("disaggregated")
+        query = read(pools_query)
         tool = _get_writer(format or _default_format(query))
         return Exported(format=tool.name, text=_export_pools(query, tool, rank, rows=rows))
     if "kind" in result:
@@ -164,13 +164,13 @@ def _pools_query(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
 def _export_pools(query: Query, tool: Format[Any], rank: int, *, rows: Any) -> str:
     """Return the exported pools of the recommendation with this rank."""
     if tool.write_pools is None:
-        known = ", ".join(
+        supported = ", ".join(
             tool_format.name
             for tool_format in formats("inference")
             if tool_format.write_pools is not None
         )
         raise UnsupportedError(
-            f"{tool.name} cannot describe separate pools; choose {known}, or remove "
+            f"{tool.name} cannot describe separate pools; choose {supported}, or remove "
             "inference.disaggregated",
             field="inference.disaggregated",
         )
@@ -218,7 +218,7 @@ def write_configuration(configuration: Configuration, format: str) -> Exported:
 
 
 def _write_as_predicted(
-    configuration: Configuration, say: Callable[[Configuration], Expressed]
+    configuration: Configuration, write: Callable[[Configuration], Expressed]
 ) -> tuple[Expressed, float | None, tuple[str, ...]]:
     """Return the exported text, the step time in seconds of what it sets, and notes.
 
@@ -230,15 +230,17 @@ def _write_as_predicted(
             without which it does not fit in memory.
     """
     if configuration.query.training is None:
-        text, expressed = _drop_unsupported(configuration, say)
+        text, expressed = _drop_unsupported(configuration, write)
         return text, None, _script_settings(configuration, expressed)
     query, estimate = answer_with_usual_settings(configuration.query)
     if query is configuration.query:
-        text, expressed = _drop_unsupported(configuration, say)
+        text, expressed = _drop_unsupported(configuration, write)
         return text, _step_s(expressed), _script_settings(configuration, expressed)
-    plain, usual = (resolve_configuration(each).problem for each in (configuration.query, query))
-    values = _usual_values(plain, usual) | _inserted_values(configuration.query, query)
-    text, chosen, expressed = _state_values(configuration, values, say=say)
+    plain, with_usual = (
+        resolve_configuration(each).problem for each in (configuration.query, query)
+    )
+    values = _usual_values(plain, with_usual) | _inserted_values(configuration.query, query)
+    text, chosen, expressed = _state_values(configuration, values, write=write)
     stated = resolve_configuration(expressed.query).estimate(with_fixes=False)
     assert estimate.time is not None and stated.time is not None  # The layout is legal.
     if estimate.feasible and not stated.feasible:
@@ -256,17 +258,17 @@ def _write_as_predicted(
     return text, stated.time.step_s, notes
 
 
-def _usual_values(plain: TrainingProblem, usual: TrainingProblem) -> dict[str, Any]:
+def _usual_values(plain: TrainingProblem, with_usual: TrainingProblem) -> dict[str, Any]:
     """Return the training settings, by path, that the usual settings change."""
-    changes = changed_settings(before=plain, after=usual)
+    changes = changed_settings(before=plain, after=with_usual)
     return {path: value for path, value in changes.items() if path.startswith("training.")}
 
 
-def _inserted_values(query: Query, usual: Query) -> dict[str, Any]:
+def _inserted_values(query: Query, with_usual: Query) -> dict[str, Any]:
     """Return the training settings, by path, that the usual settings add, except the recipe."""
     return {
         path: value
-        for path, value in inserted_settings(query, usual).items()
+        for path, value in inserted_settings(query, with_usual).items()
         if path.startswith("training.") and path != "training.recipe"
     }
 
@@ -279,7 +281,7 @@ def _state_values(
     configuration: Configuration,
     values: Mapping[str, Any],
     *,
-    say: Callable[[Configuration], Expressed],
+    write: Callable[[Configuration], Expressed],
 ) -> tuple[Expressed, Configuration, Configuration]:
     """Return the text with as many of `values` as the tool has settings for, and the
     configuration with them before and after `_drop_unsupported`.
@@ -291,7 +293,7 @@ def _state_values(
         query = schema.set_paths(schema.query_mapping(configuration.query), stated)
         chosen = replace(configuration, query=schema.parse_query(query))
         try:
-            text, expressed = _drop_unsupported(chosen, say)
+            text, expressed = _drop_unsupported(chosen, write)
         except (InputError, UnsupportedError) as error:
             path = error.field or ""
             if path not in stated:
@@ -308,12 +310,12 @@ def _state_values(
 
 
 def _drop_unsupported(
-    configuration: Configuration, say: Callable[[Configuration], Expressed]
+    configuration: Configuration, write: Callable[[Configuration], Expressed]
 ) -> tuple[Expressed, Configuration]:
     """Return the text, and the configuration without unsupported optional settings."""
     while True:
         try:
-            return say(configuration), configuration
+            return write(configuration), configuration
         except UnsupportedError as error:
             if error.field == LAYOUT and configuration.adds_layout:
                 configuration = configuration.without_layout()
@@ -363,7 +365,7 @@ def export_for_tool(
             f"{', '.join(writable('inference'))}",
             field="for",
         )
-    own = next(iter(training.recommend(query=query, top=1).recommendations), None)
+    query_best = next(iter(training.recommend(query=query, top=1).recommendations), None)
     ranked, left_out = _restrict_query(replace(query, objective=None), tool)
     assert ranked.training is not None
     answer = training.recommend(query=ranked, top=MAX_ATTEMPTS)
@@ -376,7 +378,9 @@ def export_for_tool(
             refusal = refusal or error
             continue
         best = (
-            own.estimate.time.step_s if own is not None and own.estimate.time is not None else None
+            query_best.estimate.time.step_s
+            if query_best is not None and query_best.estimate.time is not None
+            else None
         )
         assert step_s is not None  # the query is a training
         return Exported(
@@ -391,12 +395,14 @@ def export_for_tool(
             notes=(*notes, *tool.notes(text)),
         )
     why = ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items() if count)
-    own_workload = None if own is None else Configuration.of(own, query=query).query.training
-    offloads = own_workload is not None and own_workload.offload not in (None, "none")
-    else_ = "; the query's own best offloads to the host" if offloads else ""
-    else_ += f"; left out, as it has no setting for them: {', '.join(left_out)}" if left_out else ""
+    best_workload = (
+        None if query_best is None else Configuration.of(query_best, query=query).query.training
+    )
+    offloads = best_workload is not None and best_workload.offload not in (None, "none")
+    hint = "; the query's own best offloads to the host" if offloads else ""
+    hint += f"; left out, as it has no setting for them: {', '.join(left_out)}" if left_out else ""
     raise refusal or InputError(
-        f"no layout that {format} supports fits this query (rejected: {why}){else_}",
+        f"no layout that {format} supports fits this query (rejected: {why}){hint}",
         field="for",
         code="infeasible",
     )
@@ -419,17 +425,18 @@ def recommend_for_tool(
         InputError: The format is unknown, or nothing that the tool supports fits.
         UnsupportedError: The tool cannot express any of the best layouts.
     """
-    known = {
+    writable_formats = {
         tool_format.name: tool_format
         for tool_format in formats(query.kind)
         if tool_format.write is not None
     }
-    if format not in known:
+    if format not in writable_formats:
         raise InputError(
-            f"no {query.kind} format is named {format}; choose {', '.join(known)}", field="for"
+            f"no {query.kind} format is named {format}; choose {', '.join(writable_formats)}",
+            field="for",
         )
     left_out: tuple[str, ...] = ()
-    tool = known[format]
+    tool = writable_formats[format]
     if query.training is not None:
         query, left_out = _restrict_query(query, tool)
     elif query.inference is not None and tool.usual_of not in (None, query.inference.engine):
@@ -514,13 +521,13 @@ def _restrict_axes(
     values: dict[str, Any] = dict.fromkeys(without)
     left_out = [name for name in without if getattr(parallel, name) is not None]
     for name, can in axes.items():
-        own, known = (
+        requested, supported = (
             axis_values(getattr(parallel, name)),
             [_normalize_value(axis_value) for axis_value in axis_values(can)],
         )
-        both = tuple(each for each in own if _normalize_value(each) in known)
+        both = tuple(each for each in requested if _normalize_value(each) in supported)
         values[name] = both or can
-        if own and not both:
+        if requested and not both:
             left_out.append(name)
     return replace(parallel, **values), tuple(
         f"parallel.{name}" for name in dict.fromkeys(left_out)
@@ -539,18 +546,18 @@ def _get_writer(name: str, *, field: str = "format") -> Format[Any]:
         InputError: No writable format has this name.
     """
     kinds: tuple[Kind, ...] = ("training",) if field == "for" else ("training", "inference")
-    known = {
+    writable_formats = {
         tool_format.name: tool_format
         for kind in kinds
         for tool_format in formats(kind)
         if tool_format.write is not None
     }
-    if name not in known:
+    if name not in writable_formats:
         to_rank = " to rank for" if field == "for" else ""
         raise InputError(
-            f"no format is named {name}{to_rank}; choose {', '.join(known)}", field=field
+            f"no format is named {name}{to_rank}; choose {', '.join(writable_formats)}", field=field
         )
-    return known[name]
+    return writable_formats[name]
 
 
 def supported_axes(tool: str, query: Query) -> dict[str, Any]:
@@ -566,21 +573,22 @@ def write_text(configuration: Configuration, format: str) -> str:
         UnsupportedError: The format cannot express it.
         InputError: The format is unknown.
     """
-    known = {
+    writers = {
         tool_format.name: tool_format.write
         for tool_format in formats(configuration.query.kind)
         if tool_format.write is not None
     }
-    if format not in known:
+    if format not in writers:
         verb, kind = (
             ("trains", "serving")
             if configuration.query.kind == "inference"
             else ("serves", "training")
         )
         raise InputError(
-            f"{format} {verb}; for a {kind} configuration choose {', '.join(known)}", field="format"
+            f"{format} {verb}; for a {kind} configuration choose {', '.join(writers)}",
+            field="format",
         )
-    return known[format](problem_of(configuration.query).setup(configuration))
+    return writers[format](problem_of(configuration.query).setup(configuration))
 
 
 def tool_options(

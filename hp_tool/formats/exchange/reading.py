@@ -60,8 +60,8 @@ def read_configuration(
     started = pod_command(text)
     text = started.script if started else text
     cluster = changes.get("cluster")
-    whole = cluster.get("num_gpus") if isinstance(cluster, Mapping) else None
-    devices = num_gpus or changes.get("cluster.num_gpus", whole)
+    cluster_gpus = cluster.get("num_gpus") if isinstance(cluster, Mapping) else None
+    devices = num_gpus or changes.get("cluster.num_gpus", cluster_gpus)
     num_gpus = devices if isinstance(devices, int) and devices > 0 else None
     if started is not None and num_gpus is None:
         _check_nodes(started)
@@ -156,10 +156,10 @@ def _note_missing(reading: Reading, supplied: Mapping[str, Any], text: str) -> N
             why = reading.hints.get("cluster.num_gpus", "the number of processes is not set")
             reading.add_missing("cluster.num_gpus", f"{why}; add", example="")
     model = query.get("model")
-    known = not isinstance(model, str) or not model or catalog.has_entry("models", model)
-    if not known and (reason := refusal_of_checkpoint(str(model))):
+    is_known = not isinstance(model, str) or not model or catalog.has_entry("models", model)
+    if not is_known and (reason := refusal_of_checkpoint(str(model))):
         reading.refuse(f"model {model}: {reason}")
-    elif isinstance(model, str) and not known:
+    elif isinstance(model, str) and not is_known:
         near = _nearest_model(model)
         reading.add_missing(
             "model",
@@ -243,9 +243,9 @@ def _add_suggestion(missing: Missing, shape: Any, text: str) -> Missing:
     ]
     if not alike or missing.example != "...":
         return missing
-    usual, _ = Counter(spec.vocab_size for spec in alike).most_common(1)[0]
-    name = next(spec.name for spec in alike if spec.vocab_size == usual)
-    suggested = missing.with_example(str(usual))
+    most_common, _ = Counter(spec.vocab_size for spec in alike).most_common(1)[0]
+    name = next(spec.name for spec in alike if spec.vocab_size == most_common)
+    suggested = missing.with_example(str(most_common))
     return replace(suggested, hint=f"{suggested.hint} (the shape is that of {name})")
 
 
@@ -261,9 +261,9 @@ def _vocabulary_of_tokenizer(settings: Mapping[str, Setting]) -> str:
         "tokenizer-path",
     ):
         if key in settings and settings[key].values and not settings[key].unknown:
-            whole = settings[key].values[0].rstrip("/").lower()
-            tail = whole.rpartition("/")[2]
-            for name in (whole, tail, tail.removeprefix("meta-")):
+            tokenizer = settings[key].values[0].rstrip("/").lower()
+            tail = tokenizer.rpartition("/")[2]
+            for name in (tokenizer, tail, tail.removeprefix("meta-")):
                 if catalog.has_entry("models", name):
                     return str(catalog.model(name).vocab_size)
     return ""
@@ -272,14 +272,14 @@ def _vocabulary_of_tokenizer(settings: Mapping[str, Setting]) -> str:
 def _mentioned_gpu(text: str) -> str:
     """Return a catalogue GPU that a text mentions; empty if none."""
     words = set(re.findall(r"(?<![a-z])[a-z]+\d+[a-z]*", text[:100_000].lower()))
-    known = sorted(
+    names = sorted(
         catalog.names("gpus"),
         key=lambda name: (name.split("-")[0] not in ("h100", "a100", "h200", "b200"), name),
     )
     return next(
         (
             name
-            for name in known
+            for name in names
             if name.split("-")[0] in words and re.search(r"\d", name.split("-")[0])
         ),
         "",

@@ -114,17 +114,17 @@ def _parse_integer(text: str) -> int:
     return int(text)
 
 
-def _apply_operator(sign: str, one: int, other: int) -> int:
+def _apply_operator(sign: str, left: int, right: int) -> int:
     if sign in ("/", "%"):
-        if other == 0:
+        if right == 0:
             raise SumError
-        quotient = abs(one) // abs(other) * (1 if (one < 0) == (other < 0) else -1)
-        return quotient if sign == "/" else one - quotient * other
-    if sign == "**" and 0 <= other <= 64:
-        return _check_range(one**other)
+        quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
+        return quotient if sign == "/" else left - quotient * right
+    if sign == "**" and 0 <= right <= 64:
+        return _check_range(left**right)
     if sign not in _OPERATORS:
         raise SumError
-    return _check_range(int(_OPERATORS[sign](one, other)))
+    return _check_range(int(_OPERATORS[sign](left, right)))
 
 
 def _check_range(number: int) -> int:

@@ -17,7 +17,7 @@ Branch = Callable[[], bool]
 
 
 def run_branch(
-    shell: Statements, taken: Branch, *, others: Sequence[Branch], undecided: str
+    shell: Statements, selected: Branch, *, others: Sequence[Branch], undecided: str
 ) -> bool:
     """Interpret the selected branch, and return True if it succeeds.
 
@@ -26,9 +26,9 @@ def run_branch(
     the selected branch.
     """
     if not undecided:
-        return taken()
+        return selected()
     variants = [_variables_after(shell, branch) for branch in others]
-    done = taken()
+    succeeds = selected()
     variables = shell.expander.variables
     for name in {name for variant in variants for name in variant}:
         values = [variables.get(name), *(variant[name] for variant in variants if name in variant)]
@@ -37,7 +37,7 @@ def run_branch(
         }
         if len(words) > 1:
             variables[name] = Word(shell.expander.add_placeholder(f"${name} (by {undecided[:80]})"))
-    return done
+    return succeeds
 
 
 def _is_one_word(text: str) -> bool:
@@ -54,8 +54,13 @@ def _variables_after(shell: Statements, branch: Branch) -> dict[str, Value]:
     from hp_tool.formats.shell.statements import LeaveError
 
     expander, ends = shell.expander, shell.ends
-    kept = dict(expander.variables), list(expander.arguments), expander.first_line, expander.depth
-    own = (
+    expander_state = (
+        dict(expander.variables),
+        list(expander.arguments),
+        expander.first_line,
+        expander.depth,
+    )
+    shell_state = (
         dict(shell.files),
         dict(shell.functions),
         shell.prefix,
@@ -66,10 +71,10 @@ def _variables_after(shell: Statements, branch: Branch) -> dict[str, Value]:
     commands, notes = len(shell.commands), len(shell.notes)
     try:
         branch()
-        left = dict(expander.variables) if shell.ends == ends else {}
+        variables = dict(expander.variables) if shell.ends == ends else {}
     except LeaveError:
-        left = {}
-    expander.variables, expander.arguments, expander.first_line, expander.depth = kept
+        variables = {}
+    expander.variables, expander.arguments, expander.first_line, expander.depth = expander_state
     (
         shell.files,
         shell.functions,
@@ -77,7 +82,7 @@ def _variables_after(shell: Statements, branch: Branch) -> dict[str, Value]:
         shell.nesting,
         shell.stdin,
         shell.locals_,
-    ) = own
+    ) = shell_state
     del shell.commands[commands:], shell.notes[notes:]
     shell.ends = ends
-    return left
+    return variables

@@ -118,12 +118,12 @@ class _Runner(Statements):
     """Interpret shell builtins and record all other commands."""
 
     def _command(self, node: Node) -> bool:
-        own: dict[str, Value | None] = {}
+        previous: dict[str, Value | None] = {}
         words: list[Word] = []
         for child in node.children:
             if child.type == "variable_assignment":
                 name = source_text(child.children[0])
-                own[name] = self.expander.variables.get(name)
+                previous[name] = self.expander.variables.get(name)
                 self.statement(child)
             elif child.type == "command_name":
                 words += self.expander.words(child.children[0])
@@ -133,15 +133,15 @@ class _Runner(Statements):
                 continue
             elif child.type != "comment" and not child.type.endswith("redirect"):
                 words += self.expander.words(child)
-        self.assigned = tuple(own)
-        done = self._run_command(words, node) if words else True
+        self.assigned = tuple(previous)
+        succeeds = self._run_command(words, node) if words else True
         self.stdin, self.assigned = None, ()
         if words:
-            for name, old in own.items():
+            for name, old in previous.items():
                 self.expander.variables.pop(name, None)
                 if old is not None:
                     self.expander.variables[name] = old
-        return done
+        return succeeds
 
     def _run_command(self, words: list[Word], node: Node) -> bool:
         name, rest = words[0].text, words[1:]
@@ -225,16 +225,16 @@ class _Runner(Statements):
             )
         outer, self.expander.arguments = self.expander.arguments, arguments
         self.locals_.append({})
-        done = True
+        succeeds = True
         with contextlib.suppress(ReturnError):
-            done = self.statement(self.functions[name])
+            succeeds = self.statement(self.functions[name])
         for local, old in self.locals_.pop().items():
             self.expander.variables.pop(local, None)
             if old is not None:
                 self.expander.variables[local] = old
         self.expander.arguments = outer
         self.nesting -= 1
-        return done
+        return succeeds
 
     def _do_true(self, words: list[Word], node: Node) -> bool:
         return True
@@ -322,8 +322,8 @@ class _Runner(Statements):
                 )
         if stdin is None or not names:
             return False
-        whole, line = "0" in options, self.expander.line(node)
-        text = stdin.strip() if whole else stdin.split("\n", 1)[0]
+        reads_all, line = "0" in options, self.expander.line(node)
+        text = stdin.strip() if reads_all else stdin.split("\n", 1)[0]
         separators = scalar_value(self.expander.variables.get("IFS") or Word(" ")).text.strip()
         between = f"[{re.escape(separators)}]" if separators else r"\s+"
         alone = "a" not in options and len(names) == 1
@@ -339,7 +339,7 @@ class _Runner(Statements):
             self.expander.variables |= dict(
                 zip(names, [*words_read, *[Word("")] * len(names)], strict=False)
             )
-        return not whole
+        return not reads_all
 
 
 _BUILTIN = {

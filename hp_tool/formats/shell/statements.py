@@ -124,11 +124,11 @@ class Statements:
 
     def statements(self, nodes: list[Node]) -> bool:
         """Interpret statements in order, and return True if the last one succeeds."""
-        done = True
+        succeeds = True
         for node in nodes:
             if node.is_named and node.type != "comment":
-                done = self.statement(node)
-        return done
+                succeeds = self.statement(node)
+        return succeeds
 
     def statement(self, node: Node) -> bool:
         """Interpret a statement, and return True if it succeeds; commands always succeed."""
@@ -168,19 +168,21 @@ class Statements:
         return truth, undecided
 
     def _subshell(self, node: Node) -> bool:
-        kept = dict(self.expander.variables)
-        done = self.statements(node.children)
-        self.expander.variables = kept
-        return done
+        variables = dict(self.expander.variables)
+        succeeds = self.statements(node.children)
+        self.expander.variables = variables
+        return succeeds
 
     def _list(self, node: Node) -> bool:
         left, sign, right = node.children[0], node.children[1].type, node.children[2]
-        done, undecided = self._evaluate_condition([left])
-        ways: list[Branch] = [lambda: self.statement(right), lambda: done]
-        taken = 0 if done == (sign == "&&") else 1
-        done = run_branch(self, ways[taken], others=[ways[1 - taken]], undecided=undecided)
+        succeeds, undecided = self._evaluate_condition([left])
+        branches: list[Branch] = [lambda: self.statement(right), lambda: succeeds]
+        selected = 0 if succeeds == (sign == "&&") else 1
+        succeeds = run_branch(
+            self, branches[selected], others=[branches[1 - selected]], undecided=undecided
+        )
         self.undecided = undecided or self.undecided
-        return done
+        return succeeds
 
     def _negated_command(self, node: Node) -> bool:
         inner = node.children[-1]
@@ -216,9 +218,9 @@ class Statements:
 
     def _if_statement(self, node: Node) -> bool:
         kinds = ("elif_clause", "else_clause")
-        own = [child for child in node.children if child.type not in kinds]
+        first_clause = [child for child in node.children if child.type not in kinds]
         return self._clauses(
-            [own, *(child.children for child in node.children if child.type in kinds)]
+            [first_clause, *(child.children for child in node.children if child.type in kinds)]
         )
 
     def _clauses(self, clauses: list[list[Node]]) -> bool:
@@ -287,8 +289,8 @@ class Statements:
 
     def _loop(self, rounds: Iterable[bool], body: Node) -> bool:
         with contextlib.suppress(BreakError):
-            for go in rounds:
-                if not go:
+            for continues in rounds:
+                if not continues:
                     break
                 self.expander.step()
                 self.statement(body)
@@ -321,28 +323,27 @@ class Statements:
         old = self.expander.variables.get(name)
         if old is None and value is not None:
             self.expander.variables[name] = Word("")  # A="$A --more" starts with nothing.
-        made: Value
+        new: Value
         if value is not None and value.type == "array":
-            made = self._array(value, old if isinstance(old, dict) else None)
-            if sign == "+=" and isinstance(made, list):
-                made = [
+            new = self._array(value, old if isinstance(old, dict) else None)
+            if sign == "+=" and isinstance(new, list):
+                new = [
                     *(old if isinstance(old, list) else [old] if isinstance(old, Word) else []),
-                    *made,
+                    *new,
                 ]
         else:
-            made = (
-                Word("", self.expander.line(node)) if value is None else self.expander.text(value)
-            )
+            new = Word("", self.expander.line(node)) if value is None else self.expander.text(value)
             if target.type == "subscript":
-                return self._assign(name, self._element(target, made, old))
+                return self._assign(name, self._element(target, new, old))
             if sign == "+=" and old is not None:
-                kept = scalar_value(old)
-                made = Word(
-                    kept.text + made.text, made.line if not kept.text.strip() else kept.line
+                old_word = scalar_value(old)
+                new = Word(
+                    old_word.text + new.text,
+                    new.line if not old_word.text.strip() else old_word.line,
                 )
                 if isinstance(old, list):
-                    made = [made, *old[1:]]
-        return self._assign(name, made)
+                    new = [new, *old[1:]]
+        return self._assign(name, new)
 
     def _array(self, node: Node, keys: dict[str, Word] | None) -> Value:
         elements = [
@@ -365,14 +366,14 @@ class Statements:
             return (keys or {}) | made
         return [word for child in elements for word in self.expander.words(child)]
 
-    def _element(self, target: Node, made: Word, old: Value | None) -> Value:
+    def _element(self, target: Node, new: Word, old: Value | None) -> Value:
         index = target.children[2]
         number = None if isinstance(old, dict) else self.expander.evaluate(index)
         if number is None or not 0 <= number < 10_000:
-            return (old if isinstance(old, dict) else {}) | {self.expander.text(index).text: made}
+            return (old if isinstance(old, dict) else {}) | {self.expander.text(index).text: new}
         values = list(old) if isinstance(old, list) else [old] if isinstance(old, Word) else []
         values += [Word("")] * (number + 1 - len(values))
-        values[number] = made
+        values[number] = new
         return values
 
     def _declaration_command(self, node: Node) -> bool:
@@ -430,7 +431,7 @@ class Statements:
         if inner.type == "while_statement" and stdin is not None:
             raise self.expander.unsupported_error(node, "a loop over the lines of a text")
         before = len(self.commands)
-        done = (
+        succeeds = (
             self.statement(inner)
             if inner.is_named and not inner.type.endswith("_redirect")
             else True
@@ -448,7 +449,7 @@ class Statements:
         for child in node.children:
             if child.type == "heredoc_redirect":
                 self.statements([each for each in child.children if each.type == "pipeline"])
-        return done
+        return succeeds
 
     def _file(self, node: Node) -> str | None:
         signs = [child.type for child in node.children if not child.is_named]
@@ -465,7 +466,7 @@ class Statements:
             return ""
         text = source_text(body)
         if not re.search(r"['\"\\]", start):
-            whole, parts = body.text or b"", body.children
+            source, parts = body.text or b"", body.children
             head, tail = (
                 (parts[0].start_byte - body.start_byte, parts[-1].end_byte - body.start_byte)
                 if parts
@@ -475,9 +476,9 @@ class Statements:
                 piece.text or " " for piece in self.expander._with_gaps(body, parts, quoted=True)
             )
             text = (
-                whole[:head].decode(errors="replace")
+                source[:head].decode(errors="replace")
                 + inside
-                + whole[tail:].decode(errors="replace")
+                + source[tail:].decode(errors="replace")
             )
         return re.sub(r"(?m)^\t+", "", text) if node.children[0].type == "<<-" else text
 
@@ -485,7 +486,7 @@ class Statements:
         self, text: str, prefix: Iterable[Word], *, arguments: list[Word] | None = None, line: int
     ) -> None:
         """Interpret a script within the script, after the words that start it."""
-        kept, self.prefix = self.prefix, (*self.prefix, *prefix)
+        outer_prefix, self.prefix = self.prefix, (*self.prefix, *prefix)
         outer, self.expander.arguments = self.expander.arguments, arguments or []
         self.run(text, first_line=line)
-        self.prefix, self.expander.arguments = kept, outer
+        self.prefix, self.expander.arguments = outer_prefix, outer

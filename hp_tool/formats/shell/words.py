@@ -68,13 +68,13 @@ Value = Word | list[Word] | dict[str, Word]
 
 def join_pieces(pieces: Iterator[Piece]) -> list[Word]:
     """Return the words that the pieces form, split as bash splits them."""
-    made: list[Word] = []
+    words: list[Word] = []
     current: list[str] = []
     line, open_ = 0, False
     for piece in pieces:
         if piece.text is None or (not piece.quoted and piece.text[:1].isspace()):
             if open_:
-                made.append(Word("".join(current), line))
+                words.append(Word("".join(current), line))
             current, open_ = [], False
         if piece.text is None:
             continue
@@ -88,15 +88,15 @@ def join_pieces(pieces: Iterator[Piece]) -> list[Word]:
             if part.isspace():
                 row += part.count("\n")
                 if open_:
-                    made.append(Word("".join(current), line))
+                    words.append(Word("".join(current), line))
                 current, open_ = [], False
             elif part:
                 line = line if open_ else row
                 current.append(part)
                 open_ = True
     if open_:
-        made.append(Word("".join(current), line))
-    return made
+        words.append(Word("".join(current), line))
+    return words
 
 
 @dataclass
@@ -265,10 +265,10 @@ class WordExpander:
 
     def _with_gaps(self, node: Node, children: list[Node], *, quoted: bool) -> Iterator[Piece]:
         """Yield the pieces of child nodes and of the text between them."""
-        whole, start = node.text or b"", node.start_byte
+        source, start = node.text or b"", node.start_byte
         end = children[0].start_byte if children else start
         for child in children:
-            if gap := whole[end - start : child.start_byte - start].decode(errors="replace"):
+            if gap := source[end - start : child.start_byte - start].decode(errors="replace"):
                 yield Piece(gap, quoted, self.line(child))
             yield from self.pieces(child, quoted=quoted)
             end = child.end_byte
@@ -279,13 +279,13 @@ class WordExpander:
         if node.type == "translated_string":
             inside = [child for child in node.children[-1].children if child.type != '"']
         empty = True
-        whole, start, end = node.text or b"", node.start_byte, None
+        source, start, end = node.text or b"", node.start_byte, None
         for child in inside:
-            gap = whole[
+            gap = source[
                 (child.start_byte if end is None else end) - start : child.start_byte - start
             ].decode(errors="replace")
             if end is None and (
-                lead := whole[: child.start_byte - start].decode(errors="replace").lstrip("$")[1:]
+                lead := source[: child.start_byte - start].decode(errors="replace").lstrip("$")[1:]
             ):
                 gap = lead
             if gap:
@@ -294,7 +294,7 @@ class WordExpander:
             empty = empty and is_list(child) and not gap
             end = child.end_byte
         rest = (
-            whole[end - start : -1].decode(errors="replace")
+            source[end - start : -1].decode(errors="replace")
             if end is not None
             else source_text(node).lstrip("$")[1:-1]
         )
@@ -321,8 +321,8 @@ class WordExpander:
         elif text in ("@", "*"):
             yield from array_pieces(value, quoted=quoted, joined=text == "*")
         else:
-            one = scalar_value(value)
-            yield Piece(one.text, quoted, one.line)
+            word = scalar_value(value)
+            yield Piece(word.text, quoted, word.line)
 
     def _expansion(self, node: Node, *, quoted: bool) -> Iterator[Piece]:
         line, children = self.line(node), node.children[1:-1]
@@ -388,11 +388,11 @@ class WordExpander:
         elif not operator:
             yield from self._value_pieces(value, listed, target, quoted=quoted)
         elif operator == ":" and listed and isinstance(value, list):
-            whole = (
+            elements = (
                 [Word(""), *value] if source_text(target) in ("@", "*") else value
             )  # $0 comes before the arguments.
-            start, count = self._slice(operands, of=len(whole))
-            yield from array_pieces(whole[start : start + count], quoted=quoted, joined=False)
+            start, count = self._slice(operands, length=len(elements))
+            yield from array_pieces(elements[start : start + count], quoted=quoted, joined=False)
         else:
             pattern = "".join(
                 scalar_value(list(self.words(operand)) or Word("")).text for operand in operands[:1]
@@ -428,15 +428,15 @@ class WordExpander:
                 value, quoted=quoted, joined=source_text(target).endswith(("*", "*]"))
             )
         else:
-            one = scalar_value(value)
-            yield Piece(one.text, quoted, one.line)
+            word = scalar_value(value)
+            yield Piece(word.text, quoted, word.line)
 
-    def _slice(self, operands: list[Node], *, of: int) -> tuple[int, int]:
+    def _slice(self, operands: list[Node], *, length: int) -> tuple[int, int]:
         numbers = [self.evaluate(operand) for operand in operands if operand.type != ":"]
         start = numbers[0] if numbers and numbers[0] is not None else 0
-        start = max(start + of, 0) if start < 0 else min(start, of)
-        count = numbers[1] if len(numbers) > 1 and numbers[1] is not None else of
-        return start, max(count, 0) if count >= 0 else max(of + count - start, 0)
+        start = max(start + length, 0) if start < 0 else min(start, length)
+        count = numbers[1] if len(numbers) > 1 and numbers[1] is not None else length
+        return start, max(count, 0) if count >= 0 else max(length + count - start, 0)
 
     def _transform_value(
         self, text: str, operator: str, pattern: str, operands: list[Node]
@@ -452,12 +452,12 @@ class WordExpander:
             cuts = range(len(text) + 1) if tail != shortest else range(len(text), -1, -1)
             matches = re.compile(fnmatch.translate(pattern)).match
             for cut in cuts:
-                part, kept = (text[cut:], text[:cut]) if tail else (text[:cut], text[cut:])
+                part, remainder = (text[cut:], text[:cut]) if tail else (text[:cut], text[cut:])
                 if matches(part):
-                    return kept
+                    return remainder
             return text
         if operator == ":":
-            start, count = self._slice(operands, of=len(text))
+            start, count = self._slice(operands, length=len(text))
             return text[start : start + count]
         return text.lower() if operator == ",," else None
 

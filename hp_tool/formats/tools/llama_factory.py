@@ -109,9 +109,9 @@ def read(source: Source, reading: Reading) -> None:
         reading.tool = "llama-factory"
         return
     if (fsdp := values.get("fsdp", "")) not in ("", "null", "false"):
-        own = {"distributed_type": "FSDP", "fsdp_config": accelerate.trainer_fsdp(fsdp, reading)}
+        launch = {"distributed_type": "FSDP", "fsdp_config": accelerate.trainer_fsdp(fsdp, reading)}
         accelerate.read_accelerate(
-            own, text="", reading=reading, words=settings, spare=source.ignore
+            launch, text="", reading=reading, words=settings, spare=source.ignore
         )
         reading.tool = "llama-factory"
         return
@@ -133,8 +133,8 @@ def _launched_file(launch: Launch, script: Script) -> dict[str, Any]:
     Raises:
         InputError: A file is not available, or a word is unknown.
     """
-    known = (word.text for word in launch.words if "=" in word.text or not word.unknown)
-    name, *words = [text for text in known if text] or [""]
+    arguments = (word.text for word in launch.words if "=" in word.text or not word.unknown)
+    name, *words = [text for text in arguments if text] or [""]
     text = find_named_file(script, name)
     if text is None:
         raise InputError(

@@ -87,7 +87,7 @@ def read(source: Source, reading: Reading) -> None:
         InputError: The script has no such command.
     """
     launch, script = source.launch(reading)
-    own, words, file = table("ms-swift"), list(launch.words), []
+    arguments, words, file = table("ms-swift"), list(launch.words), []
     if words and words[0].text.endswith((".yaml", ".yml", ".json")):
         named = Setting(name="config", written=launch.program, values=(words.pop(0).text,))
         file = config_file_settings([named], script, reading)
@@ -103,10 +103,10 @@ def read(source: Source, reading: Reading) -> None:
             name: replace(each, arity="?") if each.arity == "0" else each
             for name, each in table(TABLE).items()
         }
-        settings = file + parse_flags(words, table={**switched, **own}, reading=reading)
+        settings = file + parse_flags(words, table={**switched, **arguments}, reading=reading)
         _read_megatron_command(settings, source, reading)
     else:
-        settings = file + parse_flags(words, table=own, reading=reading)
+        settings = file + parse_flags(words, table=arguments, reading=reading)
         _read_trainer_command(settings, script, source, reading)
 
 
@@ -173,21 +173,23 @@ def _read_trainer_command(
             others, table=table("ms-swift"), reading=reading, spare=source.ignore
         ).values()
     }
-    known = {word.name: word.text for word in words_}
+    texts_by_name = {word.name: word.text for word in words_}
     unknown = {word.name for word in words_ if word.unknown}
     words_ += [
-        _renamed_setting(name, value) for name, value in _DEFAULTS.items() if name not in known
+        _renamed_setting(name, value)
+        for name, value in _DEFAULTS.items()
+        if name not in texts_by_name
     ]
-    kind = known.get("finetuning-type", "lora")
+    kind = texts_by_name.get("finetuning-type", "lora")
     if kind not in ("lora", "full") and "finetuning-type" not in unknown:
         reading.refuse(f"tuner_type {kind} is not supported; supported: lora, full")
     micro_name = "per-device-train-batch-size"
     micro_text = (
         reading.overridden_size("parallel.micro_batch_size")
         if micro_name in unknown
-        else known.get(micro_name, "1")
+        else texts_by_name.get(micro_name, "1")
     )
-    if "gradient-accumulation-steps" not in known and reading.num_gpus and micro_text:
+    if "gradient-accumulation-steps" not in texts_by_name and reading.num_gpus and micro_text:
         micro = parse_whole_number(micro_text, "per_device_train_batch_size")
         words_.append(
             _renamed_setting(
@@ -230,8 +232,12 @@ def _read_fsdp_file(name: str | None, script: Script, reading: Reading) -> dict[
             example=None,
         )
         return {}
-    own = parse_keys(text).get("fsdp_config") if text is not None else None
-    words = own if isinstance(own, Mapping) else {"version": 2, "activation_checkpointing": True}
+    file_settings = parse_keys(text).get("fsdp_config") if text is not None else None
+    words = (
+        file_settings
+        if isinstance(file_settings, Mapping)
+        else {"version": 2, "activation_checkpointing": True}
+    )
     return {
         "distributed_type": "FSDP",
         "fsdp_config": {f"fsdp_{key.removeprefix('fsdp_')}": each for key, each in words.items()},
@@ -240,12 +246,12 @@ def _read_fsdp_file(name: str | None, script: Script, reading: Reading) -> dict[
 
 def _read_megatron_command(settings: list[Setting], source: Source, reading: Reading) -> None:
     """Read a command that trains with Megatron Core; the named model sets the shape."""
-    megatron, own = table(TABLE), table("ms-swift")
+    megatron, swift = table(TABLE), table("ms-swift")
     settings = [
         replace(setting, name=_RENAMED.get(setting.name, setting.name)) for setting in settings
     ]
     last = {setting.name: setting for setting in settings}
-    taken = {
+    read_separately = {
         "model",
         "max-length",
         "torch-dtype",
@@ -259,9 +265,9 @@ def _read_megatron_command(settings: list[Setting], source: Source, reading: Rea
     for setting in settings:
         argument = megatron.get(setting.name)
         if (
-            setting.name in taken
+            setting.name in read_separately
             or argument is None
-            or (argument.fate != "read" and setting.name in own)
+            or (argument.fate != "read" and setting.name in swift)
         ):
             continue
         if argument.arity == "0" and setting.text.lower() in ("true", "false"):
@@ -273,11 +279,11 @@ def _read_megatron_command(settings: list[Setting], source: Source, reading: Rea
     others = [
         setting
         for setting in settings
-        if setting.name in taken or setting.name not in megatron or setting not in passed
+        if setting.name in read_separately or setting.name not in megatron or setting not in passed
     ]
     sort_settings(
-        [other for other in others if other.name not in megatron or other.name in own],
-        table=own,
+        [other for other in others if other.name not in megatron or other.name in swift],
+        table=swift,
         reading=reading,
         spare=source.ignore,
     )

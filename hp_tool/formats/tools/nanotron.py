@@ -240,7 +240,9 @@ def read(source: Source, reading: Reading) -> None:
         "training": {
             "sequence_length": size("tokens.sequence-length", 2048),
             "global_batch_size": micro * steps * degrees[0],
-            "precision": next((ours for ours, theirs in DTYPES.items() if theirs == dtype), "bf16"),
+            "precision": next(
+                (precision for precision, theirs in DTYPES.items() if theirs == dtype), "bf16"
+            ),
             "framework": "nanotron",
             **(
                 {}

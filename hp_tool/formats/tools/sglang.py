@@ -91,12 +91,12 @@ def pool_command(setup: ServingSetup, *, other: ServingSetup, mode: str) -> tupl
     program, options = server_command(setup)
     options = {**options, "--disaggregation-mode": mode}
     if mode == "prefill":
-        theirs = server_command(other)[1]
+        decode_options = server_command(other)[1]
         for name, flag in (
             ("--tp-size", "--disaggregation-decode-tp"),
             ("--dp-size", "--disaggregation-decode-dp"),
         ):
-            options[flag] = theirs[name] if theirs[name] != options[name] else None
+            options[flag] = decode_options[name] if decode_options[name] != options[name] else None
     return program, options
 
 

@@ -288,14 +288,14 @@ def read_sections(
         _degree(split, f"{kind}_parallel_degree") for kind in ("tensor", "pipeline", "context")
     )
     replicas = max((reading.num_gpus or 0) // (t * p * c), 1)
-    shard = _degree(split, "data_parallel_shard_degree", usual=-1, least=-1)
+    shard = _degree(split, "data_parallel_shard_degree", default=-1, least=-1)
     copies = _degree(split, "data_parallel_replicate_degree")
     shard = max(replicas // copies, 1) if shard == -1 else shard
     local = _degree(
-        batch, "local_batch_size" if "batch_size" not in batch else "batch_size", usual=8
+        batch, "local_batch_size" if "batch_size" not in batch else "batch_size", default=8
     )
-    whole = _degree(batch, "global_batch_size", usual=-1, least=-1)
-    whole = local * replicas if whole == -1 else whole
+    global_batch = _degree(batch, "global_batch_size", default=-1, least=-1)
+    global_batch = local * replicas if global_batch == -1 else global_batch
     micro = _degree(split, "pipeline_parallel_microbatch_size") if p > 1 else local
     parallel: dict[str, Any] = {
         "tensor_parallel_size": t,
@@ -341,8 +341,8 @@ def read_sections(
             split, stages=p, layers=layers
         )
     training = {
-        "sequence_length": _degree(batch, "seq_len", usual=2048),
-        "global_batch_size": whole,
+        "sequence_length": _degree(batch, "seq_len", default=2048),
+        "global_batch_size": global_batch,
         "precision": _read_precision(model, batch, section("float8"), reading),
         "framework": FRAMEWORKS_BY_TOOL["torchtitan"],
     }
@@ -363,7 +363,7 @@ def _chunks_per_rank(split: dict[str, Any], *, stages: int, layers: int) -> int:
     if "pipeline_parallel_layers_per_stage" not in split:
         return 2
     ends = sum(
-        _degree(split, f"pipeline_parallel_{end}_stage_less_layers", least=0, usual=1)
+        _degree(split, f"pipeline_parallel_{end}_stage_less_layers", least=0, default=1)
         for end in ("first", "last")
     )
     return max(
@@ -371,8 +371,8 @@ def _chunks_per_rank(split: dict[str, Any], *, stages: int, layers: int) -> int:
     )
 
 
-def _degree(section: dict[str, Any], name: str, *, usual: int = 1, least: int = 1) -> int:
-    value = section.get(name, usual)
+def _degree(section: dict[str, Any], name: str, *, default: int = 1, least: int = 1) -> int:
+    value = section.get(name, default)
     if (
         not isinstance(value, int)
         or isinstance(value, bool)
@@ -394,7 +394,9 @@ def _read_precision(
     }
     if float8.get("enable_float8_linear") is True:
         converters.add("quantize.linear.float8")
-    for name in sorted(converters - {each for known in _CONVERTERS.values() for each in known}):
+    for name in sorted(
+        converters - {each for converter_names in _CONVERTERS.values() for each in converter_names}
+    ):
         reading.refused.append(f"model.converters {name}: is not modelled")
     for ours, theirs in _CONVERTERS.items():
         if theirs and set(theirs) <= converters:

@@ -230,10 +230,10 @@ def read(source: Source, reading: Reading) -> None:
         "flavor": flavor,
         "converters": [_CONVERTERS.get(converter, converter) for converter in converters],
     }
-    checkpoint = _class_name(trainer.arguments, "activation_checkpoint", usual="SelectiveAC")
+    checkpoint = _class_name(trainer.arguments, "activation_checkpoint", default="SelectiveAC")
     mode = next((mode for mode, ours in _CHECKPOINTS.items() if ours == checkpoint), checkpoint)
     recompute = {"mode": mode, "selective_ac_option": "op"}
-    loss = _class_name(trainer.arguments, "loss", usual="BaseLoss")
+    loss = _class_name(trainer.arguments, "loss", default="BaseLoss")
     if loss not in _LOSSES:
         raise UnsupportedError(
             f"loss {loss} is not supported; supported: {', '.join(_LOSSES)}", field="loss"
@@ -279,8 +279,8 @@ def _convert_batch_to_rows(
 ) -> None:
     """Convert a batch size in tokens to sequences of the maximum length."""
     forward, step, row = (
-        training.pop(name, usual)
-        for name, usual in zip(_TOKEN_BATCH_KEYS, (16384, -1, 2048), strict=True)
+        training.pop(name, default)
+        for name, default in zip(_TOKEN_BATCH_KEYS, (16384, -1, 2048), strict=True)
     )
     microbatches = split.pop("num_pp_microbatches", 1)
     if not all(isinstance(each, int) for each in (forward, step, row, microbatches)):
@@ -328,13 +328,13 @@ def _family_in_names(names: Sequence[str], flavor: str) -> str:
     A file may import model_registry from its own package, whose name it does not contain. A
     longer name can belong to another package: qwen35_4b is a function of qwen3_5.
     """
-    known = [*FLAVORS.values(), *torchtitan.models_by_flavor()]
+    pairs = [*FLAVORS.values(), *torchtitan.models_by_flavor()]
 
     def families(name: str, flavors: Collection[str] | None = None) -> set[str]:
         plain = name.removeprefix("sft_")
         return {
             family
-            for family, each in known
+            for family, each in pairs
             if (flavors is None or each in flavors)
             and f"{plain}_".startswith(
                 tuple(f"{word}_{_in_words(each)}_" for word in (family, _joined(family)))
@@ -368,12 +368,14 @@ def _read_converters(spec: Call, reading: Reading) -> tuple[list[str], bool, boo
         reading.refuse(f"model_spec.converters {kind}{_GROUPED}: experts alone are not modelled")
     for name, arguments in calls.items():
         chosen, left = arguments.get("fqns"), arguments.get("filter_fqns")
-        whole = chosen is None or (
+        converts_all = chosen is None or (
             isinstance(chosen, list)
             and any(each <= set(map(str, chosen)) for each in _WHOLE_LAYERS)
         )
-        narrow = left is None or (isinstance(left, list) and set(map(str, left)) <= _WIDE_MODULES)
-        if not (whole and narrow):
+        skips_few = left is None or (
+            isinstance(left, list) and set(map(str, left)) <= _WIDE_MODULES
+        )
+        if not (converts_all and skips_few):
             reading.refuse(f"model_spec.converters {name}: part of the matrices is not modelled")
         if arguments.get("emulate") is True:
             reading.refuse(f"model_spec.converters {name}: emulation is not modelled")
@@ -396,8 +398,8 @@ def _read_flavor(spec: Call) -> Any:
     return spec.words[0] if spec.words else spec.arguments.get("flavor")
 
 
-def _class_name(arguments: dict[str, Any], section: str, *, usual: str) -> str | None:
-    value = arguments.get(section, Call(name=usual, line=0))
+def _class_name(arguments: dict[str, Any], section: str, *, default: str) -> str | None:
+    value = arguments.get(section, Call(name=default, line=0))
     return value.name.removesuffix(".Config") if isinstance(value, Call) else value
 
 

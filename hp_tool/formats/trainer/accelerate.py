@@ -93,8 +93,8 @@ def read_accelerate(
         if trained and parallel["zero_stage"]:
             arguments.add_fsdp_precision(training, words)
         checkpointed = checkpointed or parallel["recompute"] == "full"
-        whole = "full" if trained else "per_layer"
-        parallel["recompute"] = whole if checkpointed else "none"
+        every_layer = "full" if trained else "per_layer"
+        parallel["recompute"] = every_layer if checkpointed else "none"
         parallel |= degrees
         if parallel["tensor_parallel_size"] > 1:  # The model's own plan shards only matrices.
             parallel["sequence_parallel"] = False
@@ -157,7 +157,7 @@ def _read_degrees(leaves: Mapping[str, Setting], reading: Reading) -> dict[str, 
                 f"{', '.join(EXCHANGES.values())}"
             )
         sizes["context_parallel_communication"] = next(
-            (ours for ours, its in EXCHANGES.items() if its == word), "p2p"
+            (exchange for exchange, name in EXCHANGES.items() if name == word), "p2p"
         )
     return sizes
 

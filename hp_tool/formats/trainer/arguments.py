@@ -117,16 +117,16 @@ class _TrainerSettings:
             _note_missing(self.reading, "parallel.micro_batch_size", auto=automatic)
         if batch is None and steps is None and steps_name in self.keys:
             _note_missing(self.reading, "training.global_batch_size", auto=True)
-        whole = batch or (micro or 1) * (steps or 1) * max(num_gpus, 1)
-        micro = micro or max(whole // max((steps or 1) * num_gpus, 1), 1)
-        if steps is not None and num_gpus and whole != micro * steps * num_gpus:
+        global_batch = batch or (micro or 1) * (steps or 1) * max(num_gpus, 1)
+        micro = micro or max(global_batch // max((steps or 1) * num_gpus, 1), 1)
+        if steps is not None and num_gpus and global_batch != micro * steps * num_gpus:
             raise InputError(
-                f"train_batch_size {whole} is not train_micro_batch_size_per_gpu {micro} x "
+                f"train_batch_size {global_batch} is not train_micro_batch_size_per_gpu {micro} x "
                 f"gradient_accumulation_steps {steps} "
                 f"x {num_gpus} GPUs; change one of them",
                 field="train_batch_size",
             )
-        return micro, whole
+        return micro, global_batch
 
     def zero_stage(self) -> int:
         name = "zero_optimization.stage"
@@ -176,16 +176,16 @@ def read_arguments(
     keys |= sort_settings(automatic, table=table("deepspeed"), reading=of_file, spare=spare)
     reading.ignored += of_file.ignored
     run = _TrainerSettings(keys, arguments, reading)
-    (micro, whole), stage = run.batch(num_gpus or 0), run.zero_stage()
+    (micro, global_batch), stage = run.batch(num_gpus or 0), run.zero_stage()
     training: dict[str, Any] = {
-        "global_batch_size": whole,
+        "global_batch_size": global_batch,
         "precision": _read_precision(keys, arguments, reading),
         "framework": FRAMEWORKS_BY_TOOL[
             "trainer-deepspeed" if content is not None or stage else "trainer"
         ],
     }
-    if (kept := run.file_value("data-types.grad-accum-dtype")) in ("bf16", "fp16"):
-        training["gradient_precision"] = kept
+    if (dtype_of_gradients := run.file_value("data-types.grad-accum-dtype")) in ("bf16", "fp16"):
+        training["gradient_precision"] = dtype_of_gradients
     device = run.file_value("zero-optimization.offload-optimizer.device")
     if device or run.file_value("zero-optimization.cpu-offload") == "true":
         training["offload"] = "optimizer"
@@ -219,8 +219,10 @@ def read_arguments(
         training["parameter_precision"] = "fp32"  # TRL's default.
     if content is None and not stage and "task" not in training:
         if narrow:
-            kept = training["precision"] if training["precision"] != "fp32" else SIXTEEN_BITS[dtype]
-            training |= {"precision": kept, **pure_state_fields(SIXTEEN_BITS[dtype])}
+            dtype_of_gradients = (
+                training["precision"] if training["precision"] != "fp32" else SIXTEEN_BITS[dtype]
+            )
+            training |= {"precision": dtype_of_gradients, **pure_state_fields(SIXTEEN_BITS[dtype])}
         elif dtype == "float32" and training["precision"] != "fp32":
             training["parameter_precision"] = "fp32"
     optimizer = run.file_value("optimizer.type") or run.argument("optim")
@@ -266,8 +268,8 @@ def add_checkpoint_precision(training: dict[str, Any], model: str, reading: Read
     stored, name = stored_precision(model), model.rpartition("/")[2].lower()
     if strange := _UNSUPPORTED_WEIGHTS.search(name):
         stored = strange[0]
-    given = "frozen_precision" in training or "training.frozen_precision" in reading.overrides
-    if stored in (None, "bf16") or given:
+    is_set = "frozen_precision" in training or "training.frozen_precision" in reading.overrides
+    if stored in (None, "bf16") or is_set:
         return
     if training.get("task") != "lora":
         reading.refuse(f"{model}: its {stored} weights cannot be trained; use a 16-bit checkpoint")
@@ -288,10 +290,10 @@ def pure_state_fields(precision: str) -> dict[str, str]:
 
     Gradients and optimizer states have the precision of the weights.
     """
-    kept = dict.fromkeys(
+    precisions = dict.fromkeys(
         ("parameter_precision", "gradient_precision", "optimizer_precision"), precision
     )
-    return {**kept, "master_precision": "none"}
+    return {**precisions, "master_precision": "none"}
 
 
 def add_fsdp_precision(training: dict[str, Any], words: Iterable[Setting]) -> None:
@@ -392,7 +394,7 @@ def _read_lora(
     if not used and words.get("finetuning-type") != "lora":
         return
     training["task"] = "lora"
-    usual = next(
+    default_rank = next(
         (
             words[name]
             for name in ("use-lora", "lora")
@@ -400,9 +402,11 @@ def _read_lora(
         ),
         "16",
     )
-    usual = "8" if words.get("finetuning-type") == "lora" else usual
+    default_rank = "8" if words.get("finetuning-type") == "lora" else default_rank
     training["lora"] = {
-        "rank": parse_whole_number(words.get("lora-r", words.get("lora-rank", usual)), "lora_r")
+        "rank": parse_whole_number(
+            words.get("lora-r", words.get("lora-rank", default_rank)), "lora_r"
+        )
     }
     targets = arguments.get("lora-target-modules", arguments.get("lora-target"))
     if targets is not None and targets.values and targets.values[0] not in ("all", "all-linear"):

@@ -122,11 +122,11 @@ def _read_launched_arguments(
             spare=source.ignore,
         )
         return
-    laid = {} if config is None else parse_keys(config)
+    launch = {} if config is None else parse_keys(config)
     for key, value in options.items():
-        laid[key] = {**(laid.get(key) or {}), **value} if isinstance(value, dict) else value
+        launch[key] = {**(launch.get(key) or {}), **value} if isinstance(value, dict) else value
     accelerate.read_accelerate(
-        laid, text=config or "", reading=reading, words=words, spare=source.ignore
+        launch, text=config or "", reading=reading, words=words, spare=source.ignore
     )
 
 
@@ -206,13 +206,13 @@ _PRESET_NAMES = re.compile(
 
 def deepspeed_preset(name: str) -> str | None:
     """Return the DeepSpeed file of this name that a trainer includes; else None."""
-    own = _PRESET_NAMES.fullmatch(name)
-    if own is None or ("/" not in name and name.endswith(".json")):
+    match = _PRESET_NAMES.fullmatch(name)
+    if match is None or ("/" not in name and name.endswith(".json")):
         return None
-    zero: dict[str, Any] = {"stage": int(own[1])}
-    if own[2] and "params" not in own[2]:
+    zero: dict[str, Any] = {"stage": int(match[1])}
+    if match[2] and "params" not in match[2]:
         zero["offload_optimizer"] = {"device": "cpu"}
-    if own[2] and own[1] == "3":
+    if match[2] and match[1] == "3":
         zero["offload_param"] = {"device": "cpu"}
     return json.dumps({"zero_optimization": zero})
 
@@ -259,15 +259,15 @@ def _find_accelerate_config(script: Script, source: Source, reading: Reading) ->
 def _accelerate_file(script: Script, name: str) -> str | None:
     """Return the text of an Accelerate file, or of one that TRL includes."""
     if (text := find_named_file(script, name)) is not None or (
-        own := re.fullmatch(r"(zero|fsdp)([123])|multi_gpu", name)
+        included := re.fullmatch(r"(zero|fsdp)([123])|multi_gpu", name)
     ) is None:
         return text
     sections = {
         "zero": ("DEEPSPEED", "deepspeed_config", "zero_stage"),
         "fsdp": ("FSDP", "fsdp_config", "fsdp_version"),
     }
-    kind, section, key = sections.get(own[1], ("MULTI_GPU", "deepspeed_config", ""))
-    chosen = {section: {key: int(own[2])}} if key else {}
+    kind, section, key = sections.get(included[1], ("MULTI_GPU", "deepspeed_config", ""))
+    chosen = {section: {key: int(included[2])}} if key else {}
     return yaml.safe_dump(
         {
             "distributed_type": kind,

@@ -70,13 +70,13 @@ def read(source: Source, reading: Reading) -> None:
     words = [
         replace(leaf, name=_ARGUMENTS[leaf.name]) for leaf in leaves if leaf.name in _ARGUMENTS
     ]
-    own = sort_settings(
+    settings = sort_settings(
         (leaf for leaf in leaves if leaf.name not in _ARGUMENTS),
         table=table("axolotl"),
         reading=reading,
         spare=source.ignore,
     )
-    texts = {word.name: word.text.lower() for word in (*words, *own.values())}
+    texts = {word.name: word.text.lower() for word in (*words, *settings.values())}
     words = [
         *(word for word in words if word.name not in ("bf16", "gradient-checkpointing")),
         *_precision_settings(texts, reading),
@@ -93,7 +93,7 @@ def read(source: Source, reading: Reading) -> None:
         *_adapter_settings(content, texts, reading),
     ]
     degrees = {
-        name: _degree(own, name)
+        name: _degree(settings, name)
         for name in ("dp-shard-size", "dp-replicate-size", "tensor-parallel-size")
     }
     if reading.num_gpus is None and degrees["dp-shard-size"]:
@@ -103,8 +103,10 @@ def read(source: Source, reading: Reading) -> None:
             * (degrees["tensor-parallel-size"] or 1)
         )
     if sharded or fsdp:
-        laid = _accelerate_content(sharded or {}, fsdp, texts, degrees, reading)
-        accelerate.read_accelerate(laid, text="", reading=reading, words=words, spare=source.ignore)
+        launch = _accelerate_content(sharded or {}, fsdp, texts, degrees, reading)
+        accelerate.read_accelerate(
+            launch, text="", reading=reading, words=words, spare=source.ignore
+        )
         reading.tool = "axolotl"
         return
     if any(size > 1 for size in degrees.values()):
@@ -123,9 +125,9 @@ def read(source: Source, reading: Reading) -> None:
     )
 
 
-def _degree(own: Mapping[str, Setting], name: str) -> int:
+def _degree(settings: Mapping[str, Setting], name: str) -> int:
     """Return a parallel size; 0 if the file does not set it."""
-    setting = own.get(name)
+    setting = settings.get(name)
     return (
         0
         if setting is None or setting.text in ("", "null")

@@ -83,20 +83,20 @@ class Arguments:
         except ValueError:
             raise InputError(f"--{name} must be a number, got {text}", field=f"--{name}") from None
 
-    def query_value(self, name: str, theirs: Mapping[str, str], default: str) -> str:
+    def query_value(self, name: str, tool_values: Mapping[str, str], default: str) -> str:
         """Return the query's value for an argument, given the tool's value for each query value."""
         text = self.text(name, default)
-        for our, their in theirs.items():
-            if their.lower() == text.lower():
-                return our
+        for query_value, tool_value in tool_values.items():
+            if tool_value.lower() == text.lower():
+                return query_value
         self.refuse(name, "not supported")
-        return next(iter(theirs))
+        return next(iter(tool_values))
 
     def model_fields(self) -> dict[str, Any]:
         hidden, heads = self.number("hidden-size"), self.number("num-attention-heads")
         swiglu = self.is_given("swiglu") or self.text("glu-activation", "") == "swiglu"
         # validate_args: 4h, or two thirds of it in multiples of 64 under --swiglu.
-        usual = int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden
+        default_width = int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden
         layers, bias, latent = (
             self.number("num-layers"),
             not self.is_given("disable-bias-linear"),
@@ -113,7 +113,7 @@ class Arguments:
             "num_attention_heads": heads,
             "num_key_value_heads": groups if grouped else heads,
             "head_dim": self.number("kv-channels", max(hidden // max(heads, 1), 1)),
-            "intermediate_size": self.number("ffn-hidden-size", usual),
+            "intermediate_size": self.number("ffn-hidden-size", default_width),
             "vocab_size": self.padded_vocabulary(),
             "tie_word_embeddings": not self.is_given("untie-embeddings-and-output-weights"),
             "gated_mlp": swiglu or self.is_given("quick-geglu", "glu-activation"),
@@ -346,9 +346,9 @@ class Arguments:
         if not size:
             names = ("tokenizer-model", "tokenizer-name-or-path", "tokenizer-type")
             named = next((self.settings[name] for name in names if name in self.settings), None)
-            known = self.reading.hints.get("model.vocab_size", "")
-            if not known.isdecimal():
-                known = known or (
+            suggestion = self.reading.hints.get("model.vocab_size", "")
+            if not suggestion.isdecimal():
+                suggestion = suggestion or (
                     "32000" if self.text("tokenizer-type", "") == "Llama2Tokenizer" else ""
                 )
                 tokenizer = (
@@ -357,10 +357,10 @@ class Arguments:
                 self.reading.add_missing(
                     "model.vocab_size",
                     f"the vocabulary depends on {tokenizer}; add",
-                    example=known or "...",
+                    example=suggestion or "...",
                 )
                 return 1
-            size = int(known)
+            size = int(suggestion)
         size += self.number("vocab-extra-ids", 0)
         multiple = self.number("make-vocab-size-divisible-by", 128) * self.number(
             "tensor-model-parallel-size", 1

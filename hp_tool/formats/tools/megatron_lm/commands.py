@@ -44,11 +44,11 @@ def read_source(source: Source, reading: Reading) -> None:
             settings.append(Setting(name="is-hybrid-model", written=launch.program))
         _add_deepspeed_file(settings, script, reading)
     if from_log:
-        ours = {setting.name for setting in settings if not setting.unknown}
+        names = {setting.name for setting in settings if not setting.unknown}
         more = [
             flag
             for flag in printed_flags(from_log, reading=Reading(tool=reading.tool))
-            if flag.name not in ours
+            if flag.name not in names
         ]
         settings = [setting for setting in settings if not setting.unknown] + more
     if "padded_vocab_size" in facts and all(
@@ -61,8 +61,8 @@ def read_source(source: Source, reading: Reading) -> None:
                 values=(facts["padded_vocab_size"],),
             )
         )
-    if known := source.vocabulary({setting.name: setting for setting in settings}):
-        reading.hints["model.vocab_size"] = known
+    if size := source.vocabulary({setting.name: setting for setting in settings}):
+        reading.hints["model.vocab_size"] = size
     read_arguments(settings, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
 
 
@@ -107,7 +107,7 @@ def _add_deepspeed_file(settings: list[Setting], script: Script, reading: Readin
     kinds = {"fp16": ("fp16",), "bf16": ("bf16", "bfloat16")}
     for kind, keys in kinds.items():
         if any(
-            isinstance(one := content.get(key), Mapping) and one.get("enabled") is True
+            isinstance(section := content.get(key), Mapping) and section.get("enabled") is True
             for key in keys
         ):
             settings[:] = [setting for setting in settings if setting.name not in kinds]

@@ -164,9 +164,9 @@ class _ArgumentReader(Arguments):
 
     def context_communication(self) -> str:
         text = self.text("cp-comm-type", "p2p")
-        for our, theirs in words.CONTEXT.items():
-            if text.lower() in theirs:
-                return our
+        for kind, values in words.CONTEXT.items():
+            if text.lower() in values:
+                return kind
         self.refuse("cp-comm-type", f"not supported; supported: {', '.join(words.CONTEXT)}")
         return "p2p"
 
@@ -228,14 +228,14 @@ class _ArgumentReader(Arguments):
             "checkpoint-activations", "deepspeed-activation-checkpointing"
         ) and not self.is_given("recompute-granularity", "recompute-method"):
             return recompute_value("full", num_layers=self.number("recompute-num-layers", 1))
-        usual = (
+        default = (
             "selective"
             if self.is_given("recompute-activations")
             else "full"
             if self.older and self.is_given("recompute-method")
             else "none"
         )
-        granularity = self.text("recompute-granularity", usual)
+        granularity = self.text("recompute-granularity", default)
         if granularity == "none" and self.is_given("moe-layer-recompute"):
             return {"granularity": "selective", "modules": ["moe"]}
         if granularity == "selective":
@@ -311,8 +311,8 @@ class _ArgumentReader(Arguments):
         """Return the global batch size; for a schedule, the size at its end."""
         name = "step-batch-size-schedule"
         if not self.is_given(name):
-            usual = self.num_replicas() * self.number("micro-batch-size")
-            return self.number("global-batch-size", usual)
+            default = self.num_replicas() * self.number("micro-batch-size")
+            return self.number("global-batch-size", default)
         if self.is_given("global-batch-size"):
             self.refuse(name, "Megatron does not start with --global-batch-size too; remove one")
         size = self.settings[name].text.rpartition(":")[2]
@@ -346,8 +346,8 @@ class _ArgumentReader(Arguments):
         """
         backend, spec = self.text("attention-backend", "auto"), self.settings.get("spec")
         fused = any(name.startswith("use-flash-attn") for name in self.settings)
-        usual = "local" if self.older else "transformer_engine"
-        local = self.text("transformer-impl", usual) == "local" or (
+        default = "local" if self.older else "transformer_engine"
+        local = self.text("transformer-impl", default) == "local" or (
             spec is not None and spec.values == ("local",)
         )
         if (

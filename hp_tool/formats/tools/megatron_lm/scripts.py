@@ -62,7 +62,7 @@ def _published_flags() -> dict[str, dict[str, Any]]:
 def published_flags(setup: TrainingSetup) -> tuple[dict[str, list[str]], tuple[str, ...]]:
     """Return flags of the model that do not affect estimates, and unknown flags."""
     m, name = setup.model, setup.model.name
-    known = _published_flags().get(
+    published = _published_flags().get(
         max(
             (flag for flag in _published_flags() if name.startswith(flag)),
             key=len,
@@ -72,7 +72,7 @@ def published_flags(setup: TrainingSetup) -> tuple[dict[str, list[str]], tuple[s
     )
     values: Values = {
         flag: f"{value:g}" if isinstance(value, float) else value
-        for flag, value in known.items()
+        for flag, value in published.items()
         if (m.positions == "rotary" or not flag.startswith(("rotary", "rope", "use-rope")))
         and (m.num_experts or not flag.startswith("moe-"))
     }
@@ -81,8 +81,8 @@ def published_flags(setup: TrainingSetup) -> tuple[dict[str, list[str]], tuple[s
     lacking = tuple(
         flag
         for flag in wanted
-        if flag not in known
-        and not (flag == "moe-aux-loss-coeff" and "moe-router-load-balancing-type" in known)
+        if flag not in published
+        and not (flag == "moe-aux-loss-coeff" and "moe-router-load-balancing-type" in published)
     )
     return option_words(values), lacking
 

@@ -43,11 +43,11 @@ def flags(setup: TrainingSetup) -> Flags:
 
 def loop_flags(setup: TrainingSetup) -> Flags:
     """Return the flags that the training loop requires if CUDA graphs record whole iterations."""
-    whole = cuda_graph_settings(setup)[0] == "local"
+    records_iterations = cuda_graph_settings(setup)[0] == "local"
     return option_words(
         {
-            "no-check-for-nan-in-loss-and-grad": whole,
-            "moe-pad-experts-for-cuda-graph-inference": whole
+            "no-check-for-nan-in-loss-and-grad": records_iterations,
+            "moe-pad-experts-for-cuda-graph-inference": records_iterations
             and setup.parallel.expert_parallel_size > 1,
         }
     )
@@ -258,10 +258,10 @@ def recomputation_flags(recompute: Recompute) -> Values:
             f"{words.TOOL} does not support parallel.recompute {recompute.granularity}",
             field="parallel.recompute",
         )
-    whole = recompute.method is None or (
+    is_complete = recompute.method is None or (
         recompute.method == "block" and recompute.num_layers is None
     )
-    method, count = "uniform" if whole else recompute.method, recompute.num_layers or 1
+    method, count = "uniform" if is_complete else recompute.method, recompute.num_layers or 1
     return {
         "recompute-granularity": "full",
         "recompute-method": method,

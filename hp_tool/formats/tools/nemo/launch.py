@@ -85,11 +85,11 @@ def read_launch_command(source: Source, reading: Reading) -> None:
     words = list(launch.words)
     overrides = [word for word in words if is_override(word.text)]
     others = [word for word in words if not is_override(word.text)]
-    known = table("bridge-launch")
-    written = parse_flags(others, table=known, reading=reading)
+    arguments = table("bridge-launch")
+    written = parse_flags(others, table=arguments, reading=reading)
     settings = sort_settings(
         written,
-        table=known,
+        table=arguments,
         reading=reading,
         spare=source.ignore,
     )
@@ -97,7 +97,7 @@ def read_launch_command(source: Source, reading: Reading) -> None:
     _read_num_gpus(settings, reading)
     if any(each.unknown and each.name in _SELECTING_OPTIONS for each in written):
         return  # Recorded as missing.
-    given = _option_overrides(settings)
+    option_overrides = _option_overrides(settings)
     name = _first_text(settings, "recipe")
     if not name and (model := _first_text(settings, "model")):
         mode = _TASKS.get(_first_text(settings, "mode", "pretrain"), "")
@@ -109,18 +109,18 @@ def read_launch_command(source: Source, reading: Reading) -> None:
     else:
         preset, library = _select_preset(settings, source, reading), None
     if preset is not None:
-        _read_preset(preset, given, overrides, source=source, reading=reading)
+        _read_preset(preset, option_overrides, overrides, source=source, reading=reading)
         if not name:
             release = _named_release(settings, source)
             if release is not None:
                 reading.query["training"]["recipe"] = f"megatron-bridge-{release}"
     elif library is not None:
-        _read_library(library, given, overrides, source=source, reading=reading)
+        _read_library(library, option_overrides, overrides, source=source, reading=reading)
 
 
-def _unknown_name_error(option: str, name: str, known: str) -> UnsupportedError:
+def _unknown_name_error(option: str, name: str, similar: str) -> UnsupportedError:
     """Return the error for an unknown recipe or preset, with similar names."""
-    hint = f"; the nearest are {known}" if known else ""
+    hint = f"; the nearest are {similar}" if similar else ""
     return UnsupportedError(f"--{option} {name} is an unknown recipe{hint}", field=f"--{option}")
 
 
@@ -202,14 +202,14 @@ def _select_preset(settings: Mapping[str, Setting], source: Source, reading: Rea
         ("gpu", "chip", chip),
         ("compute_dtype", "precision", precision),
     ):
-        kept = [row for row in rows if value in _split_words(getattr(row, attribute))]
-        if not kept:
+        matching = [row for row in rows if value in _split_words(getattr(row, attribute))]
+        if not matching:
             have = sorted({word for row in rows for word in _split_words(getattr(row, attribute))})
             raise UnsupportedError(
                 f"{recipe} has no preset for --{option} {value}; available: {', '.join(have)}",
                 field=f"--{option}",
             )
-        rows = kept
+        rows = matching
     return _select_variant(rows, _first_text(settings, "config-variant", "cv").lower(), reading)
 
 
@@ -225,20 +225,20 @@ def _select_variant(rows: list[Preset], named: str, reading: Reading) -> Preset:
     Raises:
         UnsupportedError: The preset has no such variant.
     """
-    known = {row.variant for row in rows}
+    variants = {row.variant for row in rows}
     order = [named] if named else []
     order += [""] if named in ("", "v1", "v2") else []
     order += ["v2", "v1"] if named in ("", "v2") else []
-    chosen = next((each for each in order if each in known), None)
+    chosen = next((each for each in order if each in variants), None)
     if chosen is None:
         raise UnsupportedError(
-            f"--config_variant {named} does not exist; choose {', '.join(sorted(known))}",
+            f"--config_variant {named} does not exist; choose {', '.join(sorted(variants))}",
             field="--config_variant",
         )
     rows = [row for row in rows if row.variant == chosen]
-    own = [row for row in rows if row.num_gpus == reading.num_gpus]
-    if len(own) == 1 or len(rows) == 1:
-        return (own or rows)[0]
+    of_this_size = [row for row in rows if row.num_gpus == reading.num_gpus]
+    if len(of_this_size) == 1 or len(rows) == 1:
+        return (of_this_size or rows)[0]
     sizes = ", ".join(sorted({str(row.num_gpus) for row in rows}))
     raise UnsupportedError(
         f"--num_gpus {reading.num_gpus or ''}: there are presets for {sizes} GPUs only",
@@ -272,22 +272,22 @@ def _read_preset(
         if name not in content.get(section, {}):
             reading.add_missing(field, "the preset's own value is unknown; add", example="...")
     read_content(content, source=source, reading=reading)
-    said = decided_fields(content)
+    decided = decided_fields(content)
     query = reading.query
     training = {
         name: value
         for name, value in query["training"].items()
-        if f"training.{name}" in said or name in ("sequence_length", "global_batch_size")
+        if f"training.{name}" in decided or name in ("sequence_length", "global_batch_size")
     }
     training |= {
         name.partition(".")[2]: value
         for name, value in _OFF_FIELDS.items()
-        if name in said and name.partition(".")[2] not in training
+        if name in decided and name.partition(".")[2] not in training
     }
     training.pop("overlap", None)
-    if overlap := _overlap_fields(query["training"].get("overlap") or {}, said):
+    if overlap := _overlap_fields(query["training"].get("overlap") or {}, decided):
         training["overlap"] = overlap
-    if "training.precision" not in said:
+    if "training.precision" not in decided:
         training |= PRECISIONS[preset.precision]
     training["recipe"] = f"megatron-bridge-{preset.releases[-1]}"
     if preset.task != "pretrain":
@@ -298,7 +298,7 @@ def _read_preset(
     parallel = {
         name: value
         for name, value in query["parallel"].items()
-        if f"parallel.{name}" in said and value is not None
+        if f"parallel.{name}" in decided and value is not None
     }
     reading.query = {
         "kind": "training",
@@ -310,13 +310,13 @@ def _read_preset(
     _drop_missing_shape(reading)
 
 
-def _overlap_fields(read: Mapping[str, bool], said: set[str]) -> dict[str, bool]:
+def _overlap_fields(read: Mapping[str, bool], decided: set[str]) -> dict[str, bool]:
     """Return the overlaps that the keys set, on or off."""
     names = ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel")
     return {
         name: read.get(name, name != "expert_parallel")
         for name in names
-        if f"training.overlap.{name}" in said
+        if f"training.overlap.{name}" in decided
     }
 
 
@@ -358,8 +358,8 @@ def _merge_content(
     """Return the recipe's keys with the command's overrides applied."""
     content = apply_overrides(set_paths({}, keys), flags)
     layers = source.layers_of(model)
-    own = with_overrides({}, words, reading=reading)
-    reject_shape_overrides(own, num_layers=layers, source=source, reading=reading)
+    overridden = with_overrides({}, words, reading=reading)
+    reject_shape_overrides(overridden, num_layers=layers, source=source, reading=reading)
     content = with_overrides(content, words, reading=Reading(tool=reading.tool))
     content.setdefault("model", {})["num_layers"] = layers
     if layers and (experts := source.num_experts_of(model)):

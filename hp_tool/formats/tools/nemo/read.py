@@ -82,7 +82,7 @@ def read(source: Source, reading: Reading) -> None:
     """
     if source.mapping is not None:
         content = source.keys(reading)
-        if _SHAPE_KEYS.isdisjoint(_section(content, "model")):
+        if "model" in content and _SHAPE_KEYS.isdisjoint(_section(content, "model")):
             _read_overrides(content, source=source, reading=reading)
         else:
             read_content(content, source=source, reading=reading)
@@ -216,19 +216,19 @@ def read_content(content: Mapping[str, Any], *, source: Source, reading: Reading
         num_gpus = parse_whole_number(trainer["devices"], "trainer.devices") * nodes
     reading.num_gpus = reading.num_gpus or num_gpus
     provider = str(model.get("_target_", "")).rpartition(".")[2]
-    unsaid = [name for name in _PROVIDER_KEYS if name not in model]
-    if provider and provider not in _PLAIN_PROVIDERS and unsaid:
+    unset = [name for name in _PROVIDER_KEYS if name not in model]
+    if provider and provider not in _PLAIN_PROVIDERS and unset:
         reading.add_missing(
             "model",
-            f"{provider} sets {', '.join(unsaid)}, which the file omits; add",
+            f"{provider} sets {', '.join(unset)}, which the file omits; add",
             example="NAME",
         )
     low_rank = str(adapters.get("_target_", "")).endswith(".LoRA")
     elsewhere = ("mixed-precision", "peft") if low_rank else ("mixed-precision",)
-    own = [leaf for leaf in leaves if _outermost_key(leaf) not in elsewhere]
+    megatron_leaves = [leaf for leaf in leaves if _outermost_key(leaf) not in elsewhere]
     settings = [
         _with_short_dtype(setting)
-        for setting in rename_settings(own, tool="nemo", reading=reading, spare=spare)
+        for setting in rename_settings(megatron_leaves, tool="nemo", reading=reading, spare=spare)
     ]
     names = {setting.name for setting in settings}
     settings += _precision_settings(content)

@@ -74,15 +74,15 @@ def presets() -> tuple[Preset, ...]:
     lengths: dict[tuple[str, str], set[int]] = {}
     for row in rows:
         if row["sequence_length"]:
-            known = lengths.setdefault((row["recipe"], row["task"]), set())
-            known.add(int(row["sequence_length"]))
+            of_recipe = lengths.setdefault((row["recipe"], row["task"]), set())
+            of_recipe.add(int(row["sequence_length"]))
     return tuple(
         _preset_of_row(row, lengths.get((row["recipe"], row["task"]), set())) for row in rows
     )
 
 
 def _preset_of_row(row: Mapping[str, str], lengths: set[int]) -> Preset:
-    own = {int(row["sequence_length"])} if row["sequence_length"] else lengths
+    possible = {int(row["sequence_length"])} if row["sequence_length"] else lengths
     keys: dict[str, Any] = {}
     for name, key in _SIZE_KEYS.items():
         text = row[name]
@@ -105,7 +105,7 @@ def _preset_of_row(row: Mapping[str, str], lengths: set[int]) -> Preset:
         model=row["model"],
         num_gpus=int(row["num_gpus"]),
         global_batch_size=int(row["global_batch_size"] or 0),
-        sequence_length=next(iter(own)) if len(own) == 1 else None,
+        sequence_length=next(iter(possible)) if len(possible) == 1 else None,
         keys=keys,
     )
 
@@ -134,9 +134,9 @@ def library_recipe(name: str) -> Library | None:
 def nearest_names(name: str, *, among: Sequence[str] | None = None) -> str:
     """Return the names most similar to an unknown one, for an error."""
     table = _library_file()
-    known = among
-    if known is None:
+    names = among
+    if names is None:
         functions = [preset.function for preset in presets() if preset.function]
-        known = [*table["recipes"], *table["aliases"], *functions]
-    close = difflib.get_close_matches(name, sorted(set(known)), n=3, cutoff=0.4)
+        names = [*table["recipes"], *table["aliases"], *functions]
+    close = difflib.get_close_matches(name, sorted(set(names)), n=3, cutoff=0.4)
     return ", ".join(close)
