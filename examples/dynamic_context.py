@@ -1,10 +1,10 @@
-"""Dynamic context parallelism: sequences of unequal length, each split only as far as it needs.
+"""Compare static with dynamic context parallelism for sequences of unequal length.
 
     python examples/dynamic_context.py
 
-Llama 2 13B on 128 H100, rows of 131,072 tokens packed with sequences of three built-in length
-distributions; CP 8 for all against the smallest group that holds each. Predictions and upper bounds
-(docs/lengths.md); no gain where all are long.
+The model is Llama 2 13B on 128 H100 with packed rows of 131,072 tokens. The baseline uses CP 8 for
+every sequence. Dynamic context parallelism uses the smallest sufficient group for each sequence.
+The gains are predicted upper bounds (docs/lengths.md). If all sequences are long, there is no gain.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hp_tool.domain.workload import TrainingWorkload
 
 
 def figures() -> dict[str, ContextComparison]:
-    """Seconds a step, static and dynamic, of each distribution."""
+    """Return static and dynamic seconds per step for each length distribution."""
     machine = catalog.cluster(ClusterQuery(gpu="h100-sxm-80gb", num_gpus=128))
     clock = MicroBatchClock(
         case=TrainingCase(

@@ -1,11 +1,12 @@
-"""What sequence parallelism and selective recomputation save in training GPT-3 175B on 300B tokens
-with 1,024 A100.
+"""Predict the savings of sequence parallelism and selective recomputation for GPT-3 175B, trained
+on 300B tokens with 1,024 A100.
 
     python examples/headline_figures.py
 
-Beside arXiv 2205.05198: activation memory about five times smaller than under tensor parallelism
-alone, most of the overhead of full recomputation gone, weeks of training saved. The 34 days that
-full recomputation is often quoted with are 2021's software; here both columns are 2022's.
+arXiv 2205.05198 reports that both together reduce activation memory about fivefold compared with
+tensor parallelism alone, and remove most of the overhead of full recomputation. The 34 days that
+are often quoted for full recomputation refer to software of 2021. This example uses software of
+2022 for all layouts.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ LAYOUTS = {
 
 
 def figures() -> dict[str, dict[str, float]]:
-    """Of each layout: GiB of activations kept by layers, and of all memory; seconds a step, days,
-    GPU-hours, dollars.
+    """Return for each layout the GiB of activations and of all memory, seconds per step, days,
+    GPU-hours and dollars.
     """
     rows = {}
     for name, parallel in LAYOUTS.items():

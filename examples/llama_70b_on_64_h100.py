@@ -1,5 +1,4 @@
-"""The best ways to train Llama 3 70B on 64 H100, and what each part of a step costs in the best
-one.
+"""Rank layouts for Llama 3 70B on 64 H100, and print the step time of the best layout by part.
 
 python examples/llama_70b_on_64_h100.py
 """
@@ -10,7 +9,7 @@ import hp_tool
 
 
 def figures() -> hp_tool.RecommendAnswer:
-    """The five best configurations."""
+    """Return the five best configurations."""
     return hp_tool.recommend(
         model="llama-3-70b",
         gpu="h100-sxm-80gb",

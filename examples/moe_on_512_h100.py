@@ -1,5 +1,4 @@
-"""A mixture of experts, Mixtral 8x22B, on 512 H100: what expert parallelism of each size is good
-for.
+"""Compare expert-parallel sizes for the MoE model Mixtral 8x22B on 512 H100.
 
 python examples/moe_on_512_h100.py
 """
@@ -10,7 +9,7 @@ import hp_tool
 
 
 def figures() -> dict[int, hp_tool.Recommendation]:
-    """The fastest configuration for each number of devices that experts are spread over."""
+    """Return the fastest configuration for each expert-parallel size."""
     best = {}
     for size in (1, 2, 4, 8):
         answer = hp_tool.recommend(
@@ -37,7 +36,7 @@ def main() -> None:
             f"{p.data_parallel_size} "
             f"ZeRO {p.zero_stage}, step {time.step_s:.2f} s, "
             f"{time.parts_s.get('expert_parallel', 0.0):.2f} s of it "
-            f"tokens on their way to experts, MFU {row.estimate.mfu:.1%}"
+            f"expert communication, MFU {row.estimate.mfu:.1%}"
         )
 
 

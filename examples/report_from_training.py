@@ -1,10 +1,10 @@
-"""A training asks what to expect of its steps, reports what they took, and hears when they stray:
-paste `Watch`.
+"""Report the step times of a training to a server and compare them with the prediction.
 
-python examples/report_from_training.py --server http://127.0.0.1:8000
+    python examples/report_from_training.py --server http://127.0.0.1:8000
 
-runs a toy training against a server (`hp-tool serve`; HP_API_KEY where it asks for a key). In a
-real one, `step_done()` stands after the optimizer's step, on one rank.
+This command runs a toy training against a server (`hp-tool serve`; set HP_API_KEY if the server
+requires a key). For your own training, copy `Watch` and call `step_done()` after each optimizer
+step on one rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from service.client import Client
 
 
 class Watch:
-    """Holds a training's step time against its prediction."""
+    """Compare the step times of a training with their prediction, and report them to a server."""
 
     def __init__(
         self,
@@ -33,22 +33,26 @@ class Watch:
         warmup_steps: int = 3,
         every: int = 20,
     ) -> None:
-        """`query`: the model, cluster and batch, as for an estimate; `parallel`: the one
-        configuration that trains.
+        """Ask the server for the prediction.
 
-        Every `every` steps after the first `warmup_steps` their median is reported, once more with
-        each new one.
+        Args:
+            client: Client of the server.
+            query: Model, cluster and batch of the training, as for an estimate.
+            parallel: Configuration of the training.
+            warmup_steps: Number of first steps to ignore.
+            every: Number of steps between two reports of the median step time.
         """
         self._client, self._query, self._parallel = client, dict(query), dict(parallel)
         self._warmup, self._every = warmup_steps, every
         self._times: list[float] = []
         self._last = time.perf_counter()
         self.predicted_s = self.low_s = self.high_s = 0.0
-        self._unknown = self._ask()
+        self._missing_reason = self._request_prediction()
 
-    def _ask(self) -> str:
-        """What to expect; why that is not known, where it is not: a training does not end because a
-        service is away.
+    def _request_prediction(self) -> str:
+        """Set the predicted step time. Return an empty text, or the reason if there is none.
+
+        A training must not fail because the server is unreachable.
         """
         try:
             answer = self._client.estimate(query={**self._query, "parallel": self._parallel})
@@ -63,8 +67,9 @@ class Watch:
         return ""
 
     def step_done(self) -> str | None:
-        """Call after every step. What there is to say after a report: how the steps stand to their
-        prediction.
+        """Record the time of a step. Call this function after every step.
+
+        Return a comparison of step time and prediction after each report, else None.
         """
         now = time.perf_counter()
         self._times.append(now - self._last)
@@ -73,29 +78,30 @@ class Watch:
         if counted <= 0 or counted % self._every:
             return None
         step_s = statistics.median(self._times[self._warmup :][-self._every :])
-        told = self._verdict(step_s)
+        message = self._comparison(step_s)
         try:
             self._report(step_s)
         except HpToolError as error:
-            told += f" (not reported: {error.message})"
-        self._last = time.perf_counter()  # the report's own time is no step's
-        return told
+            message += f" (not reported: {error.message})"
+        self._last = time.perf_counter()  # The time of the report does not count as step time.
+        return message
 
-    def _verdict(self, step_s: float) -> str:
-        if self._unknown and (still := self._ask()):
-            return f"step {step_s:.4g} s, no prediction: {still}"
-        self._unknown = ""
+    def _comparison(self, step_s: float) -> str:
+        if self._missing_reason:
+            self._missing_reason = self._request_prediction()
+        if self._missing_reason:
+            return f"step {step_s:.4g} s, no prediction: {self._missing_reason}"
         if step_s > self.high_s:
-            word = (
-                f"slower than predicted by {step_s / self.predicted_s - 1:.0%}: look for a slow "
-                "host, a busy network, or input"
+            comparison = (
+                f"slower than predicted by {step_s / self.predicted_s - 1:.0%}: check for a slow "
+                "host, a busy network, or slow data loading"
             )
         elif step_s < self.low_s:
-            word = f"faster than predicted by {1 - step_s / self.predicted_s:.0%}"
+            comparison = f"faster than predicted by {1 - step_s / self.predicted_s:.0%}"
         else:
-            word = "as predicted"
+            comparison = "as predicted"
         return (
-            f"step {step_s:.4g} s, {word} ({self.predicted_s:.4g} s, {self.low_s:.4g} to "
+            f"step {step_s:.4g} s, {comparison} ({self.predicted_s:.4g} s, {self.low_s:.4g} to "
             f"{self.high_s:.4g})"
         )
 
@@ -121,26 +127,26 @@ QUERY: dict[str, Any] = {
 
 
 def train(*, server: str, steps: int, slow_down_s: float = 0.0) -> list[str]:
-    """A toy training of so many steps, each `slow_down_s` longer than it need be; what the watch
-    said.
+    """Run a toy training with an additional delay of `slow_down_s` per step, and return the
+    messages of the watch.
     """
     weights = np.random.default_rng(0).normal(size=(64, 64))
-    told = []
+    messages = []
     with Client(server=server) as client:
         watch = Watch(client=client, query=QUERY, parallel={"tensor_parallel_size": 1}, every=5)
         for _ in range(steps):
             weights -= 1e-3 * (
                 weights @ weights.T @ weights - weights
-            )  # towards an orthogonal matrix
+            )  # toward an orthogonal matrix
             time.sleep(slow_down_s)
-            if (word := watch.step_done()) is not None:
-                told.append(word)
-    return told
+            if (message := watch.step_done()) is not None:
+                messages.append(message)
+    return messages
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--server", default="http://127.0.0.1:8000")
     parser.add_argument("--steps", type=int, default=23)
-    asked = parser.parse_args()
-    print("\n".join(train(server=asked.server, steps=asked.steps)))
+    arguments = parser.parse_args()
+    print("\n".join(train(server=arguments.server, steps=arguments.steps)))

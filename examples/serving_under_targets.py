@@ -1,5 +1,5 @@
-"""Serving Qwen3 32B on 8 H200 with 64 requests in flight, under a target for the first token and
-for each after it.
+"""Rank layouts for serving Qwen3 32B on 8 H200 with 64 requests in flight, with targets for TTFT
+and TPOT.
 
 python examples/serving_under_targets.py
 """
@@ -12,7 +12,7 @@ TARGETS = {"ttft_s": 1.0, "tpot_s": 0.02}
 
 
 def figures() -> hp_tool.RecommendAnswer:
-    """The three best configurations that meet the targets, and how many miss them."""
+    """Return the three best configurations that meet the targets, and the number of rejections."""
     return hp_tool.recommend(
         model="qwen3-32b",
         gpu="h200-sxm-141gb",
@@ -39,7 +39,7 @@ def main() -> None:
             f"TTFT {e.ttft_s:.2f} s, TPOT {1e3 * (e.tpot_s or 0.0):.1f} ms, "
             f"{e.output_tokens_per_second_per_gpu:,.0f} tokens/s/GPU"
         )
-    print(f"turned away: {answer.rejections}")
+    print(f"rejected: {answer.rejections}")
 
 
 if __name__ == "__main__":

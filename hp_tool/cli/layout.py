@@ -83,7 +83,7 @@ def print_columns(
     shown, agreed, dropped = list(columns), [], []
     gap = 2 if _fits_console(console, shown, gap=2) else 1
     while not _fits_console(console, shown, gap=gap):
-        if constant := [column for column in shown if column.constant and column.meaning]:
+        if constant := [column for column in shown if column.is_constant and column.meaning]:
             agreed.append(constant[-1])
             shown.remove(constant[-1])
         elif droppable := [column for column in shown if column.drop]:

@@ -186,7 +186,7 @@ def _print_latencies(console: Console, estimate: InferenceEstimate, tails: Tails
     requests.
     """
     shown = (figures.TTFT, figures.TPOT, figures.REQUEST)
-    intervals = [figure.own_interval(estimate) for figure in shown]
+    intervals = [figure.stored_interval(estimate) for figure in shown]
     quantiles = [getattr(tails, figure.name).quantiles for figure in shown]
     columns = [
         Column(head="latency", cells=tuple(figure.label.lower() for figure in shown), left=True),

@@ -360,7 +360,7 @@ def _ranking_columns(ranked: Sequence[Recommendation]) -> list[Column]:
         *configuration_columns([row.parallel for row in ranked]),
         *varied_columns(ranked),
     ]
-    differing = [column for column in settings if not column.constant]
+    differing = [column for column in settings if not column.is_constant]
     return [
         *terminal_columns([rankings.RANK], ranked),
         *differing,

@@ -42,7 +42,7 @@ class Column:
         return f"{self.head}, {self.unit}" if self.unit else self.head
 
     @property
-    def constant(self) -> bool:
+    def is_constant(self) -> bool:
         """Whether all rows have the same value."""
         return len(self.cells) > 1 and len(set(self.cells)) == 1
 
@@ -202,7 +202,7 @@ def _columns_with_interval(
         yield replace(values, cells=tuple(map("".join, zip(values.cells, marks, strict=True))))
         return
     yield values
-    intervals = [figure.own_interval(source) for source in sources]
+    intervals = [figure.stored_interval(source) for source in sources]
     _, write = _unit_and_writer(figure.unit, map(figure.value, sources), shared_unit=shared_unit)
     ends = iter(write([end for interval in intervals for end in interval or ()]))
     cells = tuple(

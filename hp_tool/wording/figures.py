@@ -62,18 +62,18 @@ class Figure:
         value: float | None = value_at(source, self.path or self.name)
         return value
 
-    def own_interval(self, source: object) -> Interval | None:
+    def stored_interval(self, source: object) -> Interval | None:
         """Return the interval that `source` contains for this figure."""
         ends: Sequence[float] | None = value_at(source, self.interval) if self.interval else None
         return None if ends is None else (ends[0], ends[1])
 
-    def between(self, source: object) -> Interval | None:
+    def interval_in(self, source: object) -> Interval | None:
         """Return the interval of the figure, or an interval derived from `scale`."""
         if self.scale is None:
-            return self.own_interval(source)
+            return self.stored_interval(source)
         base, power = self.scale
         value, base_value = self.value(source), base.value(source)
-        ends = base.own_interval(source)
+        ends = base.stored_interval(source)
         if value is None or not base_value or ends is None:
             return None
         low, high = sorted(value * (end / base_value) ** power for end in ends)

@@ -62,7 +62,7 @@ class Column:
         return self.page_label or self.figure.label
 
     @property
-    def number(self) -> bool:
+    def is_numeric(self) -> bool:
         """Whether the values are numbers, which pages align right."""
         return self.unit not in ("text", "heading", "moment")
 
@@ -74,7 +74,7 @@ class Column:
         """Return the value in a page's row, or None."""
         return value_at(row, self.page_path or self.name)
 
-    def ends(self, row: object) -> Sequence[float] | None:
+    def interval(self, row: object) -> Sequence[float] | None:
         """Return both ends of the value's interval in a page's row."""
         ends: Sequence[float] | None = (
             value_at(row, self.page_interval) if self.page_interval else None
@@ -125,7 +125,7 @@ def page_values(columns: Iterable[Column], row: object) -> dict[str, Any]:
         if column.shown != "terminal":
             values[column.page_path or column.name] = figure.value(source)
         if column.page_interval:
-            values[column.page_interval] = figure.own_interval(source)
+            values[column.page_interval] = figure.stored_interval(source)
     return values
 
 
@@ -136,7 +136,7 @@ def _csv_cells(columns: Iterable[Column], row: object) -> list[object]:
         text = isinstance(value, str) and value.startswith(FORMULA_SIGNS)
         cells.append(f"'{value}" if text else value)
         if column.page_interval:
-            cells += column.ends(row) or (None, None)
+            cells += column.interval(row) or (None, None)
     return cells
 
 

@@ -286,7 +286,7 @@ def _serving(answer: Answer, basis: Basis) -> dict[str, Any]:
     if not answer.get("intervals"):
         return {}
     figures = _figures(SERVING, answer, basis)
-    ttft, tpot = (shown.between(answer) for shown in (render.TTFT, render.TPOT))
+    ttft, tpot = (shown.interval_in(answer) for shown in (render.TTFT, render.TPOT))
     if (
         (latency := render.REQUEST.value(answer)) is not None
         and answer.get("tpot_s")
@@ -303,7 +303,7 @@ def _serving(answer: Answer, basis: Basis) -> dict[str, Any]:
 def _figures(shown: Iterable[render.Figure], answer: Answer, basis: Basis) -> dict[str, Any]:
     values = ((item, item.value(answer)) for item in shown)
     return {
-        item.name: figure(value, item.between(answer), basis)
+        item.name: figure(value, item.interval_in(answer), basis)
         for item, value in values
         if value is not None
     }

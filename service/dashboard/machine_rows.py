@@ -80,7 +80,7 @@ def machine_rows(
             per_million_tokens=row.cost_per_million_tokens
             if isinstance(row, Recommendation)
             else row.preferred_estimate.cost_per_million_output_tokens,
-            per_million_interval=PER_MILLION.between(row.preferred_estimate)
+            per_million_interval=PER_MILLION.interval_in(row.preferred_estimate)
             if isinstance(row, ServingRecommendation)
             else None,
             days=days,

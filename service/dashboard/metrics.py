@@ -143,7 +143,7 @@ def _metric(figure: Figure, source: object, *, alone: object = None, device: str
     lack.
     """
     value, before = figure.value(source), figure.value(alone) if alone is not None else None
-    low, high = figure.own_interval(source) or (None, None)
+    low, high = figure.stored_interval(source) or (None, None)
     return Metric(
         name=figure.label.replace("GPU", device),
         value=before if value is None else value,

@@ -89,7 +89,7 @@ def test_figures_vary_with_their_base_or_against_it(subtests: pytest.Subtests) -
                 "memory_total_bytes": (30.0, 60.0),
                 "energy": None,  # no interval is stated: a step that waits longer draws less power
             }[figure.name]
-            assert figure.between(estimate | {"intervals": ends}) == (
+            assert figure.interval_in(estimate | {"intervals": ends}) == (
                 expected and pytest.approx(expected)
             )
 

@@ -468,7 +468,7 @@ def with_training_totals(row: Recommendation, *, query: Query) -> Recommendation
     known, max_days, days = (
         row.preferred_estimate,
         query.constraints.max_days,
-        figures.CALENDAR.between(row.preferred_estimate),
+        figures.CALENDAR.interval_in(row.preferred_estimate),
     )
     return replace(
         row,
@@ -476,7 +476,7 @@ def with_training_totals(row: Recommendation, *, query: Query) -> Recommendation
         energy=known.energy,
         co2_kg=known.co2_kg,
         days_interval=days,
-        cost_interval=figures.COST.between(known),
+        cost_interval=figures.COST.interval_in(known),
         deadline_probability=None
         if days is None or max_days is None
         else deadline_probability(known, max_days=max_days),

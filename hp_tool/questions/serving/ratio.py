@@ -14,7 +14,7 @@ def output_ratio(
     first, with its 90% interval; None if a rate or an interval is missing.
     """
     one, other = OUTPUT.value(first), OUTPUT.value(second)
-    ends, other_ends = OUTPUT.own_interval(first), OUTPUT.own_interval(second)
+    ends, other_ends = OUTPUT.stored_interval(first), OUTPUT.stored_interval(second)
     if not one or not other or not (ends and ends[0]) or not (other_ends and other_ends[0]):
         return None
     log_widths = (math.log(high / low) for low, high in (ends, other_ends))
