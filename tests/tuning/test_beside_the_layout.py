@@ -142,7 +142,7 @@ def test_what_runs_cannot_do_is_not_chosen_for_them(store: Store) -> None:
 
 def test_ranks_exchange_a_sequence_as_the_ranking_chose(store: Store) -> None:
     query = asked("llama-3-8b", 64, length=131072, batch=64, command=COMMAND)
-    query["parallel"] = {"context_parallel_size": 16}
+    query["parallel"] = {"context_parallel_size": 16, "tensor_parallel_size": 1}
     ranked = recommend(query=schema.parse_query(query), top=1).recommendations[0].parallel
     result, engine = searched(query, store)
     assert ranked.context_parallel_communication == "a2a+p2p"
