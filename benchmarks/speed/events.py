@@ -96,7 +96,7 @@ def compare_models() -> dict[str, dict[str, Any]]:
             for tensor in (2, 8):
                 case, one = replica_problem(engine, inputs, outputs, tensor=tensor)
                 full = serving_costs(
-                    case=without_waves(case), candidates=one.loaded(np.array([256.0]))
+                    case=without_waves(case), candidates=one.with_concurrency(np.array([256.0]))
                 )
                 capacity = 256.0 / float(full.request_latency_s[0])
                 table = pass_table(case=case, candidates=one)

@@ -83,7 +83,7 @@ def candidates_per_second() -> dict[str, float]:
     chunks = [
         candidates.take(slice(first, first + CHUNK)) for first in range(0, len(candidates), CHUNK)
     ]
-    seconds = cpu_seconds(lambda: [problem.costed(chunk) for chunk in chunks])
+    seconds = cpu_seconds(lambda: [problem.cost_candidates(chunk) for chunk in chunks])
     n = len(candidates)
     return {
         "candidates": n,

@@ -399,4 +399,4 @@ def predicted_costs(query: JsonObject, configs: Sequence[RunConfig]) -> ServingC
     """
     problem = resolve_serving(schema.parse_query(query))
     serving = [config for config in configs if isinstance(config, ServingConfig)]
-    return problem.costed(serving_candidates(problem, serving)).costs
+    return problem.cost_candidates(serving_candidates(problem, serving)).costs

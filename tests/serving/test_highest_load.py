@@ -80,7 +80,7 @@ def borne(base: dict[str, Any], loads: tuple[int, ...]) -> np.ndarray:
     asked = laid(base, concurrency=1)
     problem = resolve_serving(asked)
     candidates, _ = serving_space(query=asked.parallel, case=problem, concurrency=loads)
-    return sustains_load(problem.costed(candidates)).reshape(-1, len(loads))
+    return sustains_load(problem.cost_candidates(candidates)).reshape(-1, len(loads))
 
 
 KINK = {

@@ -313,7 +313,9 @@ def test_a_bursty_trace_is_played_on_what_bears_bursts() -> None:
     problem = resolve_serving(query)
     space = cost_space(query=query, problem=problem)
     latencies = [
-        simulate_trace(problem.costed(space.candidates.take(slice(row, row + 1)))).request_latency_s
+        simulate_trace(
+            problem.cost_candidates(space.candidates.take(slice(row, row + 1)))
+        ).request_latency_s
         or np.inf
         for row in space.best(200)
     ]

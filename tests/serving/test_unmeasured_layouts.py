@@ -57,7 +57,7 @@ def two(score: list[float]) -> CostedSpace:
 def test_a_pipeline_needs_a_tenth(score: list[float], first: int, better: Any) -> None:
     space = two(score)
     assert space.best(1).tolist() == [first]
-    passed = space.passed_over(first)
+    passed = space.better_unmeasured(first)
     assert (passed[1] if passed else None) == better
 
 

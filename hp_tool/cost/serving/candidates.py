@@ -60,7 +60,7 @@ class ServingCandidates:
         """Return the rows at `indices`, in that order."""
         return ServingCandidates(**{f.name: getattr(self, f.name)[indices] for f in fields(self)})
 
-    def loaded(self, concurrency: FloatArray) -> ServingCandidates:
+    def with_concurrency(self, concurrency: FloatArray) -> ServingCandidates:
         """Return the same configurations under another load, which may be a fraction of a request
         each.
         """

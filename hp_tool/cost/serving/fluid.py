@@ -82,12 +82,14 @@ def _closed_loads(
 
     The loads are spaced geometrically from one request to the maximum.
     """
-    calm, n = replace(without_waves(case), independent=True), len(candidates)
-    alone = serving_costs(case=calm, candidates=candidates.loaded(np.ones(n)))
+    independent_case, n = replace(without_waves(case), independent=True), len(candidates)
+    alone = serving_costs(case=independent_case, candidates=candidates.with_concurrency(np.ones(n)))
     most = np.maximum(alone.max_running, 1.0 + 1e-9)
     loads = np.exp(np.log(most)[:, None] * np.linspace(0.0, 1.0, LOADS))
     every = candidates.take(np.repeat(np.arange(n), LOADS))
-    costs = serving_costs(case=calm, candidates=every.loaded(loads.ravel() * every.schedulers))
+    costs = serving_costs(
+        case=independent_case, candidates=every.with_concurrency(loads.ravel() * every.schedulers)
+    )
     rates = loads / costs.request_latency_s.reshape(n, LOADS)
     ttft = costs.ttft_s + prompt_wait(case, costs)[0]
     return most, rates, ttft.reshape(n, LOADS), costs.tpot_s.reshape(n, LOADS)

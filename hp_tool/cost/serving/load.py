@@ -164,11 +164,11 @@ def open_quantiles(
     z = np.vectorize(NormalDist().inv_cdf, otypes=[float])(share)
     around = fluctuation(case=case, candidates=candidates, load=load)
 
-    def at(deviation: FloatArray) -> ServingCosts:
+    def costs_at(deviation: FloatArray) -> ServingCosts:
         each = around.load + z * deviation
         return _costs_under(case, candidates, candidates.schedulers * each)
 
-    now, later = at(around.deviation), at(around.stay_deviation).tpot_s
+    now, later = costs_at(around.deviation), costs_at(around.stay_deviation).tpot_s
     tail = around.tail_s * np.log(np.maximum(around.busy, 1e-300) / (1.0 - share))
     ttft = now.ttft_s + 2.0 * share * around.wait_s + np.maximum(tail, 0.0)
     return Quantiles(
@@ -265,25 +265,25 @@ def _between(low: ServingCosts, high: ServingCosts, share: FloatArray) -> Servin
     the low and the high load by the weight `share` of the high one.
     """
 
-    def mixed(first: FloatArray, second: FloatArray) -> FloatArray:
+    def interpolate(first: FloatArray, second: FloatArray) -> FloatArray:
         return first + share * (second - first)
 
     return replace(
         high,
-        ttft_s=mixed(low.ttft_s, high.ttft_s),
-        tpot_s=mixed(low.tpot_s, high.tpot_s),
-        request_latency_s=mixed(low.request_latency_s, high.request_latency_s),
-        prompt_s=mixed(low.prompt_s, high.prompt_s),
-        wave_s=mixed(low.wave_s, high.wave_s),
-        running=mixed(low.running, high.running),
-        parts={name: mixed(low.parts[name], seconds) for name, seconds in high.parts.items()},
+        ttft_s=interpolate(low.ttft_s, high.ttft_s),
+        tpot_s=interpolate(low.tpot_s, high.tpot_s),
+        request_latency_s=interpolate(low.request_latency_s, high.request_latency_s),
+        prompt_s=interpolate(low.prompt_s, high.prompt_s),
+        wave_s=interpolate(low.wave_s, high.wave_s),
+        running=interpolate(low.running, high.running),
+        parts={name: interpolate(low.parts[name], seconds) for name, seconds in high.parts.items()},
     )
 
 
 def _costs_under(
     case: ServingCase, candidates: ServingCandidates, load: FloatArray
 ) -> ServingCosts:
-    loaded = candidates.loaded(np.maximum(load, 0.0))
+    loaded = candidates.with_concurrency(np.maximum(load, 0.0))
     return serving_costs(case=without_waves(case), candidates=loaded)
 
 
@@ -318,16 +318,18 @@ def costs_at_rate(
     not reach the rate, `sustained` is False and the other values describe full batches; in reality
     the queue grows without limit.
     """
-    calm = without_waves(case)
+    independent_case = without_waves(case)
     devices = candidates.devices
 
     def completed(costs: ServingCosts) -> FloatArray:
         return costs.output_tokens_per_second_per_gpu * devices / case.output_length
 
     def costs_of(concurrency: IntArray) -> ServingCosts:
-        return serving_costs(case=calm, candidates=replace(candidates, concurrency=concurrency))
+        return serving_costs(
+            case=independent_case, candidates=replace(candidates, concurrency=concurrency)
+        )
 
-    most = most_running(case=calm, candidates=candidates)
+    most = most_running(case=independent_case, candidates=candidates)
     high = np.ceil(most * candidates.schedulers).astype(np.int64)
     low = np.zeros_like(high)  # never reaches the rate; `high` reaches it wherever any load does
     for _ in range(int(high.max(initial=1)).bit_length()):
@@ -375,16 +377,18 @@ def offline_costs(
 
     full = most_running(case=alone, candidates=candidates)
     running = full * candidates.schedulers
-    loaded = candidates.loaded(running if num_prompts is None else np.minimum(running, num_prompts))
+    loaded = candidates.with_concurrency(
+        running if num_prompts is None else np.minimum(running, num_prompts)
+    )
 
     def costs(case: ServingCase) -> ServingCosts:
         return serving_costs(case=case, candidates=loaded)
 
     many, one = costs(alone), costs(replace(alone, prefill_group=1.0))
-    return faster(many, one)
+    return rows_with_more_tokens(many, one)
 
 
-def faster(first: ServingCosts, second: ServingCosts) -> ServingCosts:
+def rows_with_more_tokens(first: ServingCosts, second: ServingCosts) -> ServingCosts:
     """Return for each row the costs with more tokens per second."""
     better = second.output_tokens_per_second_per_gpu > first.output_tokens_per_second_per_gpu
     if not np.any(better):

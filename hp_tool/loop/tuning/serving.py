@@ -156,7 +156,7 @@ def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -
         candidates, rejections = _endpoint_candidates(query, problem)
     else:
         candidates, rejections = _candidates(query, problem, available_gpus=hardware.num_gpus)
-    rows = problem.costed(candidates)
+    rows = problem.cost_candidates(candidates)
     costs, load = rows.costs, _load(query, problem)
     if runner == ENDPOINT:
         _check_rate(problem, rows)

@@ -82,7 +82,7 @@ class ServingTuning(Searched):
         """Return the cost model's estimate of a row; for a trace, with the latencies of its
         requests.
         """
-        costed = self.problem.costed(self.search.candidates.take(slice(row, row + 1)))
+        costed = self.problem.cost_candidates(self.search.candidates.take(slice(row, row + 1)))
         return estimate_row(costed, 0) if self.problem.trace is None else simulate_trace(costed)
 
     def evidence(
@@ -221,7 +221,7 @@ class LatencyMedians(Medians[ServingConfig, InferenceEstimate]):
     def describe(self, rows: Sequence[int]) -> tuple[ServingRecommendation, ...]:
         if not rows:
             return ()
-        predicted = self.problem.problem.costed(self.problem.search.candidates)
+        predicted = self.problem.problem.cost_candidates(self.problem.search.candidates)
         costs, in_flight = self._costs(), predicted.in_flight
         if in_flight is not None:
             in_flight = in_flight * costs.request_latency_s / predicted.costs.request_latency_s
@@ -280,7 +280,7 @@ class LatencyMedians(Medians[ServingConfig, InferenceEstimate]):
         if not isinstance(config, ServingConfig):
             return None
         one = serving_candidates(problem, [config])
-        rows = problem.costed(one)
+        rows = problem.cost_candidates(one)
         search = replace(self.problem.search, candidates=one, table=serving_table(rows))
         alone = replace(self.problem, search=search, costs=rows.costs).after(
             self.runs, calibration=self.calibration
@@ -363,7 +363,7 @@ def _tails(
     """
     if not isinstance(tuning.search, EndpointSearch):
         return {}
-    costed = tuning.problem.costed(tuning.search.candidates)
+    costed = tuning.problem.cost_candidates(tuning.search.candidates)
     shapes: dict[tuple[str, str], FloatArray] = {}
     for name, share in QUANTILES.items():
         at = latency_quantiles(costed, share)

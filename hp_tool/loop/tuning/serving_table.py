@@ -142,7 +142,7 @@ def _evidence_of(
         )
     )
     candidates = serving_candidates(problem, configs)
-    costed = problem.costed(candidates)
+    costed = problem.cost_candidates(candidates)
     costs = costed.costs
     row_of: dict[RunConfig, int] = {config: row for row, config in enumerate(configs)}
     rows = np.array([row_of[record.parallel] for record in records], dtype=np.intp)

@@ -60,7 +60,7 @@ class Pairs:
             unknown is not None and unknown.by_rate
         )
 
-    def costed(self, loads: FloatArray) -> PoolCosts:
+    def cost_pairs(self, loads: FloatArray) -> PoolCosts:
         """Return the costs of all pairs, each under its own load, in requests in flight or requests
         per second.
         """
@@ -69,12 +69,12 @@ class Pairs:
             prefill=self.cases[0],
             decode=self.cases[1],
             prefillers=self.prefillers,
-            decoders=self.decoders if self.by_rate else self.decoders.loaded(loads),
+            decoders=self.decoders if self.by_rate else self.decoders.with_concurrency(loads),
             requests_per_second=loads if self.by_rate else None,
             handover_s=pool_efficiency().handover_s,
         )
 
-    def loads(self) -> FloatArray:
+    def find_loads(self) -> FloatArray:
         """Return the load of each pair, shape (n,): the load of the query, or the highest within
         the targets.
         """
@@ -82,16 +82,16 @@ class Pairs:
         if problem.unknown is None:
             return np.full(n, float(problem.request_rate_per_second or problem.concurrency or 1))
         if self.by_rate:
-            most = self.costed(np.full(n, INFEASIBLE_SCORE)).request_rate_per_second
+            most = self.cost_pairs(np.full(n, INFEASIBLE_SCORE)).request_rate_per_second
         else:
             most = np.floor(
-                self.costed(np.ones(n)).max_decode_batch
+                self.cost_pairs(np.ones(n)).max_decode_batch
             ) * self.decoders.replicas.astype(np.float64)
         return search_highest(
             problem.unknown,
             targets=problem.targets,
             most=most,
-            borne=lambda each: self.acceptable(self.costed(each)),
+            is_sustained=lambda each: self.is_acceptable(self.cost_pairs(each)),
         )
 
     def quantiles(self, costs: PoolCosts, quantile: str) -> Quantiles:
@@ -104,7 +104,7 @@ class Pairs:
             independent=self.by_rate,
         )
 
-    def acceptable(self, costs: PoolCosts) -> BoolArray:
+    def is_acceptable(self, costs: PoolCosts) -> BoolArray:
         """Return a mask of pairs that fit, sustain the load, meet the targets, and queue no
         requests if queueing is forbidden.
         """
@@ -170,12 +170,12 @@ def rank_pools(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, ...]
         _pool_candidates(side, problem, query.parallel) for side in (pairs[:, 0], pairs[:, 1])
     )
     every = Pairs(problem=problem, cases=cases, prefillers=prefillers, decoders=decoders)
-    loads = every.loads()
-    costs = every.costed(loads)
+    loads = every.find_loads()
+    costs = every.cost_pairs(loads)
     used = [side[:, 0] * side[:, 1] * side[:, 4] for side in (pairs[:, 0], pairs[:, 1])]
     gpus = used[0] + used[1]
     dollars = _cost_per_million(sides, costs, used)
-    good = np.flatnonzero(every.acceptable(costs))
+    good = np.flatnonzero(every.is_acceptable(costs))
     one_rate = problem.request_rate_per_second is not None
     score = _pair_scores(query.objective, costs, gpus=gpus, dollars=dollars, by_rate=one_rate)
     order = good[np.lexsort((gpus[good], score[good]))][:top]

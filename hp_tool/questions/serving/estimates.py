@@ -184,7 +184,7 @@ def kv_cache(problem: ServingProblem, candidates: ServingCandidates, row: int) -
     # For its longest request, vLLM reserves a window and a complete pass in each windowed layer.
     chunk = float(one.max_num_batched_tokens[0]) * (problem.engine.working_set == "profiled")
 
-    def taken(tokens: float) -> float:
+    def request_bytes(tokens: float) -> float:
         cached = cached_tokens(problem, one.tensor_parallel_size, tokens, chunk=chunk)
         return float(np.ravel(cached * parts.kv_per_token)[0])
 
@@ -196,7 +196,7 @@ def kv_cache(problem: ServingProblem, candidates: ServingCandidates, row: int) -
     if not alike:
         doubt = math.hypot(doubt, UNLIKE_MODEL_LOG_SD * room)
     low, expected, high = (
-        max(int((room + off) / taken(longest) * longest), 0) for off in (-doubt, 0.0, doubt)
+        max(int((room + off) / request_bytes(longest) * longest), 0) for off in (-doubt, 0.0, doubt)
     )
     return KvCache(
         tokens=CacheTokens(low=groups * low, expected=groups * expected, high=groups * high),

@@ -70,7 +70,10 @@ def _estimate_candidate(problem: ServingProblem, candidate: ServingCandidates) -
     """
     loads = highest_loads(problem, candidate)
     return estimate_row(
-        problem.costed(candidate) if loads is None else problem.costed_under(loads[0], candidate), 0
+        problem.cost_candidates(candidate)
+        if loads is None
+        else problem.cost_candidate_at(loads[0], candidate),
+        0,
     )
 
 

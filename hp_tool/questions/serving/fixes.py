@@ -51,16 +51,16 @@ class Neighbours(CostedRows):
     """Highest load of each configuration, if the query leaves the load open."""
 
     @property
-    def fits(self) -> BoolArray:
+    def is_sustained(self) -> BoolArray:
         """Return a mask of configurations that fit in memory and sustain the request rate."""
         return self.costs.fits & self.costs.sustained
 
     @property
-    def acceptable(self) -> BoolArray:
+    def is_acceptable(self) -> BoolArray:
         """Return a mask of configurations that also meet all targets."""
-        return self.fits & meets_targets(self)
+        return self.is_sustained & meets_targets(self)
 
-    def best(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    def best_rows(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """Return the rows by throughput, highest first, with ties broken by latency and distance.
 
         Of several rows that change the same fields in the same directions, only the best is
@@ -90,11 +90,11 @@ def fixes(
     assert infeasible.parallel is not None
     grown = _fix_on_more_devices(query, infeasible, num_gpus=problem.cluster.num_gpus)
     near = _neighbours(problem, infeasible.parallel)
-    acceptable = near.acceptable
+    acceptable = near.is_acceptable
     for count in range(MAX_CHANGES + 1):
         rows = np.flatnonzero(acceptable & (near.changes == count))
         if len(rows):
-            chosen = near.best(rows)[: MAX_FIXES - len(grown)]
+            chosen = near.best_rows(rows)[: MAX_FIXES - len(grown)]
             return (
                 *(
                     _fix(near, int(row), infeasible, num_gpus=problem.cluster.num_gpus)
@@ -109,7 +109,7 @@ def _nearest_fix(near: Neighbours, infeasible: InferenceEstimate) -> list[Servin
     """Return the configuration whose worst ratio to a target is smallest, if it is better than the
     infeasible one.
     """
-    rows = np.flatnonzero(near.fits & (near.changes <= MAX_CHANGES))
+    rows = np.flatnonzero(near.is_sustained & (near.changes <= MAX_CHANGES))
     if len(rows) == 0:
         return []
     miss = worst_miss(near)
@@ -150,10 +150,10 @@ def _fix_on_more_devices(
             InputError
         ):  # Beyond the largest cluster, or the nodes no longer divide into NVLink domains.
             return []
-        acceptable = near.acceptable
+        acceptable = near.is_acceptable
         for count in (0, 1):
             if len(rows := np.flatnonzero(acceptable & (near.changes == count))):
-                return [_fix(near, int(near.best(rows)[0]), infeasible, num_gpus=num_gpus)]
+                return [_fix(near, int(near.best_rows(rows)[0]), infeasible, num_gpus=num_gpus)]
     return []
 
 
@@ -196,7 +196,7 @@ def _fix(near: Neighbours, row: int, infeasible: InferenceEstimate, *, num_gpus:
         after = estimate_row(near, row)
     else:
         one = near.candidates.take(slice(row, row + 1))
-        after = estimate_row(near.problem.costed_under(float(near.loads[row]), one), 0)
+        after = estimate_row(near.problem.cost_candidate_at(float(near.loads[row]), one), 0)
     assert (
         infeasible.parallel is not None and after.parallel is not None and after.memory is not None
     )

@@ -32,7 +32,7 @@ def cost_rows(
     """
     loads = highest_loads(problem, candidates)
     return (
-        (problem.costed(candidates), None)
+        (problem.cost_candidates(candidates), None)
         if loads is None
         else (_cost_at(problem, candidates, loads), loads)
     )
@@ -51,7 +51,7 @@ def highest_loads(problem: ServingProblem, candidates: ServingCandidates) -> Flo
         problem.unknown,
         targets=problem.targets,
         most=most,
-        borne=lambda loads: sustains_load(_cost_at(problem, candidates, loads)),
+        is_sustained=lambda loads: sustains_load(_cost_at(problem, candidates, loads)),
     )
 
 
@@ -64,26 +64,30 @@ def max_loads(
     running = most_running(case=problem, candidates=candidates)
     if not by_rate:
         return np.floor(running) * candidates.schedulers.astype(np.float64)
-    full = candidates.loaded(np.ceil(running) * candidates.schedulers)
+    full = candidates.with_concurrency(np.ceil(running) * candidates.schedulers)
     costs = serving_costs(case=without_waves(problem), candidates=full)
     return costs.output_tokens_per_second_per_gpu * candidates.devices / problem.output_length
 
 
 def search_highest(
-    unknown: Loads, *, targets: Targets, most: FloatArray, borne: Callable[[FloatArray], BoolArray]
+    unknown: Loads,
+    *,
+    targets: Targets,
+    most: FloatArray,
+    is_sustained: Callable[[FloatArray], BoolArray],
 ) -> FloatArray:
-    """Return for each row the highest load at which `borne` is true, or the lowest load.
+    """Return for each row the highest load at which `is_sustained` is true, or the lowest load.
 
     `most` is the number of requests that run at once, or the requests per second of full batches.
     """
-    count, load = _grid(unknown, targets=targets, most=most, borne=borne)
+    count, load = _grid(unknown, targets=targets, most=most, is_sustained=is_sustained)
     low, high = (
         np.zeros(len(most), dtype=np.int64),
         count,
     )  # `low` is sustained, or is the lowest load; `high` is not sustained.
     for _ in range(int(count.max(initial=1)).bit_length()):
         middle = (low + high) // 2
-        enough = borne(load(middle))
+        enough = is_sustained(load(middle))
         low, high = (
             np.where(enough, middle, low),
             np.where(enough, high, np.maximum(middle, low + 1)),
@@ -92,7 +96,11 @@ def search_highest(
 
 
 def _grid(
-    unknown: Loads, *, targets: Targets, most: FloatArray, borne: Callable[[FloatArray], BoolArray]
+    unknown: Loads,
+    *,
+    targets: Targets,
+    most: FloatArray,
+    is_sustained: Callable[[FloatArray], BoolArray],
 ) -> tuple[IntArray, Callable[[IntArray], FloatArray]]:
     """Return the loads to try for each row, as `load_grid` does.
 
@@ -104,7 +112,7 @@ def _grid(
     open_ended = unknown.values is None and unknown.highest is None and not unknown.by_rate
     grows = open_ended and any(latency in QUEUE_LATENCIES for _, latency, _, _ in targets.limits())
     while grows and top.max(initial=0.0) < MAX_LOADS:
-        enough = borne(top)
+        enough = is_sustained(top)
         grows, top = bool(enough.any()), np.where(enough, 2.0 * top, top)
     return load_grid(unknown, top=top)
 
@@ -156,5 +164,5 @@ def _cost_at(
     problem: ServingProblem, candidates: ServingCandidates, loads: FloatArray
 ) -> CostedRows:
     if problem.unknown is not None and problem.unknown.by_rate:
-        return problem.costed(candidates, rates=loads)
-    return problem.costed(candidates.loaded(loads))
+        return problem.cost_candidates(candidates, rates=loads)
+    return problem.cost_candidates(candidates.with_concurrency(loads))

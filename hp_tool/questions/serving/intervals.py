@@ -105,13 +105,13 @@ def nearest_serving_runs(
     return find_nearest(setting, index, extras, serves=True)
 
 
-def figure_log_sd(own: float, near: Nearness, *, kernels: float) -> float:
+def figure_log_sd(fitted_log_sd: float, near: Nearness, *, kernels: float) -> float:
     """Return the standard deviation of ln(measured / predicted) of a figure.
 
-    It combines the deviation on the fitted runs (`own`), the differences from the nearest runs, and
+    It combines the deviation on the fitted runs, the differences from the nearest runs, and
     `kernels` for a die without timed kernels.
     """
-    return math.hypot(own, math.sqrt(near.variance), kernels)
+    return math.hypot(fitted_log_sd, math.sqrt(near.variance), kernels)
 
 
 def familiarity_of(problem: ServingProblem, *, pools: bool = False) -> Familiarity:
@@ -142,13 +142,14 @@ def serving_intervals(
     first, later = mixers or (_kernels_only_log_sd(problem),) * 2
 
     def interval(value: float, figure: str) -> tuple[float, float]:
-        own = getattr(scatter, f"{figure}_log_sd")
+        fitted_log_sd = getattr(scatter, f"{figure}_log_sd")
         if engine.kernels_alone and scatter is not engine:
-            own = math.hypot(own, getattr(engine, f"{figure}_log_sd"))
+            fitted_log_sd = math.hypot(fitted_log_sd, getattr(engine, f"{figure}_log_sd"))
         near = nearest_runs(problem, figure, pools=pools is not None)
         untimed = 0.0 if problem.profile.gpu.measured else kernels_log_sd(problem, figure)
         width = _Z90 * math.hypot(
-            figure_log_sd(own, near, kernels=untimed), first if figure == "ttft" else later
+            figure_log_sd(fitted_log_sd, near, kernels=untimed),
+            first if figure == "ttft" else later,
         )
         return value * math.exp(-width), value * math.exp(width)
 
@@ -181,8 +182,8 @@ def ratio_log_sd(problem: ServingProblem, *, figure: str = "throughput") -> floa
         and scatter.pair_log_sd is not None
     ):
         return scatter.pair_log_sd
-    own: float = getattr(scatter, f"{figure}_log_sd")
-    return math.sqrt(2.0) * own
+    fitted_log_sd: float = getattr(scatter, f"{figure}_log_sd")
+    return math.sqrt(2.0) * fitted_log_sd
 
 
 def mixers_log_sds(rows: CostedRows, row: int) -> tuple[float, float]:

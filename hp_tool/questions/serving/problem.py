@@ -136,7 +136,7 @@ class ServingProblem(ServingCase):
     include them.
     """
 
-    def costed(
+    def cost_candidates(
         self, candidates: ServingCandidates, *, rates: FloatArray | None = None
     ) -> CostedRows:
         """Return latency, throughput and memory of legal candidates, at their concurrency or at one
@@ -157,18 +157,18 @@ class ServingProblem(ServingCase):
             costs = serving_costs(case=self, candidates=candidates)
         return CostedRows(problem=self, candidates=candidates, costs=costs, in_flight=in_flight)
 
-    def costed_under(self, load: float, candidate: ServingCandidates) -> CostedRows:
+    def cost_candidate_at(self, load: float, candidate: ServingCandidates) -> CostedRows:
         """Return the costs of one candidate under a load, in requests per second if a rate is
         searched, else in requests in flight.
         """
         if self.unknown is not None and self.unknown.by_rate:
             return dataclasses.replace(
                 self, unknown=None, request_rate_per_second=float(load)
-            ).costed(candidate)
+            ).cost_candidates(candidate)
         loaded = dataclasses.replace(
             self, unknown=None, request_rate_per_second=None, concurrency=int(load)
         )
-        return loaded.costed(candidate.loaded(np.array([int(load)])))
+        return loaded.cost_candidates(candidate.with_concurrency(np.array([int(load)])))
 
     def with_num_gpus(self, num_gpus: int) -> ServingProblem:
         """Return the problem on `num_gpus` devices of the same kind; its answers include the

@@ -72,7 +72,7 @@ class CostedSpace:
                 ranked = np.concatenate([measured[:1], ranked[ranked != measured[0]]])
         return ranked[:count]
 
-    def passed_over(self, first: int) -> tuple[int, float] | None:
+    def better_unmeasured(self, first: int) -> tuple[int, float] | None:
         """Return the acceptable candidate with the best score and its advantage over the candidate
         `first`; None if there is no advantage.
         """
@@ -256,9 +256,9 @@ def recommendations_of_rows(
     for place, row in enumerate(rows.tolist()):
         one = space.candidates.take(slice(row, row + 1))
         costed = (
-            problem.costed(one)
+            problem.cost_candidates(one)
             if space.loads is None
-            else problem.costed_under(float(space.loads[row]), one)
+            else problem.cost_candidate_at(float(space.loads[row]), one)
         )
         ranking.append(recommendation_of(place + 1, one, estimate_row(costed, 0), problem))
     return tuple(ranking)
@@ -274,7 +274,7 @@ def best_recommendations(
     """
     best = space.best(top)
     rows = recommendations_of_rows(space, best, problem=problem)
-    passed = space.passed_over(int(best[0])) if len(best) else None
+    passed = space.better_unmeasured(int(best[0])) if len(best) else None
     if passed is None:
         return rows
     first, better = rows[0].estimate, space.candidates.config(passed[0])

@@ -63,7 +63,7 @@ def rank_simulated(
     chosen = [_candidate_row(space, row) for row in rows]
     if space.loads is None:
         ranking = [
-            recommendation_of(0, one, simulate_trace(problem.costed(one)), problem)
+            recommendation_of(0, one, simulate_trace(problem.cost_candidates(one)), problem)
             for one in chosen
         ]
     else:
@@ -96,7 +96,7 @@ def estimate_simulated(problem: ServingProblem, candidate: ServingCandidates) ->
     """
     loads = highest_loads(problem, candidate)
     return (
-        simulate_trace(problem.costed(candidate))
+        simulate_trace(problem.cost_candidates(candidate))
         if loads is None
         else _highest_simulated_load(problem, candidate, near=float(loads[0]))[1]
     )
@@ -153,9 +153,9 @@ def _simulate_best(query: Query, problem: ServingProblem) -> Iterator[ServingRec
     space = space_by_means(query, problem)
     for one in (_candidate_row(space, row) for row in _screen(space, problem)[:NUM_SIMULATED]):
         rows = (
-            problem.costed(one)
+            problem.cost_candidates(one)
             if problem.unknown is None
-            else problem.costed_under(_open_loads(problem, one)[1](0), one)
+            else problem.cost_candidate_at(_open_loads(problem, one)[1](0), one)
         )
         bounds.check_work()
         yield recommendation_of(1, one, simulate_trace(rows), problem)
@@ -201,7 +201,7 @@ def _highest_simulated_load(
     @functools.cache
     def estimate(place: int) -> InferenceEstimate:
         bounds.check_work()
-        return simulate_trace(problem.costed_under(load(place), candidate))
+        return simulate_trace(problem.cost_candidate_at(load(place), candidate))
 
     lowest = _search_last(lambda place: load(place) <= above, -1, count - 1) + 1
     if lowest >= count or not estimate(lowest).feasible:

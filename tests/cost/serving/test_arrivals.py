@@ -50,7 +50,9 @@ def test_quantiles_rise_with_the_share_and_are_seconds(setup: Serving, load: flo
 def at_rates(setup: Serving, of_capacity: np.ndarray) -> tuple[ServingCosts, list[Quantiles]]:
     """Costs at these fractions of the capacity, and the quantiles at EVERY_SHARE of each."""
     one = ServingCandidates.from_configs([setup.config], concurrency=[1])
-    full = one.loaded(np.ceil(most_running(case=setup.case, candidates=one)) * one.schedulers)
+    full = one.with_concurrency(
+        np.ceil(most_running(case=setup.case, candidates=one)) * one.schedulers
+    )
     tokens = serving_costs(case=without_waves(setup.case), candidates=full)
     capacity = tokens.output_tokens_per_second_per_gpu * one.devices / setup.case.output_length
     costs, load = costs_at_rate(

@@ -42,7 +42,9 @@ TABLE = PassTable(
 
 
 def row(setup: Serving, load: float = 1.0) -> ServingCandidates:
-    return ServingCandidates.from_configs([setup.config], concurrency=[1]).loaded(np.array([load]))
+    return ServingCandidates.from_configs([setup.config], concurrency=[1]).with_concurrency(
+        np.array([load])
+    )
 
 
 def equal(n: int, tokens: int) -> np.ndarray:
