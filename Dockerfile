@@ -1,5 +1,5 @@
-# One image, two sizes, by lock file: the API needs no torch (LOCK=api), a worker that starts local runs does (LOCK=worker).
-# GPU hosts give their own base with CUDA: --build-arg BASE=...
+# The lock file selects one of two images. LOCK=api has no torch; LOCK=worker has torch, for a worker that starts runs on its host.
+# On GPU hosts, set a base image with CUDA: --build-arg BASE=...
 ARG BASE=python:3.11.15-slim-bookworm
 
 FROM ${BASE} AS build
@@ -17,7 +17,7 @@ RUN /opt/build/bin/python -m build --wheel --no-isolation --outdir /dist \
     && /opt/hp-tool/bin/pip install --no-cache-dir --no-deps /dist/*.whl && /opt/hp-tool/bin/pip check
 
 FROM ${BASE}
-# The data folder exists with its owner, so that a volume mounted on it inherits them.
+# Create the data folder with its owner, so that a volume mounted on it has the same owner.
 RUN useradd --uid 10001 --create-home --shell /usr/sbin/nologin hp && install -d -o 10001 -g 10001 /home/hp/data
 COPY --from=build /opt/hp-tool /opt/hp-tool
 ENV PATH=/opt/hp-tool/bin:$PATH PYTHONUNBUFFERED=1

@@ -1,4 +1,4 @@
-# One command for each habit. Everything lives in .venv; nothing outside this folder is touched.
+# One command for each task. Everything is installed in .venv; nothing outside this folder changes.
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -14,7 +14,7 @@ setup: .venv/.ready  ## Create .venv with everything: profiler, tests, linters
 	$(BIN)/pip install --quiet --editable '.[profiler,dev]'
 	@touch $@
 
-setup-light: .venv-light/.ready  ## Create .venv-light for changes of formulas: the default tests, linters, no torch, Ray or browser
+setup-light: .venv-light/.ready  ## Create .venv-light for changes of formulas: default tests and linters, without torch, Ray or browser
 
 .venv-light/.ready: pyproject.toml
 	$(PYTHON) -m venv .venv-light
@@ -24,48 +24,48 @@ setup-light: .venv-light/.ready  ## Create .venv-light for changes of formulas: 
 hooks:  ## Check each commit with ruff, mypy and the form of its subject
 	scripts/venv.sh pre-commit install --hook-type pre-commit --hook-type commit-msg
 
-quickstart: setup  ## A real search on this machine
+quickstart: setup  ## Run a real search on this machine
 	$(BIN)/hp-tool tune examples/quickstart.yaml
 
-test: setup  ## The default tests: units, properties, contracts, each interface once
+test: setup  ## Run the default tests: units, properties, contracts, each interface once
 	$(BIN)/python -m pytest -n auto
 
-components: setup  ## The tests with real components; what needs one that is missing is skipped and says so
+components: setup  ## Run the tests with real components; tests whose component is missing are skipped
 	$(BIN)/python -m pytest -n 3 -m components
 
-properties: setup  ## The property tests with four times as many examples, before a release
+properties: setup  ## Run the property tests with four times as many examples, before a release
 	$(BIN)/python -m pytest -n auto -m hypothesis --hypothesis-profile=thorough
 
-lint: setup  ## Style and common mistakes
+lint: setup  ## Check style and common mistakes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: setup  ## Strict type check
+types: setup  ## Check types strictly
 	$(BIN)/mypy
 
-format: setup  ## Fix what the linter can fix
+format: setup  ## Fix style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-check: lint types test components  ## Everything a change must pass
+check: lint types test components  ## Run all checks of a change
 
-docs: setup  ## The documentation site into site/; a warning is an error
+docs: setup  ## Build the documentation site in site/; warnings are errors
 	$(BIN)/mkdocs build --strict
 
-locks:  ## Write the lock files of requirements/ again (needs uv)
+locks:  ## Update the lock files in requirements/ (needs uv)
 	scripts/lock.sh
 
-packages: setup  ## The wheel and the source distribution into dist/, checked for a release
+packages: setup  ## Check the version and build wheel and source distribution in dist/
 	$(BIN)/python scripts/release_check.py
 	$(BIN)/hatchling build
 
-benchmarks: setup  ## Speed on this machine, and accuracy on the rows of evidence/
+benchmarks: setup  ## Measure speed on this machine, and accuracy on the rows of evidence/
 	$(BIN)/python -m benchmarks.speed
 	$(BIN)/python -m benchmarks.accuracy
 
 SLURM_DIR ?= /tmp/hp-slurm
 
-slurm:  ## Install and start a real Slurm with two virtual nodes on this host (Debian, root); slurm-stop ends it
+slurm:  ## Install and start a Slurm with two virtual nodes on this host (Debian, root); slurm-stop ends it
 	scripts/slurm-cluster.sh install
 	scripts/slurm-cluster.sh start $(SLURM_DIR)
 	@echo "export SLURM_CONF=$(SLURM_DIR)/slurm.conf HP_SLURM_CONFIG=examples/slurm-cluster.yaml"

@@ -38,12 +38,14 @@ def main() -> int:
         "max_retries": 0,
     }
 
-    def on(node: int, function: Any) -> Any:
+    def run_on_node(node: int, function: Any) -> Any:
         place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=node)
         return ray.remote(**share, scheduling_strategy=place)(function)
 
-    address, port = ray.get(on(0, _rendezvous).remote())
-    waiting = [on(node, _run_node).remote(node, address, port) for node in range(job["nodes"])]
+    address, port = ray.get(run_on_node(0, _rendezvous).remote())
+    waiting = [
+        run_on_node(node, _run_node).remote(node, address, port) for node in range(job["nodes"])
+    ]
     node_of = {reference: node for node, reference in enumerate(waiting)}
     texts: dict[int, str] = {}
     failed = False

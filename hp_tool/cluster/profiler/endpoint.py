@@ -123,7 +123,7 @@ class Endpoint:
         room = asyncio.Semaphore(parallel.max_num_seqs * parallel.data_parallel_size)
         waiting = 0
 
-        async def one(arrived: float) -> None:
+        async def send_request(arrived: float) -> None:
             nonlocal waiting
             waiting += 1
             async with room:
@@ -132,27 +132,27 @@ class Endpoint:
             if len(ended) >= total:
                 enough.set()
 
-        async def user() -> None:
+        async def run_user() -> None:
             while True:
-                await one(time.monotonic())
+                await send_request(time.monotonic())
 
-        async def load() -> None:
+        async def run_load() -> None:
             async with asyncio.TaskGroup() as group:
                 if isinstance(users, int):
                     for _ in range(users):
-                        group.create_task(user())
+                        group.create_task(run_user())
                     return
                 assert isinstance(rate, int | float)  # A search has only one rate.
                 for arrival in self._arrivals(rate):
                     if waiting > 10 * self._request.num_requests + _BACKLOG:
                         break
                     await asyncio.sleep(max(arrival - time.monotonic(), 0.0))
-                    group.create_task(one(arrival))
+                    group.create_task(send_request(arrival))
                 raise EndpointError(
                     f"{waiting} requests are waiting: the server cannot sustain {rate:g} per second"
                 )
 
-        sending, done = asyncio.create_task(load()), asyncio.create_task(enough.wait())
+        sending, done = asyncio.create_task(run_load()), asyncio.create_task(enough.wait())
         await asyncio.wait({sending, done}, return_when=asyncio.FIRST_COMPLETED)
         for task in (sending, done):
             task.cancel()
