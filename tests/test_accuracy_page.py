@@ -20,7 +20,7 @@ def test_pages_hold_what_the_result_gives(path: Path) -> None:
     result = ledger.load()
     text = path.read_text(encoding="utf-8")
     assert page.BLOCK.search(text)
-    assert page.filled(text, result) == text, "run python -m benchmarks.accuracy.page"
+    assert page.fill_page(text, result) == text, "run python -m benchmarks.accuracy.page"
 
 
 def test_pictures_show_what_the_result_gives() -> None:

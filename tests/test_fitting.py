@@ -19,8 +19,8 @@ from benchmarks.accuracy.fitting import (
     Prior,
     Values,
     conformal_sd,
-    left_out,
     linear_beyond,
+    split_by_key,
     with_constants,
 )
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
@@ -74,7 +74,7 @@ def test_of_several_starts_the_best_solution_is_kept() -> None:
 
 
 def test_each_key_is_left_out_of_the_others_once() -> None:
-    parts = list(left_out(["a1", "b1", "a2"], lambda row: row[0]))
+    parts = list(split_by_key(["a1", "b1", "a2"], lambda row: row[0]))
     assert parts == [("a", ["a1", "a2"], ["b1"]), ("b", ["b1"], ["a1", "a2"])]
 
 

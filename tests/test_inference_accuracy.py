@@ -8,12 +8,12 @@ import pytest
 from benchmarks.accuracy.data import folder_named
 from benchmarks.accuracy.groups import figures
 from benchmarks.accuracy.inference import (
+    compare_unseen,
     comparisons,
     limit_predicted,
     regret,
     series,
     shipped_pairs,
-    unseen,
 )
 from benchmarks.accuracy.serving_runs import (
     Predicted,
@@ -35,7 +35,7 @@ def pairs(runs: list[ServingRun]) -> list[Predicted]:
 
 
 def test_groups_no_constant_saw(runs: list[ServingRun]) -> None:
-    pairs = unseen(runs)
+    pairs = compare_unseen(runs)
     found = {what: figures(comparisons(pairs, what)) for what in ("ttft", "tpot", "throughput")}
     assert len(pairs) > 350
     assert found["tpot"]["mean_error"] <= 0.06 and found["throughput"]["mean_error"] <= 0.06
@@ -47,7 +47,7 @@ def test_groups_no_constant_saw(runs: list[ServingRun]) -> None:
 
 
 def test_offline_throughput_of_groups_no_constant_saw(runs: list[ServingRun]) -> None:
-    offline = [pair for pair in unseen(runs) if series(pair.run).startswith("trtllm 0.17")]
+    offline = [pair for pair in compare_unseen(runs) if series(pair.run).startswith("trtllm 0.17")]
     found = figures(comparisons(offline, "throughput"))
     assert found["rows"] > 80 and found["mean_error"] <= 0.08
 
@@ -73,4 +73,4 @@ def test_series_that_must_have_cached_their_prompts_are_told_apart(
     for name in cached:
         members = [pair for pair in pairs if pair.run.series == name]
         assert log_ratios(members, "throughput").mean() < -0.3, name
-    assert not {pair.run.series for pair in unseen(runs)} & cached
+    assert not {pair.run.series for pair in compare_unseen(runs)} & cached

@@ -78,8 +78,8 @@ def test_only_the_group_that_moved_fails() -> None:
     recorded = ledger_of(group("A", 1.1, 0.9), group("B", 1.05))
     now = ledger_of(group("A", 1.1, 0.9), group("B", 1.06))
     assert ledger.failures(recorded, recorded, quick=False) == []
-    assert ledger.moved(now, recorded).keys() == {"B", "B | h100"}
-    assert ledger.moved(now, recorded)["B"]["mean"] == [0.05, 0.06]
+    assert ledger.find_moves(now, recorded).keys() == {"B", "B | h100"}
+    assert ledger.find_moves(now, recorded)["B"]["mean"] == [0.05, 0.06]
 
 
 def test_a_part_that_moves_fails_though_its_group_does_not() -> None:
@@ -90,14 +90,14 @@ def test_a_part_that_moves_fails_though_its_group_does_not() -> None:
         ledger_of(Group(title="A", left_out="model", saw="", rows=each))
         for each in (parts, swapped)
     )
-    assert {"A | h100", "A | b200"} <= ledger.moved(now, recorded).keys()
-    assert "A" not in ledger.moved(now, recorded)
+    assert {"A | h100", "A | b200"} <= ledger.find_moves(now, recorded).keys()
+    assert "A" not in ledger.find_moves(now, recorded)
 
 
 def test_a_figure_may_move_within_its_band_in_both_directions() -> None:
     recorded = ledger_of(group("A", 1.10))
-    assert not ledger.moved(ledger_of(group("A", 1.1015)), recorded)
-    assert ledger.moved(
+    assert not ledger.find_moves(ledger_of(group("A", 1.1015)), recorded)
+    assert ledger.find_moves(
         ledger_of(group("A", 1.08)), recorded
     )  # a better figure needs a reason, too
 
@@ -106,7 +106,10 @@ def test_a_group_that_disappears_or_a_row_that_is_refused_fails() -> None:
     recorded = ledger_of(group("A", 1.1), group("B", 1.1))
     assert ledger.failures(ledger_of(group("A", 1.1)), recorded, quick=False) == ["not computed: B"]
     refused = Group(title="A", left_out="model", saw="", rows=[*rows(1.1), *rows(float("nan"))])
-    assert ledger.moved(ledger_of(refused), ledger_of(group("A", 1.1, 1.1)))["A"]["n"] == [2, 1]
+    assert ledger.find_moves(ledger_of(refused), ledger_of(group("A", 1.1, 1.1)))["A"]["n"] == [
+        2,
+        1,
+    ]
 
 
 def test_quick_runs_do_not_miss_the_long_groups() -> None:
@@ -124,14 +127,14 @@ def test_headlines_and_laws_need_a_reason() -> None:
         },
         "laws": {"law": {"checked": 2, "broken": ["a on b200"]}},
     }
-    assert len(ledger.unexplained(now, {})) == 2
+    assert len(ledger.unexplained_violations(now, {})) == 2
     known = {"far, paper": "cause", "law: a on": "cause", "near, paper": "cause"}
-    assert ledger.unexplained(now, known) == []
-    assert ledger.outgrown(now, known) == ["near, paper"]
+    assert ledger.unexplained_violations(now, known) == []
+    assert ledger.unneeded_exceptions(now, known) == ["near, paper"]
     moved = copy.deepcopy(now)
     moved["headlines"]["near, paper"]["predicted"] = 1.02
     moved["laws"]["law"]["broken"].append("c on b200")
-    assert ledger.moved(moved, now) == {
+    assert ledger.find_moves(moved, now) == {
         "near, paper": {"predicted": [1.0, 1.02]},
         "law": {"broken": [0, ["c on b200"]]},
     }
@@ -159,8 +162,8 @@ def test_headlines_cannot_drift_again() -> None:
 def test_figures_are_not_recorded_without_a_reason(tmp_path: Path) -> None:
     recorded = ledger_of(group("A", 1.1)) | {"report": {}, "points": {}}
     now = ledger_of(group("A", 1.2)) | {"report": {}, "points": {}}
-    saved = ledger.recorded_anew(
-        now, recorded, ledger.moved(now, recorded), "kernels of B200 were timed again"
+    saved = ledger.updated_ledger(
+        now, recorded, ledger.find_moves(now, recorded), "kernels of B200 were timed again"
     )
     ledger.save(saved, tmp_path / "ledger.json")
     read = ledger.load(tmp_path / "ledger.json")
@@ -189,7 +192,9 @@ def test_a_changed_constant_of_a_die_fails_exactly_its_groups(folder: Path, tmp_
         return found
 
     now = ledger.compute(folder, only=SECTIONS)
-    moved = ledger.moved(computed(PERTURB, str(folder), str(tmp_path), json.dumps(SECTIONS)), now)
+    moved = ledger.find_moves(
+        computed(PERTURB, str(folder), str(tmp_path), json.dumps(SECTIONS)), now
+    )
     on_die = {
         name
         for title, entry in now["groups"].items()
@@ -214,8 +219,8 @@ def test_what_is_recorded_holds_by_itself() -> None:
     out of date.
     """
     recorded = ledger.load()
-    assert ledger.unexplained(recorded, recorded["known"]) == []
-    assert ledger.outgrown(recorded, recorded["known"]) == []
+    assert ledger.unexplained_violations(recorded, recorded["known"]) == []
+    assert ledger.unneeded_exceptions(recorded, recorded["known"]) == []
     assert all(move["reason"] for move in recorded["moves"])
     for earlier, later in pairwise(recorded["moves"]):
         assert earlier["date"] <= later["date"]

@@ -15,7 +15,7 @@ from benchmarks.accuracy.fit_experts import (
     JOINT,
     fit,
     left_out,
-    mixtures,
+    moe_runs,
     predict_runs,
     prepare_batches,
     runs_without_drafts,
@@ -219,4 +219,4 @@ def test_a_fit_finds_what_made_its_runs_and_deviations_come_from_models_left_out
 
 def test_a_folder_without_the_files_has_no_runs(tmp_path: Path) -> None:
     (tmp_path / "training").mkdir()
-    assert mixtures(tmp_path) == pool_runs(tmp_path) == queued_runs(tmp_path) == []
+    assert moe_runs(tmp_path) == pool_runs(tmp_path) == queued_runs(tmp_path) == []

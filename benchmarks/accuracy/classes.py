@@ -117,8 +117,8 @@ def evaluate(folder: Path) -> list[dict[str, Any]]:
 
     groups = [
         *evidence.groups(folder),
-        *inference.shipped(folder),
-        *inference.refitted(folder),
+        *inference.compare_shipped(folder),
+        *inference.compare_refitted(folder),
     ]
     return [
         {

@@ -47,7 +47,7 @@ Nothing is fitted to these values.
 """
 
 
-def clock(config: ParallelConfig) -> MicroBatchClock:
+def micro_batch_clock(config: ParallelConfig) -> MicroBatchClock:
     """Return the clock that times rows of a configuration with the benchmark's fixed model and
     cluster.
     """
@@ -69,7 +69,7 @@ def evaluate(names: list[str]) -> dict[str, Any]:
     """
     scenarios = []
     for name, config in SCENARIOS.items():
-        timer = clock(config)
+        timer = micro_batch_clock(config)
         static = training_costs(case=timer.case, candidates=Candidates.alone(config))
         sizes = (
             f"TP {config.tensor_parallel_size}, PP {config.pipeline_parallel_size}, CP "

@@ -458,7 +458,7 @@ def serving(folder: Path) -> Rows:
     """Return cache sizes that engines printed, and serving runs that no fit of their release
     used.
     """
-    unseen = inference.unseen(dense_runs(folder))
+    unseen = inference.compare_unseen(dense_runs(folder))
     return {
         **kv_cache.by_title(folder),
         **{

@@ -12,10 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy.data import print_report
-from benchmarks.accuracy.fit_experts import left_out, mixtures, predict_runs, prepare_batches
+from benchmarks.accuracy.fit_experts import left_out, moe_runs, predict_runs, prepare_batches
 from benchmarks.accuracy.groups import Rows, as_groups
-from benchmarks.accuracy.inference import as_dict, pools, ratios, regret, titled
-from benchmarks.accuracy.inference import mixtures as judged
+from benchmarks.accuracy.inference import (
+    as_dict,
+    compare_pools,
+    judge_moe_runs,
+    ratios,
+    regret,
+    rows_by_title,
+)
 from benchmarks.accuracy.serving_runs import queued_runs
 from hp_tool.catalog import model as catalogue_model
 from hp_tool.catalog.efficiency import expert_efficiency
@@ -31,7 +37,7 @@ def evaluate(folder: Path) -> dict[str, Any]:
     """Return {groups, best_layout: {runs: regret}} by what the fit held out, and for separate
     pools.
     """
-    runs = mixtures(folder)
+    runs = moe_runs(folder)
     sets = {
         f"Served MoE models, unseen {name}": [
             pair for _, members in left_out(runs, key).values() for pair in members
@@ -45,9 +51,9 @@ def evaluate(folder: Path) -> dict[str, Any]:
     )
     rows: Rows = {}
     for title, pairs in sets.items():
-        rows |= titled(title, ratios(judged(pairs)))
+        rows |= rows_by_title(title, ratios(judge_moe_runs(pairs)))
     return {
-        "groups": as_groups(rows | pools(folder)),
+        "groups": as_groups(rows | compare_pools(folder)),
         "best_layout": {title: regret(pairs) for title, pairs in sets.items()},
     }
 

@@ -125,7 +125,7 @@ def left_out(runs: Sequence[ServingRun], errors: Errors | None = None) -> list[P
     return [
         pair
         for engine in ("", *OWN)
-        for _, members, others in fitting.left_out(_runs_of_engine(runs, engine), _model)
+        for _, members, others in fitting.split_by_key(_runs_of_engine(runs, engine), _model)
         for pair in predict_slowed(
             [run for run in members if _factor_engine(run) == engine], fit(others, known)
         )
@@ -247,7 +247,9 @@ def pools_left_out(folder: Path) -> list[PredictedPool]:
     """Return the runs of each engine and each length, predicted with hops fitted to the remaining
     runs.
     """
-    parts = fitting.left_out(runs_with_replicas(folder), lambda run: (run.engine, run.input_length))
+    parts = fitting.split_by_key(
+        runs_with_replicas(folder), lambda run: (run.engine, run.input_length)
+    )
     return [
         pair
         for _, members, others in parts

@@ -119,7 +119,9 @@ def fit(seen: Sequence[ServingRun], *, name: str, version: str) -> EngineEfficie
         },
     )
     profile = fit(seen, starts=({},) if offline else GIVEN["starts"])
-    return dataclasses.replace(profile, assumed=assumed(profile, errors(seen, start=profile), free))
+    return dataclasses.replace(
+        profile, assumed=poorly_determined(profile, errors(seen, start=profile), free)
+    )
 
 
 def errors(
@@ -140,7 +142,7 @@ def errors(
     return of
 
 
-def assumed(
+def poorly_determined(
     profile: EngineEfficiency,
     residuals: Callable[[EngineEfficiency], Floats],
     free: Mapping[str, Prior],
@@ -205,7 +207,7 @@ def left_out(
     too few remain.
     """
     predicted = {}
-    for kind, runs, others in fitting.left_out(members, key):
+    for kind, runs, others in fitting.split_by_key(members, key):
         seen = [run for run in others if run.fitted]
         if len(seen) >= FEWEST_RUNS:
             profile = fit(seen, name=name, version=version)

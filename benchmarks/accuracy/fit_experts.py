@@ -67,7 +67,7 @@ SEARCH = {"diff_step": 1e-2, "ftol": 1e-4, "xtol": 1e-4}
 Prepared = Sequence[tuple[Batch, EngineEfficiency]]
 
 
-def mixtures(folder: Path) -> list[ServingRun]:
+def moe_runs(folder: Path) -> list[ServingRun]:
     """Return runs of MoE models on one replica, except runs that must have used speculative
     decoding or whose layout is uncertain.
     """
@@ -173,7 +173,7 @@ def left_out(
     """
     parts = {
         value: (members, fit_by_engine(others))
-        for value, members, others in fitting.left_out(runs, key)
+        for value, members, others in fitting.split_by_key(runs, key)
     }
     return {
         value: (constants, predict_runs(prepare_batches(members), constants))
@@ -195,7 +195,7 @@ def with_scatter(
 
 
 def fitted(folder: Path) -> Iterator[FittedFile]:
-    runs = mixtures(folder)
+    runs = moe_runs(folder)
     unseen = [pairs for _, pairs in left_out(runs, _model).values()]
     for engine, constants in fit_by_engine(runs).items():
         of_engine = [run for run in runs if _separate_runs(run) == engine]

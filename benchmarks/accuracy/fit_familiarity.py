@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy.data import rows
-from benchmarks.accuracy.fit_experts import mixtures
+from benchmarks.accuracy.fit_experts import moe_runs
 from benchmarks.accuracy.serving_runs import cached_series, dense_runs, setting_of
 from evidence.cases import DEFAULT_LABEL, LABELS, missing_fields, step_s, training_query
 from evidence.table import FILE_OF, Row
@@ -83,7 +83,7 @@ def _servings(folder: Path) -> Iterator[tuple[Setting, str]]:
     cached = cached_series(dense)
     known = {(each.engine, each.version) for each in engine_profiles() if not each.kernels_alone}
     chosen = [run for run in dense if (run.engine, run.version) in known]
-    for run in (*chosen, *mixtures(folder)):
+    for run in (*chosen, *moe_runs(folder)):
         if run.series not in cached:
             yield setting_of(run), f"{run.engine} {run.version}"
 

@@ -32,10 +32,10 @@ from benchmarks.accuracy.fitting import (
     compare_left_out,
     errors_by_setting,
     fit_settings,
-    fixed,
+    fixed_constants,
     framework_file,
-    left_out,
     priors,
+    split_by_key,
     with_constants,
 )
 from benchmarks.accuracy.korthikanti import GPU, MODELS, table4, table5
@@ -71,7 +71,7 @@ from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
 
 COMMAND = "python -m evidence.fit --only frameworks"
 GIVEN = fit_settings("frameworks")
-FIXED = fixed("frameworks")
+FIXED = fixed_constants("frameworks")
 """Constants that these rows do not determine."""
 
 
@@ -272,7 +272,7 @@ def today_left_out(
     """
     of = operator.attrgetter(key) if isinstance(key, str) else key
     rows: list[Comparison] = []
-    for value, members, _ in left_out(cases, of):
+    for value, members, _ in split_by_key(cases, of):
         kept = tuple(run for run in today_runs(folder) if of(run.case) != value)
         rows += compare_all(members, fit_today(kept, fit_2022(folder)).compare)
     return rows

@@ -23,7 +23,7 @@ from benchmarks.accuracy.fitting import (
     compare_left_out,
     errors_of,
     fit_settings,
-    fixed,
+    fixed_constants,
     framework_file,
     priors,
     rounded,
@@ -39,7 +39,7 @@ from hp_tool.loop.calibration.microbenchmarks import short
 
 COMMAND = "python -m evidence.fit --only fsdp"
 CARDS = {"a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "b200": "b200-sxm-180gb"}
-START = fixed("fsdp")
+START = fixed_constants("fsdp")
 """Constants that these rows do not determine."""
 
 

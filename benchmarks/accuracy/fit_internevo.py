@@ -23,7 +23,7 @@ from benchmarks.accuracy.fitting import (
     Values,
     compare_left_out,
     fit_settings,
-    fixed,
+    fixed_constants,
     framework_file,
     priors,
     with_constants,
@@ -38,7 +38,7 @@ from hp_tool.questions.training import estimate
 
 COMMAND = "python -m evidence.fit --only internevo"
 NOISE = fit_settings("internevo")["noise"]
-START = fixed("internevo")
+START = fixed_constants("internevo")
 """Constants that the runs do not determine."""
 
 

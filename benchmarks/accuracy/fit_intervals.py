@@ -116,7 +116,9 @@ def fit(folder: Path) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     recent = {row.what for row in mixtures}
     later = [row for row in groups["The next release: MoE models"] if row.what in recent]
     experts = scatter_by_model(mixtures, later, known=own) ** 2
-    kernels = scatter((untimed(today_runs(folder)), own), (untimed(mpt_runs(folder)), fsdp))
+    kernels = scatter(
+        (untimed_die_rows(today_runs(folder)), own), (untimed_die_rows(mpt_runs(folder)), fsdp)
+    )
     strangers = (
         (groups["BLOOM's topology search, predicted as Megatron Core"], early),
         (groups["MPT under FSDP, constants of Megatron Core"], own),
@@ -215,7 +217,7 @@ def above_allocated(rows: Iterable[Comparison]) -> list[Comparison]:
     return [dataclasses.replace(row, predicted=row.predicted / typical) for row in rows]
 
 
-def untimed(runs: Iterable[Prepared]) -> list[Comparison]:
+def untimed_die_rows(runs: Iterable[Prepared]) -> list[Comparison]:
     """Return dense runs predicted by the shipped constants of their framework and the kernels of a
     typical die.
     """
@@ -261,8 +263,8 @@ def fitted_serving(folder: Path) -> Iterator[FittedFile]:
     by_kind = held_out_rows(
         [
             *evidence.section("serving", folder),
-            *inference.shipped(folder),
-            *inference.refitted(folder),
+            *inference.compare_shipped(folder),
+            *inference.compare_refitted(folder),
         ]
     )
     added = {}

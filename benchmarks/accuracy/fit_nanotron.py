@@ -32,7 +32,7 @@ from benchmarks.accuracy.fitting import (
     Floats,
     Prior,
     fit_settings,
-    fixed,
+    fixed_constants,
     framework_file,
     priors,
     with_constants,
@@ -54,7 +54,7 @@ RETRY_BYTES_PER_SECOND = 2.0**21 / 1e-4
 CUDA calls that map a page, make it accessible and unmap it took 63 us on an A100, without the
 page's creation (github.com/magnate3/linux-riscv-dev, nccl/gpu/shm/bench_vmm).
 """
-FIXED = fixed("nanotron")
+FIXED = fixed_constants("nanotron")
 """Constants that the runs do not determine."""
 
 

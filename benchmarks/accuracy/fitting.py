@@ -72,7 +72,7 @@ def priors(fit: str, name: str = "priors") -> dict[str, Prior]:
     return {constant: Prior(*prior) for constant, prior in fit_settings(fit).get(name, {}).items()}
 
 
-def fixed(fit: str) -> FrameworkEfficiency:
+def fixed_constants(fit: str) -> FrameworkEfficiency:
     """Return a framework's constants before its fit."""
     fields = dict(fit_settings(fit)["fixed"])
     return FrameworkEfficiency(network=Link(**fields.pop("network")), **fields)
@@ -141,7 +141,7 @@ def compare_left_out(
     """
     return [
         compared
-        for _, members, others in left_out(rows, key)
+        for _, members, others in split_by_key(rows, key)
         for compared in map(fit(others), members)
     ]
 
@@ -169,7 +169,7 @@ def rounded(values: Values) -> Values:
     return {name: short(value) for name, value in values.items()}
 
 
-def left_out(
+def split_by_key(
     rows: Iterable[Row], key: Callable[[Row], Hashable]
 ) -> Iterator[tuple[Hashable, list[Row], list[Row]]]:
     """Yield (value of `key`, rows with that value, rows with other values)."""

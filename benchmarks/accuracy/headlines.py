@@ -18,7 +18,7 @@ from benchmarks.accuracy import dynamic_context
 from benchmarks.accuracy.data import print_report
 from benchmarks.accuracy.korthikanti import GPU, a100
 from benchmarks.accuracy.korthikanti import workload as workload_2022
-from benchmarks.accuracy.published import Query, answer, fastest, with_values
+from benchmarks.accuracy.published import Query, best_recommendation, estimate_query, with_values
 from evidence.table import FOLDER
 from hp_tool.catalog import gpu, model
 from hp_tool.catalog.efficiency import efficiency_profile
@@ -70,12 +70,12 @@ def evaluate(source: str = "") -> list[Headline]:
 
 def _headline(of: Mapping[str, Any]) -> Headline:
     base, query = of.get("query", {}), query_of(of)
-    value, words = _found(of, query)
+    value, words = _predict(of, query)
     if "less" in of:
-        value -= _found(of, with_values(base, of["less"]))[0]
+        value -= _predict(of, with_values(base, of["less"]))[0]
     predicted = of.get("times", 1.0) * value
     if "over" in of:
-        predicted /= _found(of, with_values(base, of["over"]))[0]
+        predicted /= _predict(of, with_values(base, of["over"]))[0]
     named = {**query, **query.get("cluster", {}), **query.get("training", {}), "size": of["size"]}
     stated = {name: of[name].format(**named, **words) for name in ("what", "note") if name in of}
     published, error = of["published"], None
@@ -101,25 +101,25 @@ def query_of(of: Mapping[str, Any]) -> Query:
     return with_values(of.get("query", {}), of.get("set", {}))
 
 
-def _found(of: Mapping[str, Any], query: Query) -> Found:
+def _predict(of: Mapping[str, Any], query: Query) -> Found:
     if of["figure"] == "layer":
         return LAYER[of["part"]](of["model"]), {}
-    return _asked(of["figure"], json.dumps(query))
+    return _evaluate_figure(of["figure"], json.dumps(query))
 
 
 @functools.cache
-def _asked(figure: str, query: str) -> Found:
+def _evaluate_figure(figure: str, query: str) -> Found:
     return FIGURES[figure](json.loads(query))
 
 
 def _step_s(query: Query) -> Found:
-    found = answer(query)
+    found = estimate_query(query)
     assert found.time is not None
     return found.time.step_s, {}
 
 
 def _model_tflops(query: Query) -> Found:
-    found = answer(query)
+    found = estimate_query(query)
     rate, memory = found.model_tflops_per_gpu, found.memory
     assert rate is not None and memory is not None and found.feasible, found.reasons
     return rate, {"needs": f"{memory.total_bytes / GIB:.1f} GiB"}
@@ -137,13 +137,13 @@ def _recomputed_tflops(query: Query) -> Found:
 
 
 def _days(query: Query) -> Found:
-    days = fastest(query).estimate.days
+    days = best_recommendation(query).estimate.days
     assert days is not None
     return days, {}
 
 
 def _mfu(query: Query) -> Found:
-    best = fastest(query)
+    best = best_recommendation(query)
     config, mfu = best.parallel, best.estimate.mfu
     assert mfu is not None
     layout = (
@@ -227,7 +227,7 @@ def training_days() -> dict[str, Any]:
     software.
     """
     queries = [query_of(each) for each in specifications() if each["figure"] == "days"]
-    selective, full = (fastest(query) for query in queries[:2])
+    selective, full = (best_recommendation(query) for query in queries[:2])
     days, full_days = selective.estimate.days, full.estimate.days
     assert days is not None and full_days is not None
     return {

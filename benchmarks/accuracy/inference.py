@@ -75,7 +75,7 @@ def shipped_pairs(runs: Sequence[ServingRun]) -> list[Predicted]:
     return predicted
 
 
-def unseen(runs: Sequence[ServingRun]) -> list[Predicted]:
+def compare_unseen(runs: Sequence[ServingRun]) -> list[Predicted]:
     """Return runs that the constants of their version were not fitted to. Versions without
     constants and series with cached prompts are omitted.
     """
@@ -241,7 +241,7 @@ engine's).
 """
 
 
-def shipped(folder: Path) -> list[Group]:
+def compare_shipped(folder: Path) -> list[Group]:
     """Return the comparisons of the runs with the shipped constants of their release and of another
     release. Takes seconds.
 
@@ -253,28 +253,35 @@ def shipped(folder: Path) -> list[Group]:
     profiles = {(profile.engine, profile.version) for profile in engine_profiles()}
     pairs = [pair for pair in shipped_pairs(runs) if pair.run.series not in cached]
     own = [pair for pair in pairs if (pair.run.engine, pair.run.version) in profiles]
-    judged_mixtures = mixtures(shipped_pairs(fit_experts.mixtures(folder)))
+    judged_mixtures = judge_moe_runs(shipped_pairs(fit_experts.moe_runs(folder)))
     return as_groups(
-        titled("Engines, fitted groups", by(_series(pair for pair in own if pair.run.fitted)))
-        | titled(
-            "Engines, versions without constants",
-            by(_series(pair for pair in pairs if pair not in own)),
+        rows_by_title(
+            "Engines, fitted groups",
+            figures_by_part(_series(pair for pair in own if pair.run.fitted)),
         )
-        | titled("Engines, MoE models with the shipped constants", ratios(judged_mixtures))
-        | titled("Engines with default settings, unseen model", ratios(started(folder)))
-        | titled("Engines, constants of another release", by(_parts(other_release(runs))))
+        | rows_by_title(
+            "Engines, versions without constants",
+            figures_by_part(_series(pair for pair in pairs if pair not in own)),
+        )
+        | rows_by_title("Engines, MoE models with the shipped constants", ratios(judged_mixtures))
+        | rows_by_title(
+            "Engines with default settings, unseen model", ratios(compare_defaults(folder))
+        )
+        | rows_by_title(
+            "Engines, constants of another release", figures_by_part(_parts(other_release(runs)))
+        )
     )
 
 
-def refitted(folder: Path) -> list[Group]:
+def compare_refitted(folder: Path) -> list[Group]:
     """Return the comparisons of the runs with constants fitted without their GPU, precision or
     model. Takes minutes because of the many fits.
     """
     fits = _parts(refitted_pairs(dense_runs(folder)))
     rows = (
-        titled("Engines, unseen model or GPU", by(fits))
-        | titled("Engines by kind of model", ratios(unseen_kinds(folder)))
-        | pools(folder)
+        rows_by_title("Engines, unseen model or GPU", figures_by_part(fits))
+        | rows_by_title("Engines by kind of model", ratios(unseen_kinds(folder)))
+        | compare_pools(folder)
     )
     return as_groups(rows, is_long=True)
 
@@ -287,12 +294,12 @@ def _parts(pairs: Mapping[str, Sequence[Predicted]]) -> list[tuple[str, Predicte
     return [(part, pair) for part, members in pairs.items() for pair in members]
 
 
-def mixtures(pairs: Iterable[Predicted]) -> list[Judged]:
+def judge_moe_runs(pairs: Iterable[Predicted]) -> list[Judged]:
     """Return runs of MoE models with the shipped deviations of their engine."""
     return [(series(pair.run), pair, expert_efficiency(engine=pair.run.engine)) for pair in pairs]
 
 
-def started(folder: Path) -> list[Judged]:
+def compare_defaults(folder: Path) -> list[Judged]:
     """Return runs of engines with default settings, predicted with the slowdown fitted to other
     models.
     """
@@ -307,13 +314,15 @@ def started(folder: Path) -> list[Judged]:
     ]
 
 
-def pools(folder: Path) -> Rows:
+def compare_pools(folder: Path) -> Rows:
     """Return runs with separate pools, predicted with hops fitted without the engine or without the
     lengths.
     """
     unseen = fit_defaults.pools_left_out(folder)
     judged: list[Judged] = [(pair.run.engine, pair, pool_efficiency()) for pair in unseen]
-    return titled("Separate prefill and decode pools, unseen engine and lengths", ratios(judged))
+    return rows_by_title(
+        "Separate prefill and decode pools, unseen engine and lengths", ratios(judged)
+    )
 
 
 @functools.cache
@@ -339,7 +348,7 @@ def unseen_kinds(folder: Path) -> list[Judged]:
             (f"{name}, dense", pair, None) for pairs in parts or [others] for pair in pairs
         ]
     unseen = fit_experts.left_out(
-        fit_experts.mixtures(folder), lambda run: catalogue_model(run.model).name
+        fit_experts.moe_runs(folder), lambda run: catalogue_model(run.model).name
     )
     for _, pairs in unseen.values():
         for pair in pairs:
@@ -373,7 +382,7 @@ def ratios(judged: Iterable[Judged]) -> Rows:
     return rows
 
 
-def by(pairs: Iterable[tuple[str, Predicted]]) -> Rows:
+def figures_by_part(pairs: Iterable[tuple[str, Predicted]]) -> Rows:
     """Return {figure: comparisons} for tuples of (part of a group, run with its prediction)."""
     rows: Rows = {what: [] for what in FIGURES}
     for part, pair in pairs:
@@ -388,7 +397,7 @@ def series(run: ServingRun) -> str:
     return f"{run.engine} {run.version}, {run.model} {run.precision}, {run.gpu}"
 
 
-def titled(title: str, rows: Rows) -> Rows:
+def rows_by_title(title: str, rows: Rows) -> Rows:
     """Return the rows of each figure by the title of their group."""
     return {f"{title}: {words}": rows[what] for what, words in FIGURES.items()}
 
@@ -398,17 +407,17 @@ def evaluate(folder: Path) -> dict[str, Any]:
     from benchmarks.accuracy import evidence
 
     runs = dense_runs(folder)
-    kinds: dict[str, list[Predicted]] = {"groups no constant was fitted on": unseen(runs)}
+    kinds: dict[str, list[Predicted]] = {"groups no constant was fitted on": compare_unseen(runs)}
     for kind, pair, _ in unseen_kinds(folder):
         kinds.setdefault(kind, []).append(pair)
     return {
         "groups": [
             *evidence.section("serving", folder),
-            *shipped(folder),
-            *refitted(folder),
+            *compare_shipped(folder),
+            *compare_refitted(folder),
         ],
         "best_layout": {name: regret(pairs) for name, pairs in kinds.items()},
-        "limit_predicted": limit_predicted(unseen(runs)),
+        "limit_predicted": limit_predicted(compare_unseen(runs)),
     }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.accuracy.comparison import Comparison
 from benchmarks.accuracy.data import rows as rows_of
 from benchmarks.accuracy.prepared import Prepared
-from benchmarks.accuracy.published import answer
+from benchmarks.accuracy.published import estimate_query
 from evidence.cases import training_case
 from evidence.table import Row
 from hp_tool.catalog import cluster, model
@@ -153,7 +153,7 @@ def figures(folder: Path) -> list[Comparison]:
 
 def _layers(name: str, *, recompute: str, sequence_parallel: bool) -> float:
     pipeline, chunks, micro_batch, batch = SIZES[name]
-    memory = answer(
+    memory = estimate_query(
         {
             "model": name,
             "cluster": {"gpu": GPU, "num_gpus": 8 * pipeline},

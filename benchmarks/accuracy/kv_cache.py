@@ -114,13 +114,13 @@ def predict_cache(row: Row) -> KvCache:
                 or "bf16",
             }
             | _drafts(row)
-            | _given(
+            | _without_none(
                 memory_fraction=row["memory_fraction"],
                 engine_version=_accepted_release(row),
                 max_model_len=row["max_model_len"],
             ),
             "parallel": {"tensor_parallel_size": t}
-            | _given(
+            | _without_none(
                 max_num_seqs=row["max_num_seqs"],
                 max_num_batched_tokens=row["max_num_batched_tokens"],
             ),
@@ -158,7 +158,7 @@ def _drafts(row: Row) -> dict[str, Any]:
     return {"speculative": drafted}
 
 
-def _given(**values: object) -> dict[str, Any]:
+def _without_none(**values: object) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value}
 
 

@@ -83,13 +83,13 @@ def compute(folder: Path, *, quick: bool = False, only: Sequence[str] | None = N
     with ProcessPoolExecutor(max_workers=2, mp_context=get_context("spawn")) as pool:
         # The laws and the serving fits run concurrently with the sections of evidence, which use
         # separate processes.
-        engines = [] if quick else [pool.submit(inference.refitted, folder)]
+        engines = [] if quick else [pool.submit(inference.compare_refitted, folder)]
         checked = pool.submit(broken_laws)
         names = evidence.SECTIONS.keys() - (evidence.LONG if quick else set())
         found = report.evaluate(folder, only=names)
         trained = found["groups"]
         served = [
-            *inference.shipped(folder),
+            *inference.compare_shipped(folder),
             *(group for one in engines for group in one.result()),
         ]
         broken = checked.result()
@@ -183,7 +183,7 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def moved(now: Ledger, recorded: Ledger) -> dict[str, dict[str, list[Any]]]:
+def find_moves(now: Ledger, recorded: Ledger) -> dict[str, dict[str, list[Any]]]:
     """Return {entry: {figure: [recorded, now]}} for the figures that changed by more than their
     band.
 
@@ -244,7 +244,7 @@ def missing(now: Ledger, recorded: Ledger, *, quick: bool) -> list[str]:
     ]
 
 
-def unexplained(ledger: Ledger, known: Mapping[str, str]) -> list[str]:
+def unexplained_violations(ledger: Ledger, known: Mapping[str, str]) -> list[str]:
     """Return the headlines outside HEADLINE_BAND and the broken laws that no entry of `known`
     explains.
     """
@@ -271,7 +271,7 @@ def _exceptions(ledger: Ledger) -> list[tuple[str, str]]:
     return far + [(what, what) for what in broken]
 
 
-def outgrown(ledger: Ledger, known: Mapping[str, str]) -> list[str]:
+def unneeded_exceptions(ledger: Ledger, known: Mapping[str, str]) -> list[str]:
     """Return the entries of `known` that are no longer needed, so that the list can be
     shortened.
     """
@@ -301,7 +301,9 @@ def _lines(value: Any, indent: str) -> str:
     return f"{{\n{inner}\n{indent}}}" if value else "{}"
 
 
-def recorded_anew(now: Ledger, recorded: Ledger, changes: Mapping[str, Any], reason: str) -> Ledger:
+def updated_ledger(
+    now: Ledger, recorded: Ledger, changes: Mapping[str, Any], reason: str
+) -> Ledger:
     """Return the new ledger: the current figures, the known exceptions, and all changes with their
     reasons, newest last.
     """
@@ -314,7 +316,7 @@ def recorded_anew(now: Ledger, recorded: Ledger, changes: Mapping[str, Any], rea
         "known": recorded.get("known", {}),
         **{name: now[name] for name in ("headlines", "laws", "report")},
         "groups": {
-            name: _unmoved(group, recorded["groups"].get(name, {}), changes.get(name, {}))
+            name: _keep_unmoved(group, recorded["groups"].get(name, {}), changes.get(name, {}))
             for name, group in now["groups"].items()
         },
         "points": now["points"],
@@ -322,7 +324,7 @@ def recorded_anew(now: Ledger, recorded: Ledger, changes: Mapping[str, Any], rea
     }
 
 
-def _unmoved(now: dict[str, Any], recorded: Mapping[str, Any], moved: Container[str]) -> Any:
+def _keep_unmoved(now: dict[str, Any], recorded: Mapping[str, Any], moved: Container[str]) -> Any:
     """Return the current group with the recorded value of each number that stayed within its
     band.
     """
@@ -350,14 +352,16 @@ def failures(now: Ledger, recorded: Ledger, *, quick: bool) -> list[str]:
     lines = [
         f"moved: {name}: "
         + ", ".join(f"{figure} {old} -> {new}" for figure, (old, new) in figures.items())
-        for name, figures in moved(now, recorded).items()
+        for name, figures in find_moves(now, recorded).items()
     ]
     lines += [f"not computed: {title}" for title in missing(now, recorded, quick=quick)]
     lines += [
         f"outside {HEADLINE_BAND:.0%} or broken, and not known: {what}"
-        for what in unexplained(now, known)
+        for what in unexplained_violations(now, known)
     ]
-    return lines + [f"known, but no longer so, remove it: {name}" for name in outgrown(now, known)]
+    return lines + [
+        f"known, but no longer so, remove it: {name}" for name in unneeded_exceptions(now, known)
+    ]
 
 
 def main() -> None:
@@ -386,7 +390,7 @@ def main() -> None:
     else:
         print(as_text(now))
     if arguments.save:
-        changes = moved(now, recorded) if recorded["groups"] else {}
+        changes = find_moves(now, recorded) if recorded["groups"] else {}
         if changes and not arguments.reason:
             parser.error(f"{len(changes)} entries moved: state why with --reason TEXT")
         record(now, arguments.reason or "")
@@ -408,8 +412,8 @@ def _recorded() -> Ledger:
 def record(now: Ledger, reason: str) -> None:
     """Write the ledger with the current figures, and with the reason if some changed."""
     recorded = _recorded()
-    changes = moved(now, recorded) if recorded["groups"] else {}
-    save(recorded_anew(now, recorded, changes, reason))
+    changes = find_moves(now, recorded) if recorded["groups"] else {}
+    save(updated_ledger(now, recorded, changes, reason))
 
 
 if __name__ == "__main__":

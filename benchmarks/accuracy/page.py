@@ -324,7 +324,7 @@ def pictures(result: dict[str, Any]) -> dict[str, str]:
     return drawn
 
 
-def filled(text: str, result: dict[str, Any]) -> str:
+def fill_page(text: str, result: dict[str, Any]) -> str:
     """Return the page with its generated blocks replaced."""
     blocks = {
         "headlines": headlines(result),
@@ -344,7 +344,7 @@ def filled(text: str, result: dict[str, Any]) -> str:
 def main() -> None:
     result = ledger.load()
     for path in PAGES:
-        path.write_text(filled(path.read_text(encoding="utf-8"), result), encoding="utf-8")
+        path.write_text(fill_page(path.read_text(encoding="utf-8"), result), encoding="utf-8")
     for name, picture in pictures(result).items():
         (PICTURES / f"{name}.svg").write_text(picture, encoding="utf-8")
 

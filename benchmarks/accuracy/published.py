@@ -41,14 +41,14 @@ class Check:
     """Ratio of an end of the 90% interval to the prediction."""
 
 
-def answer(query: Mapping[str, Any]) -> Estimate:
+def estimate_query(query: Mapping[str, Any]) -> Estimate:
     """Return the estimate for a training query; it has a step time."""
     prediction = estimate(query=parse_query({"kind": "training", **query}), with_fixes=False)
     assert prediction.time is not None, prediction.reasons
     return prediction
 
 
-def fastest(query: Mapping[str, Any]) -> Recommendation:
+def best_recommendation(query: Mapping[str, Any]) -> Recommendation:
     """Return the first recommendation for a training query."""
     found = recommend(query=parse_query({"kind": "training", **query}), top=1).recommendations
     if not found:
@@ -74,14 +74,14 @@ def _check(of: Mapping[str, Any]) -> Check:
         (pools,) = serving.rank_pools(query=parse_query(query))
         predicted = getattr(pools.estimate, f"{of['pool']}_tokens_per_second_per_gpu")
     else:
-        found = answer(query)
+        found = estimate_query(query)
         predicted, feasible = found.tokens_per_second_per_gpu, found.feasible
         assert predicted and found.intervals and found.time and found.parallel
         words = {"pipeline_layout": found.parallel.pipeline_layout, "predicted": predicted}
         if "widest" in of:
             factor = found.intervals.step_s[1] / found.time.step_s
     if "before" in of:
-        base = answer(with_values(of["query"], of["before"])).tokens_per_second_per_gpu
+        base = estimate_query(with_values(of["query"], of["before"])).tokens_per_second_per_gpu
         before, words["level"] = published
         predicted, published = (
             100.0 * (rate / old - 1.0)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.accuracy import fit_experts
-from benchmarks.accuracy.inference import unseen
+from benchmarks.accuracy.inference import compare_unseen
 from benchmarks.accuracy.serving_runs import Predicted, ServingRun, dense_runs
 from hp_tool.catalog import model as catalogue_model
 
@@ -59,9 +59,11 @@ for line in open(sys.argv[1]):
 
 def unseen_runs(folder: Path, *, each: int) -> list[tuple[str, Predicted]]:
     """Return (engine and kind of model, prediction of hp_tool) of up to `each` runs per series."""
-    dense = [pair for pair in unseen(dense_runs(folder)) if pair.run.queued_throughput is None]
+    dense = [
+        pair for pair in compare_unseen(dense_runs(folder)) if pair.run.queued_throughput is None
+    ]
     parts = fit_experts.left_out(
-        fit_experts.mixtures(folder), lambda run: catalogue_model(run.model).name
+        fit_experts.moe_runs(folder), lambda run: catalogue_model(run.model).name
     )
     mixtures = [pair for _, pairs in parts.values() for pair in pairs]
     kinds = (("dense", dense), ("MoE", mixtures))

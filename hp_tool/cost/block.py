@@ -169,7 +169,7 @@ keys are counted together.
 """
 
 
-def eager_norm(model: ModelSpec) -> bool:
+def has_eager_norm(model: ModelSpec) -> bool:
     """Return True if eager PyTorch runs the norms one operator at a time; LayerNorm is a single
     kernel.
     """
@@ -180,7 +180,7 @@ def eager_norm_traffic(model: ModelSpec, s: Shapes) -> tuple[Floats, Floats]:
     """Return the (forward, backward) bytes that one eager norm moves in addition to those of a
     fused norm.
     """
-    hidden = eager_norm(model) * s.tokens * s.h / s.shards
+    hidden = has_eager_norm(model) * s.tokens * s.h / s.shards
     return EAGER_NORM[0] * hidden, EAGER_NORM[1] * hidden
 
 
@@ -189,7 +189,7 @@ def eager_launches(model: ModelSpec) -> tuple[float, float]:
     those of a fused one.
     """
     counts = {
-        "norm": 2.0 * eager_norm(model),
+        "norm": 2.0 * has_eager_norm(model),
         "rotary": 1.0 * (model.positions == "rotary"),
         "gate": 1.0 * model.gated_mlp,
     }

@@ -132,7 +132,7 @@ def mean_layer_time(*, case: TrainingCase, candidates: Candidates) -> LayerTime:
     return _mean(case.model, encoder_layer, decoder_layer)
 
 
-def both_heads(*, case: TrainingCase, candidates: Candidates) -> HeadTime:
+def ends_time(*, case: TrainingCase, candidates: Candidates) -> HeadTime:
     """Return the seconds of the decoder's output layer and loss and of both embeddings."""
     ends = head_time(case=decoder_case(case), candidates=candidates)
     return replace(ends, embedding=ends.embedding * (1.0 + _encoder_tokens_per_decoder_token(case)))

@@ -18,7 +18,7 @@ from hp_tool.cost.candidates import (
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.filled_stages import split_candidates
 from hp_tool.cost.recurrent import key_heads, value_heads
-from hp_tool.cost.strategy_legality import STRATEGY_REASONS, strategy_broken
+from hp_tool.cost.strategy_legality import STRATEGY_REASONS, find_violations
 from hp_tool.domain.frameworks import framework_facts, training_engine
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -65,21 +65,21 @@ def legality(*, case: TrainingCase, candidates: Candidates) -> IntArray:
     rank_batch = c.data_parallel_size * c.micro_batch_size
     kinds = [kind for _, kind in model.kinds]
     broken = (
-        functools.reduce(operator.or_, [heads_broken(kind, t) for kind in kinds]),
-        functools.reduce(operator.or_, [width_broken(kind, t) for kind in kinds]),
+        functools.reduce(operator.or_, [has_indivisible_heads(kind, t) for kind in kinds]),
+        functools.reduce(operator.or_, [has_indivisible_width(kind, t) for kind in kinds]),
         case.strategy.pipeline_layout is None
-        and _layers_broken(case, c, framework=workload.framework),
+        and _has_indivisible_layers(case, c, framework=workload.framework),
         t * p * c.context_parallel_size * c.data_parallel_size != cluster.num_gpus,
         (workload.global_batch_size % rank_batch != 0) | (workload.global_batch_size < rank_batch),
-        _sequence_broken(workload, c),
-        _experts_broken(model, c),
+        _has_indivisible_sequence(workload, c),
+        _has_indivisible_experts(model, c),
         (v > 1) & (p < 2),
         (v > 1)
         & (c.pipeline_schedule == ONE_F_ONE_B)
         & (workload.global_batch_size // rank_batch % p != 0),
         _pipeline_unfilled(workload, c),
-        shards_broken(model, c),
-        schedule_broken(
+        has_indivisible_shards(model, c),
+        violates_schedule(
             c,
             num_layers=model.num_hidden_layers,
             micro_batches=workload.global_batch_size // rank_batch,
@@ -87,16 +87,16 @@ def legality(*, case: TrainingCase, candidates: Candidates) -> IntArray:
         (p * cluster.kinds[0].num_gpus % cluster.num_gpus != 0) if cluster.kinds else False,
         # Megatron Core's schedules and context parallelism do not support cross-attention.
         (model.architecture == "encoder_decoder") & ((p > 1) | (c.context_parallel_size > 1)),
-        *strategy_broken(case=case, candidates=c),
+        *find_violations(case=case, candidates=c),
         functools.reduce(
-            operator.or_, [mixer_broken(kind, c, workload=workload) for kind in kinds]
+            operator.or_, [has_unsplittable_mixer(kind, c, workload=workload) for kind in kinds]
         ),
     )
     code: IntArray = sum(rule * (1 << bit) for bit, rule in enumerate(broken))
     return code
 
 
-def heads_broken(model: ModelSpec, t: Ints) -> Bools:
+def has_indivisible_heads(model: ModelSpec, t: Ints) -> Bools:
     """Return whether the attention heads cannot be divided over t ranks.
 
     Key/value heads are split; if there are fewer heads than ranks, each is replicated.
@@ -108,14 +108,14 @@ def heads_broken(model: ModelSpec, t: Ints) -> Bools:
     return broken
 
 
-def width_broken(model: ModelSpec, t: Ints) -> Bools:
+def has_indivisible_width(model: ModelSpec, t: Ints) -> Bools:
     """Return whether the hidden size or the width of the dense MLP is not divisible by t."""
     width = 0 if model.feed_forward == "none" else model.ffn_size
     broken: Bools = (model.hidden_size % t != 0) | (width % t != 0)
     return broken
 
 
-def mixer_broken(model: ModelSpec, c: Candidates, *, workload: TrainingWorkload) -> Bools:
+def has_unsplittable_mixer(model: ModelSpec, c: Candidates, *, workload: TrainingWorkload) -> Bools:
     """Return whether the framework cannot split the token mixers over the candidate's ranks.
 
     Megatron Core (0.16) splits Mamba 2's heads and groups over tensor-parallel and context-parallel
@@ -148,7 +148,7 @@ def mixer_broken(model: ModelSpec, c: Candidates, *, workload: TrainingWorkload)
     return broken
 
 
-def _sequence_broken(workload: TrainingWorkload, c: Candidates) -> Bools:
+def _has_indivisible_sequence(workload: TrainingWorkload, c: Candidates) -> Bools:
     """Return whether the ranks cannot divide a sequence, or the decoder's sequence, into equal
     pieces.
     """
@@ -179,7 +179,7 @@ def _pipeline_unfilled(workload: TrainingWorkload, c: Candidates) -> Bools:
     return few
 
 
-def _layers_broken(case: TrainingCase, c: Candidates, *, framework: str) -> Bools:
+def _has_indivisible_layers(case: TrainingCase, c: Candidates, *, framework: str) -> Bools:
     """Return whether the layers cannot be divided over the model chunks.
 
     If the framework balances blocks, no stage may be empty and interleaving is impossible.
@@ -205,7 +205,7 @@ def _layers_broken(case: TrainingCase, c: Candidates, *, framework: str) -> Bool
     return broken
 
 
-def _experts_broken(model: ModelSpec, c: Candidates) -> Bools:
+def _has_indivisible_experts(model: ModelSpec, c: Candidates) -> Bools:
     """Return whether the experts cannot be divided over e_p ranks, or e_p e_t does not divide the
     ranks of a stage.
 
@@ -220,7 +220,7 @@ def _experts_broken(model: ModelSpec, c: Candidates) -> Bools:
     return broken
 
 
-def shards_broken(model: ModelSpec, c: Candidates) -> Bools:
+def has_indivisible_shards(model: ModelSpec, c: Candidates) -> Bools:
     """Return whether shard groups do not divide the data-parallel group, or their replicas do not
     divide the ranks with the same experts.
     """
@@ -254,7 +254,7 @@ def rejection_counts(codes: IntArray, *, weights: IntArray | None = None) -> dic
 # Rules of the pipeline schedules.
 
 
-def schedule_broken(c: Candidates, *, num_layers: int, micro_batches: Ints) -> Bools:
+def violates_schedule(c: Candidates, *, num_layers: int, micro_batches: Ints) -> Bools:
     """Return whether the candidate violates its schedule's rule in RULES; `legality` checks 1F1B
     and interleaving.
     """

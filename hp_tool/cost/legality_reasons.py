@@ -9,11 +9,11 @@ from hp_tool.cost.filled_stages import split_candidates
 from hp_tool.cost.legality import (
     MEMORY,
     REASONS,
-    heads_broken,
+    has_indivisible_heads,
+    has_indivisible_width,
+    has_unsplittable_mixer,
     least_micro_batches,
-    mixer_broken,
     schedule_rule,
-    width_broken,
 )
 from hp_tool.cost.recurrent import key_heads
 from hp_tool.cost.strategy_legality import STRATEGY_REASONS, explain_strategy
@@ -84,9 +84,11 @@ _Explanation = tuple[str, float, float]
 
 def _heads(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     t = config.tensor_parallel_size
-    kind = next(kind for _, kind in case.model.kinds if heads_broken(kind, t))
+    kind = next(kind for _, kind in case.model.kinds if has_indivisible_heads(kind, t))
     heads, kv = kind.num_attention_heads, kind.kv_heads
-    possible_sizes = [size for size in divisors(heads, limit=64) if not heads_broken(kind, size)]
+    possible_sizes = [
+        size for size in divisors(heads, limit=64) if not has_indivisible_heads(kind, size)
+    ]
     violation = (
         f"num_attention_heads {heads}"
         if heads % t
@@ -101,7 +103,7 @@ def _heads(case: TrainingCase, config: ParallelConfig) -> _Explanation:
 
 def _hidden(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     t = config.tensor_parallel_size
-    model = next(kind for _, kind in case.model.kinds if width_broken(kind, t))
+    model = next(kind for _, kind in case.model.kinds if has_indivisible_width(kind, t))
     return (
         f"tensor_parallel_size {t} does not divide hidden_size {model.hidden_size} and "
         "intermediate_size "
@@ -272,7 +274,7 @@ def _mixer(case: TrainingCase, config: ParallelConfig) -> _Explanation:
     kind = next(
         kind
         for _, kind in case.model.kinds
-        if mixer_broken(kind, candidate, workload=case.workload)
+        if has_unsplittable_mixer(kind, candidate, workload=case.workload)
     )
     t, c, v = (
         config.tensor_parallel_size,

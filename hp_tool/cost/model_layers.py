@@ -25,7 +25,7 @@ from hp_tool.cost.block import (
 from hp_tool.cost.candidates import Candidates, unique_rows
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.embedding_and_head import HeadTime, head_time
-from hp_tool.cost.encoder_decoder import both_heads, mean_layer_bytes, mean_layer_time
+from hp_tool.cost.encoder_decoder import ends_time, mean_layer_bytes, mean_layer_time
 from hp_tool.cost.layer import layer_bytes, layer_time, mixer_bytes, mixer_time
 from hp_tool.cost.moe import expert_kernels, merged_share, with_launches
 from hp_tool.cost.pipeline_stages import Pipeline, mean_layer
@@ -149,7 +149,7 @@ def _layer_kinds(
             merged=(),
             recorded=mean,
             recorded_merged=(),
-            head=both_heads(case=case, candidates=candidates),
+            head=ends_time(case=case, candidates=candidates),
         )
     s = shapes(case=case, candidates=candidates)
     opens_graphs = candidates.is_alone and case.recorded is not None

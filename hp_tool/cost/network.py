@@ -281,7 +281,7 @@ def ring_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Flo
     leaf's ports send upwards, and 1/oversubscription of their bandwidth is available: max(1,
     oversubscription / j).
     """
-    if not _oversubscribed(cluster):
+    if not _is_oversubscribed(cluster):
         return 1.0
     in_leaf = maximum(members_in_block(group, block=_leaf_devices(cluster)), in_domain)
     return where(
@@ -297,7 +297,7 @@ def send_slowdown(distance: Ints, *, cluster: ClusterSpec) -> Floats:
 
     The fraction min(distance / leaf, 1) of the messages leaves the leaf switch.
     """
-    if not _oversubscribed(cluster):
+    if not _is_oversubscribed(cluster):
         return 1.0
     upwards = minimum(distance / _leaf_devices(cluster), 1.0)
     return maximum(cluster.network_oversubscription * upwards, 1.0)
@@ -310,12 +310,12 @@ def exchange_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) ->
     leaf switch. Without NVLink, no neighbour forwards messages to the right rail, so the fraction
     (k - 1)/k that changes rails leaves the leaf too.
     """
-    if not _oversubscribed(cluster):
+    if not _is_oversubscribed(cluster):
         return 1.0
     size, over = group.size, cluster.network_oversubscription
     in_leaf = maximum(members_in_block(group, block=_leaf_devices(cluster)), in_domain)
     upwards = (size - in_leaf) / maximum(size - in_domain, 1)
-    if _changes_rails(cluster) and not cluster.gpu.nvlink_bandwidth_bytes_per_second:
+    if _is_rail_optimized(cluster) and not cluster.gpu.nvlink_bandwidth_bytes_per_second:
         upwards = maximum(upwards, 1.0 - 1.0 / in_domain)
     return maximum(over * upwards, 1.0)
 
@@ -326,7 +326,7 @@ def forwarded_bytes(away_bytes: Floats, *, in_domain: Ints, cluster: ClusterSpec
     On a rail-optimised network, each message first goes to the GPU of its domain that is on the
     receiver's rail (NCCL's PXN). Of k GPUs in the domain, 1/k of the messages start there.
     """
-    if not _changes_rails(cluster) or not cluster.gpu.nvlink_bandwidth_bytes_per_second:
+    if not _is_rail_optimized(cluster) or not cluster.gpu.nvlink_bandwidth_bytes_per_second:
         return 0.0
     return away_bytes * (1.0 - 1.0 / in_domain)
 
@@ -335,17 +335,17 @@ def detour_latency(group: Group, cluster: ClusterSpec, inside: Link) -> Floats:
     """Return the additional seconds of a message between adjacent ranks on different rails: one hop
     over NVLink.
     """
-    if not _changes_rails(cluster):
+    if not _is_rail_optimized(cluster):
         return 0.0
     off_rail = group.axes[-1].stride % cluster.gpus_per_node != 0
     return where(off_rail, inside.latency_s, 0.0) if anywhere(off_rail) else 0.0
 
 
-def _oversubscribed(cluster: ClusterSpec) -> bool:
+def _is_oversubscribed(cluster: ClusterSpec) -> bool:
     return cluster.nodes_per_leaf is not None and cluster.network_oversubscription > 1.0
 
 
-def _changes_rails(cluster: ClusterSpec) -> bool:
+def _is_rail_optimized(cluster: ClusterSpec) -> bool:
     return cluster.network_topology == "rail_optimized"
 
 

@@ -71,7 +71,7 @@ def mlp_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Float
     biases: Floats = 0.0
     if model.has_mlp_bias:
         biases = model.mlp_inputs * float(model.ffn_size) / t + model.hidden_size
-    return entries(mlp_matrices(model, tensor=t)) + biases + _norms_beside_attention(model)
+    return entries(mlp_matrices(model, tensor=t)) + biases + _norms_except_attention(model)
 
 
 def layer_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
@@ -108,7 +108,7 @@ def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -
         attention
         + entries(shared_expert_matrices(model, tensor=t))
         + router
-        + _norms_beside_attention(model)
+        + _norms_except_attention(model)
     )
 
 
@@ -141,7 +141,7 @@ def final_norm_weights(model: ModelSpec) -> float:
     return norm_weights(model) if model.final_norm else 0.0
 
 
-def _norms_beside_attention(model: ModelSpec) -> float:
+def _norms_except_attention(model: ModelSpec) -> float:
     """Return the weights of a layer's norms except attention's."""
     return (model.norms_per_layer - 1) * norm_weights(model)
 

@@ -193,7 +193,7 @@ MAX_BETWEEN = 4
 _pipelines: Shared[Pipeline] = Shared()
 
 
-def whole_pipeline(
+def complete_pipeline(
     case: TrainingCase, c: Candidates, *, sizes: LayerSizes | None = None
 ) -> Pipeline:
     """Return the stages of the complete pipeline, with L/p layers each.
@@ -204,14 +204,14 @@ def whole_pipeline(
     several kinds of layers may be the fullest; without them, all stages are returned.
     """
     if not c.is_alone or len(case.model.kinds) > 1:
-        return _whole_pipeline(case, c, sizes)
+        return _complete_pipeline(case, c, sizes)
     axes = (c.pipeline_parallel_size, c.virtual_pipeline_parallel_size, c.pipeline_schedule)
     return _pipelines.get(
-        (case.model,), (case.workload.framework, *axes), lambda: _whole_pipeline(case, c, None)
+        (case.model,), (case.workload.framework, *axes), lambda: _complete_pipeline(case, c, None)
     )
 
 
-def _whole_pipeline(case: TrainingCase, c: Candidates, sizes: LayerSizes | None) -> Pipeline:
+def _complete_pipeline(case: TrainingCase, c: Candidates, sizes: LayerSizes | None) -> Pipeline:
     model, p = case.model, c.pipeline_parallel_size
     framework = framework_facts(case.workload.framework)
     if framework.balances_blocks:
@@ -227,7 +227,7 @@ def _whole_pipeline(case: TrainingCase, c: Candidates, sizes: LayerSizes | None)
         )
     if len(model.kinds) > 1:
         contents = pipeline_contents(model, c, late=framework.late_layers)
-        return _unlike_pipeline(model, c, contents, sizes=sizes, each=on_ends[2])
+        return _pipeline_with_contents(model, c, contents, sizes=sizes, each=on_ends[2])
     first_layers, last_layers, each = on_ends
     fewer_first, fewer_last, fewer = (
         each - first_layers,
@@ -268,7 +268,7 @@ def _prediction_layers(model: ModelSpec, c: Candidates) -> tuple[Floats | Ints, 
 # Models with several kinds of layers: which stage is slowest or fullest depends on its contents.
 
 
-def _unlike_pipeline(
+def _pipeline_with_contents(
     model: ModelSpec,
     c: Candidates,
     contents: Contents,

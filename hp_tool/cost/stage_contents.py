@@ -162,7 +162,7 @@ def blocks_by_stage(
     `layout` is the pipeline layout, if there is one.
     """
     p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
-    names = [kind_words(kind) for _, kind in model.kinds]
+    names = [describe_kind(kind) for _, kind in model.kinds]
     if layout is None:
         each = stage_contents(model.pattern, len(names), p, v, begins_dense=model.begins_dense)
     else:
@@ -178,7 +178,7 @@ def blocks_by_stage(
     ]
 
 
-def kind_words(kind: ModelSpec) -> str:
+def describe_kind(kind: ModelSpec) -> str:
     """Return the name of a kind of layer, such as `windowed attention and experts`."""
     mixer = (
         "windowed attention" if kind.mixer == "attention" and kind.sliding_window else kind.mixer

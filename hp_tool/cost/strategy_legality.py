@@ -32,23 +32,23 @@ CONTEXT_HEADS, EXCHANGE_OVERLAP, LAYOUT, DISPATCHER, GRAPHS = STRATEGY_REASONS =
 )
 
 
-def strategy_broken(*, case: TrainingCase, candidates: Candidates) -> tuple[Any, ...]:
+def find_violations(*, case: TrainingCase, candidates: Candidates) -> tuple[Any, ...]:
     """Return, for each of STRATEGY_REASONS, whether it applies: False, or an array of the
     candidates' shape.
     """
     strategy = case.strategy
     return (
-        _exchanged_heads_broken(case.model, candidates, strategy),
-        _overlap_broken(candidates) if case.workload.merges_passes else False,
-        _layout_broken(strategy.pipeline_layout, candidates)
+        _has_unequal_exchanged_heads(case.model, candidates, strategy),
+        _has_invalid_overlap(candidates) if case.workload.merges_passes else False,
+        _has_invalid_layout(strategy.pipeline_layout, candidates)
         if strategy.pipeline_layout is not None
         else False,
-        _dispatcher_broken(case, candidates) if case.model.num_experts else False,
-        graphs_broken(case, candidates) if case.workload.cuda_graphs else False,
+        _has_invalid_dispatcher(case, candidates) if case.model.num_experts else False,
+        has_invalid_graphs(case, candidates) if case.workload.cuda_graphs else False,
     )
 
 
-def _exchanged_heads_broken(model: ModelSpec, c: Candidates, strategy: Strategy) -> Any:
+def _has_unequal_exchanged_heads(model: ModelSpec, c: Candidates, strategy: Strategy) -> Any:
     """Return whether ranks that exchange sequence shards for head shards get unequal numbers of
     heads.
 
@@ -75,7 +75,7 @@ def _exchanged_heads_broken(model: ModelSpec, c: Candidates, strategy: Strategy)
     return (heads % ranks != 0) | (kv % ranks != 0)
 
 
-def _overlap_broken(c: Candidates) -> Any:
+def _has_invalid_overlap(c: Candidates) -> Any:
     """Return whether Megatron Core cannot merge forward and backward passes.
 
     Merging needs experts on several ranks and interleaved 1F1B or no pipeline. It excludes
@@ -92,7 +92,7 @@ def _recomputes(c: Candidates, modules: int) -> Any:
     return (c.recompute_modules & modules) != 0
 
 
-def graphs_broken(case: TrainingCase, c: Candidates) -> Any:
+def has_invalid_graphs(case: TrainingCase, c: Candidates) -> Any:
     """Return whether Megatron Core rejects CUDA graphs of the candidate's modules.
 
     Graphs of modules, unlike those of complete iterations, exclude recomputation of complete
@@ -115,7 +115,7 @@ def excluded_layouts(case: TrainingCase) -> frozenset[str]:
     """Return the kinds of layouts that merged passes and CUDA graphs exclude, by name.
 
     A case that excludes at least the kinds of another accepts no layout that the other rejects.
-    Source: `_overlap_broken` and `graphs_broken`.
+    Source: `_has_invalid_overlap` and `has_invalid_graphs`.
     """
     workload = case.workload
     excluded = {"unmerged", "whole layers", "moe"} if workload.merges_passes else set()
@@ -127,7 +127,7 @@ def excluded_layouts(case: TrainingCase) -> frozenset[str]:
     return frozenset(excluded)
 
 
-def _dispatcher_broken(case: TrainingCase, c: Candidates) -> Any:
+def _has_invalid_dispatcher(case: TrainingCase, c: Candidates) -> Any:
     """Return whether the dispatcher cannot be used.
 
     flex requires devices that support it. allgather, which stores the tokens of every rank,
@@ -140,7 +140,7 @@ def _dispatcher_broken(case: TrainingCase, c: Candidates) -> Any:
     return dispatched & (broken | ((kind == ALLGATHER) & merged))
 
 
-def _layout_broken(layout: PipelineLayout, c: Candidates) -> Any:
+def _has_invalid_layout(layout: PipelineLayout, c: Candidates) -> Any:
     """Return whether the number of chunks differs from the layout's p v chunks, or the schedule
     does not support layouts.
 

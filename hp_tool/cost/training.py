@@ -21,7 +21,7 @@ from hp_tool.cost.encoder_decoder import counted_candidates, decoder_case
 from hp_tool.cost.memory import Memory, memory, retry_chance, retry_slowdown
 from hp_tool.cost.model_layers import ModelLayers, model_layers
 from hp_tool.cost.model_states import layer_on_rank, state_costs
-from hp_tool.cost.pipeline_stages import LayerSizes, Pipeline, whole_pipeline
+from hp_tool.cost.pipeline_stages import LayerSizes, Pipeline, complete_pipeline
 from hp_tool.cost.step_time import micro_batches, time_parts
 
 
@@ -213,7 +213,7 @@ def stages_and_layers(
                 [layer.saved for layer in layers.kept],
                 [layer_on_rank(kind, candidates) for _, kind in case.model.kinds],
             )
-        pipeline = whole_pipeline(case, candidates, sizes=sizes)
+        pipeline = complete_pipeline(case, candidates, sizes=sizes)
     return pipeline, layers
 
 

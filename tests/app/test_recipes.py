@@ -14,7 +14,7 @@ import pytest
 
 from hp_tool.catalog import library
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.strategy_legality import strategy_broken
+from hp_tool.cost.strategy_legality import find_violations
 from hp_tool.domain.knobs import OF_RECIPES
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute, recompute_name
 from hp_tool.domain.workload import TrainingWorkload
@@ -434,7 +434,7 @@ def test_every_recipe_is_one_that_megatron_core_starts() -> None:
             continue
         experts = 8 if problem.model.num_experts else 1
         alone = Candidates.alone(ParallelConfig(recompute=recompute, expert_parallel_size=experts))
-        assert not any(map(bool, strategy_broken(case=problem, candidates=alone))), (
+        assert not any(map(bool, find_violations(case=problem, candidates=alone))), (
             name,
             model,
             gpu,

@@ -13,7 +13,7 @@ import pytest
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.model_states import stage_parameters
 from hp_tool.cost.pipeline_parts import stage_kinds
-from hp_tool.cost.pipeline_stages import whole_pipeline
+from hp_tool.cost.pipeline_stages import complete_pipeline
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.parallel import ParallelConfig, ParallelQuery, Recompute
 from hp_tool.domain.pipeline_layout import parse_layout
@@ -147,7 +147,7 @@ def test_multi_token_prediction_brings_a_copy_of_the_embedding() -> None:
     )
     tied = dataclasses.replace(problem, model=dataclasses.replace(model, tie_word_embeddings=True))
     with_copy, without = (
-        stage_parameters(case, candidates, whole_pipeline(case, candidates))[1]
+        stage_parameters(case, candidates, complete_pipeline(case, candidates))[1]
         for case in (problem, tied)  # whose output layer is the copy
     )
     assert float(with_copy - without) == model.vocab_size * model.hidden_size

@@ -19,7 +19,7 @@ from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.case import TrainingCase
 from hp_tool.cost.filled_stages import split_candidates, split_summary, stage_contents
 from hp_tool.cost.memory import NEARLY_FULL
-from hp_tool.cost.pipeline_stages import whole_pipeline
+from hp_tool.cost.pipeline_stages import complete_pipeline
 from hp_tool.cost.training import TrainingCosts, training_costs
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
@@ -125,7 +125,7 @@ def test_a_pipelines_ends_have_the_layers_of_their_split(shape: dict[str, Any]) 
         model=model,
         workload=TrainingWorkload(sequence_length=4096, global_batch_size=64, framework="nanotron"),
     )
-    pipeline = whole_pipeline(
+    pipeline = complete_pipeline(
         case, Candidates.from_configs([ParallelConfig(pipeline_parallel_size=p) for p in sizes])
     )
     fullest = pipeline.critical.count

@@ -18,7 +18,7 @@ from hp_tool.cost.parameters import (
     output_parameters,
     total_parameters,
 )
-from hp_tool.cost.pipeline_stages import whole_pipeline
+from hp_tool.cost.pipeline_stages import complete_pipeline
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.parallel import ParallelConfig
@@ -134,7 +134,7 @@ def test_stages_sum_to_the_model(shape: ModelSpec, p: int) -> None:
     case = case_of(model=shape, workload=workload)
     first, last = (
         float(end[0])
-        for end in stage_parameters(case, candidates, whole_pipeline(case, candidates))
+        for end in stage_parameters(case, candidates, complete_pipeline(case, candidates))
     )
     copies = float(output_parameters(shape)) if shape.tie_word_embeddings and p > 1 else 0.0
     middles = max(p - 2, 0) * shape.num_hidden_layers / p * float(layer_parameters(shape))
@@ -170,7 +170,7 @@ def test_eighteen_bytes_a_parameter_sharded_by_stage(
     states = state_costs(
         case=case,
         candidates=candidates,
-        pipeline=whole_pipeline(case, candidates),
+        pipeline=complete_pipeline(case, candidates),
         micro_batches=2.0,
     )
     parameters = total_parameters(shape, sequence_length=128)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.legality import schedule_broken
+from hp_tool.cost.legality import violates_schedule
 from hp_tool.cost.moe import merged_share
 from hp_tool.cost.schedules.bubble import chunks_in_flight, split_bubble_share, waiting_in_flight
 from hp_tool.cost.schedules.execution import (
@@ -193,9 +193,9 @@ def test_legality_is_the_same_for_one_and_for_many(name: Any) -> None:
     ]
     many = Candidates.from_configs(configs)
     for m in (1, 3, 7, 8, 16):
-        batch = schedule_broken(many, num_layers=24, micro_batches=np.full(len(configs), m))
+        batch = violates_schedule(many, num_layers=24, micro_batches=np.full(len(configs), m))
         alone = [
-            schedule_broken(Candidates.alone(config), num_layers=24, micro_batches=m)
+            violates_schedule(Candidates.alone(config), num_layers=24, micro_batches=m)
             for config in configs
         ]  # type: ignore[arg-type]
         assert list(np.asarray(batch)) == [bool(broken) for broken in alone]

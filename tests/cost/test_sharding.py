@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hp_tool.catalog import cluster, model
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.legality import shards_broken
+from hp_tool.cost.legality import has_indivisible_shards
 from hp_tool.cost.zero import fully_sharded_seconds
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.model import ModelSpec
@@ -177,7 +177,7 @@ def test_any_divisor_of_the_replicas_is_a_shard_group(replicas: int) -> None:
     configs = [
         ParallelConfig(data_parallel_size=replicas, data_parallel_shard_size=size) for size in sizes
     ]
-    broken = shards_broken(model("llama-3-8b"), Candidates.from_configs(configs))
+    broken = has_indivisible_shards(model("llama-3-8b"), Candidates.from_configs(configs))
     assert [size for size, is_broken in zip(sizes, broken, strict=True) if not is_broken] == [
         size for size in sizes if replicas % size == 0
     ]

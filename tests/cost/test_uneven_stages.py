@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hp_tool.catalog import model
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.parameters import total_parameters
-from hp_tool.cost.pipeline_stages import whole_pipeline
+from hp_tool.cost.pipeline_stages import complete_pipeline
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.pipeline_layout import (
     chunk_layers,
@@ -63,7 +63,7 @@ def test_405b_runs_as_its_makers_ran_it() -> None:
 
 def test_the_layers_of_all_stages_add_up() -> None:
     shape = model("llama-3.1-405b")
-    pipeline = whole_pipeline(
+    pipeline = complete_pipeline(
         case_of(model=shape, workload=WORKLOAD),
         Candidates.alone(
             ParallelConfig(pipeline_parallel_size=8, virtual_pipeline_parallel_size=8)
@@ -89,7 +89,7 @@ def test_deepseek_v3_is_split_as_megatron_bridge_splits_it() -> None:
         ]
     assert chunk_layers(num_layers=61, stages=4, chunks=1, begins_dense=True) == [16, 16, 16, 13]
     shape = model("deepseek-v3")
-    pipeline = whole_pipeline(
+    pipeline = complete_pipeline(
         case_of(model=shape, workload=WORKLOAD),
         Candidates.alone(ParallelConfig(pipeline_parallel_size=16)),
     )

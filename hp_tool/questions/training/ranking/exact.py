@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from hp_tool.cost.arrays import BoolArray, FloatArray, IntArray
 from hp_tool.cost.breakdown import ROUNDING_FACTOR, host_waits_s
 from hp_tool.cost.candidates import FULL_BLOCK, FULL_UNIFORM, NONE, Candidates
-from hp_tool.cost.legality import legality, shards_broken
+from hp_tool.cost.legality import has_indivisible_shards, legality
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE, ratio_log_sd, unmeasured_layouts
 from hp_tool.domain import bounds
 from hp_tool.domain.parts import PER_MICRO_BATCH, SHARDED
@@ -291,7 +291,7 @@ class BestSearch:
         columns = {f.name: getattr(rows, f.name)[:, None] for f in fields(Candidates)}
         sizes = np.array(self.shards, dtype=np.int64)[None, :]
         grid = Candidates(**columns | {"data_parallel_shard_size": sizes})
-        broken = shards_broken(self.problem.model, grid) if self.shards else False
+        broken = has_indivisible_shards(self.problem.model, grid) if self.shards else False
         legal: BoolArray = (sizes < columns["data_parallel_size"]) & ~np.asarray(broken)
         return legal
 

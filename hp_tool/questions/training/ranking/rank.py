@@ -20,7 +20,7 @@ from hp_tool.cost.breakdown import (
 )
 from hp_tool.cost.candidates import Candidates
 from hp_tool.cost.legality import MEMORY, legality
-from hp_tool.cost.strategy_legality import GRAPHS, graphs_broken
+from hp_tool.cost.strategy_legality import GRAPHS, has_invalid_graphs
 from hp_tool.cost.training import TrainingCosts
 from hp_tool.cost.uncertainty import out_of_memory_probability
 from hp_tool.domain.query import RankBy
@@ -250,7 +250,7 @@ def with_criteria(
     # Spaces are enumerated before recomputation, which recorded graphs may exclude.
     excluded = np.zeros(len(candidates), dtype=np.bool_)
     if problem.workload.cuda_graphs:
-        broken = np.asarray(graphs_broken(problem, candidates), dtype=np.bool_)
+        broken = np.asarray(has_invalid_graphs(problem, candidates), dtype=np.bool_)
         excluded = excluded | (_flatten_column(broken, shape) if broken.ndim else broken)
     acceptable = own & fits & in_time & ~crashed & ~excluded
     expected_s = np.full(len(candidates), np.inf)
