@@ -91,7 +91,7 @@ _CACHE_PRECISIONS = {
 def command_reader(engine: str) -> Callable[[Source, Reading], None]:
     """Return the function that reads commands of an engine."""
 
-    def follow(source: Source, reading: Reading) -> None:
+    def read_engine_command(source: Source, reading: Reading) -> None:
         if engine == "trtllm" and source.mapping is not None:
             _read_options_file(source, reading)
             return
@@ -135,7 +135,7 @@ def command_reader(engine: str) -> Callable[[Source, Reading], None]:
             source=source,
         )
 
-    return follow
+    return read_engine_command
 
 
 _VARIABLE_PREFIXES = {
@@ -519,7 +519,7 @@ def _read_precisions(flags: Mapping[str, list[str]]) -> dict[str, str]:
     The files of a quantised checkpoint set its own precision.
     """
 
-    def known(name: str, values: Mapping[str, str]) -> str | None:
+    def map_precision(name: str, values: Mapping[str, str]) -> str | None:
         word = (flags.get(name) or ["auto"])[0]
         if word != "auto" and word not in values:
             raise UnsupportedError(
@@ -528,9 +528,9 @@ def _read_precisions(flags: Mapping[str, list[str]]) -> dict[str, str]:
             )
         return values.get(word)
 
-    precision = known("quantization", _QUANTIZATIONS) or known("dtype", _PRECISIONS)
+    precision = map_precision("quantization", _QUANTIZATIONS) or map_precision("dtype", _PRECISIONS)
     number_formats = {
         "precision": precision,
-        "kv_cache_precision": known("kv-cache-dtype", _CACHE_PRECISIONS),
+        "kv_cache_precision": map_precision("kv-cache-dtype", _CACHE_PRECISIONS),
     }
     return {name: word for name, word in number_formats.items() if word is not None}

@@ -17,18 +17,18 @@ def resolve_references(
 ) -> dict[str, Any]:
     """Return the mapping with its references resolved; unresolvable references are unchanged."""
 
-    def filled(value: Any, path: tuple[str, ...]) -> Any:
+    def resolve_node(value: Any, path: tuple[str, ...]) -> Any:
         if isinstance(value, Mapping):
-            return {key: filled(each, (*path, str(key))) for key, each in value.items()}
+            return {key: resolve_node(each, (*path, str(key))) for key, each in value.items()}
         if isinstance(value, list):
-            return [filled(each, (*path, "")) for each in value]
+            return [resolve_node(each, (*path, "")) for each in value]
         return (
             _resolve_text(value, path, content, variables)
             if isinstance(value, str) and "${" in value
             else value
         )
 
-    result: dict[str, Any] = filled(content, ())
+    result: dict[str, Any] = resolve_node(content, ())
     return result
 
 

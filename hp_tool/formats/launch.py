@@ -311,7 +311,7 @@ def read_launch(
         row.split()[0]: number for number, row in reversed(list(enumerate(lines, 1))) if row.split()
     }
 
-    def placed(word: Word) -> Word:
+    def add_line_number(word: Word) -> Word:
         name = word.text.partition("=")[0]
         if not word.text.startswith("--") or (
             0 < word.line <= len(lines) and name in lines[word.line - 1]
@@ -322,5 +322,5 @@ def read_launch(
         )
         return word._replace(line=inside)
 
-    words = tuple(placed(word) for word in launch.words[:500]) + launch.words[500:]
+    words = tuple(add_line_number(word) for word in launch.words[:500]) + launch.words[500:]
     return replace(launch, words=words), script

@@ -68,11 +68,11 @@ class Functions:
         """Module of each imported name; a leading dot means a module in the same folder."""
         self._left = MAX_EXPRESSIONS
 
-    def returning(self, kind: str) -> tuple[str, ...]:
+    def names_returning(self, kind: str) -> tuple[str, ...]:
         """Return the names of functions that return a `kind`."""
-        return tuple(name for name, each in self._functions.items() if _builds_kind(each, kind))
+        return tuple(name for name, each in self._functions.items() if _returns_kind(each, kind))
 
-    def source_of(self, name: str) -> str:
+    def function_source(self, name: str) -> str:
         """Return the source of a function in the module; empty for other names."""
         function = self._functions.get(name)
         return "" if function is None else ast.unparse(function)
@@ -112,7 +112,7 @@ class Functions:
                 if isinstance(target, ast.Name):
                     values[target.id] = value
                     continue
-                holder = self._holder(target, values)
+                holder = self._attribute_owner(target, values)
                 if holder is None:
                     break
                 holder.arguments[target.attr] = value  # type: ignore[attr-defined]
@@ -124,12 +124,12 @@ class Functions:
             field="config",
         )
 
-    def _holder(self, target: ast.expr, values: dict[str, Any]) -> Call | None:
+    def _attribute_owner(self, target: ast.expr, values: dict[str, Any]) -> Call | None:
         """Return the call that an attribute belongs to; create a missing one."""
         if not isinstance(target, ast.Attribute):
             return None
         if isinstance(target.value, ast.Attribute):
-            outer = self._holder(target.value, values)
+            outer = self._attribute_owner(target.value, values)
             if outer is None:
                 return None
             inner = outer.arguments.setdefault(target.value.attr, Call(line=target.lineno))
@@ -174,7 +174,7 @@ class Functions:
         name = ast.unparse(node.func)
         names = [keyword.arg for keyword in node.keywords]
         if name in self._functions and None not in names:
-            bound = self._bound(self._functions[name].args, node, values)
+            bound = self._bind_parameters(self._functions[name].args, node, values)
             if bound is not None:
                 return self.value(name, bound)
         if name in self._functions or None in names or not name.replace(".", "").isidentifier():
@@ -191,7 +191,7 @@ class Functions:
             line=node.lineno,
         )
 
-    def _bound(
+    def _bind_parameters(
         self, parameters: ast.arguments, call: ast.Call, values: dict[str, Any]
     ) -> dict[str, Any] | None:
         """Return the values of a function's parameters in a call; None if some have none."""
@@ -211,7 +211,7 @@ class Functions:
         return bound if bound.keys() == {*positional, *keywords} else None
 
 
-def _builds_kind(function: ast.FunctionDef, kind: str) -> bool:
+def _returns_kind(function: ast.FunctionDef, kind: str) -> bool:
     if function.returns is not None:
         return ast.unparse(function.returns).strip("'\"") == kind
     calls = [

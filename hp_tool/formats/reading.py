@@ -97,7 +97,7 @@ class Settings:
             else setting.text
         )
 
-    def size(self, name: str, default: int = 1) -> int:
+    def whole_number(self, name: str, default: int = 1) -> int:
         """Return a setting as a whole number.
 
         Raises:
@@ -105,7 +105,7 @@ class Settings:
         """
         return parse_whole_number(self.text(name, str(default)), name)
 
-    def on(self, name: str, *, default: bool = False) -> bool:
+    def is_on(self, name: str, *, default: bool = False) -> bool:
         """Return True if a switch is on.
 
         Raises:
@@ -239,7 +239,7 @@ class Table(dict[str, Argument]):
     """The arguments of a tool by name."""
 
     @functools.cached_property
-    def beginnings(self) -> list[str]:
+    def prefixes(self) -> list[str]:
         """The entries that end in *, which match all names with that prefix."""
         return [name for name in self if name.endswith("*")]
 
@@ -275,10 +275,8 @@ def look_up(name: str, table: Table) -> Argument | None:
     """Return the entry for an argument's name, or for the longest matching prefix."""
     if name in table:
         return table[name]
-    beginnings = [
-        beginning for beginning in table.beginnings if f"{name}.".startswith(beginning[:-1])
-    ]
-    return table[max(beginnings, key=len)] if beginnings else None
+    prefixes = [beginning for beginning in table.prefixes if f"{name}.".startswith(beginning[:-1])]
+    return table[max(prefixes, key=len)] if prefixes else None
 
 
 MAX_NAMED = 40
@@ -433,7 +431,7 @@ def parse_flags(
     current: list[Any] = []
     room = 0
 
-    def close() -> None:
+    def finish_flag() -> None:
         if current:
             head, *rest = current
             name, separator, value = head.text.partition("=")
@@ -462,7 +460,7 @@ def parse_flags(
 
     for word in words:
         if re.match(r"--?[A-Za-z]", word.text):
-            close()
+            finish_flag()
             current = [word]
             argument = table.get(hyphenated(word.text.partition("=")[0]))
             arity = argument.arity if argument else "*"
@@ -482,7 +480,7 @@ def parse_flags(
                     Ignored(flag=word.text, reason="nothing sets it", line=word.line)
                 )
                 continue
-            close()
+            finish_flag()
             current = []
             settings.append(
                 Setting(
@@ -496,7 +494,7 @@ def parse_flags(
             reading.refused.append(
                 f"{word.text!r}: belongs to no flag" + (f" (line {word.line})" if word.line else "")
             )
-    close()
+    finish_flag()
     return settings
 
 

@@ -606,11 +606,11 @@ def tool_options(
         raise UnsupportedError(f"{format} has no flags or keys to compare", field="format")
     say = tool.options
 
-    def options(each: Configuration) -> dict[str, str]:
+    def options_of(each: Configuration) -> dict[str, str]:
         return say(problem_of(each.query).setup(each))
 
     write = _write_as_predicted if as_predicted else _drop_unsupported
-    return write(configuration, options)[0]
+    return write(configuration, options_of)[0]
 
 
 def changed_options(

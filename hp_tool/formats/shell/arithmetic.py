@@ -76,19 +76,25 @@ def evaluate_arithmetic(expander: WordExpander, node: Node, depth: int = 0) -> i
         raise SumError
     kind, children = node.type, node.children
 
-    def part(child: Node) -> int:
+    def evaluate_operand(child: Node) -> int:
         return evaluate_arithmetic(expander, child, depth + 1)
 
     if kind == "parenthesized_expression":
-        return part(children[1])
+        return evaluate_operand(children[1])
     if kind == "unary_expression":
         if children[0].type not in ("-", "!") or children[1].type == "binary_expression":
             raise SumError  # The grammar parses -a + b as -(a + b).
-        return -part(children[1]) if children[0].type == "-" else int(not part(children[1]))
+        return (
+            -evaluate_operand(children[1])
+            if children[0].type == "-"
+            else int(not evaluate_operand(children[1]))
+        )
     if kind == "ternary_expression":
         raise SumError
     if kind == "binary_expression":
-        return _apply_operator(children[1].type, part(children[0]), part(children[2]))
+        return _apply_operator(
+            children[1].type, evaluate_operand(children[0]), evaluate_operand(children[2])
+        )
     if kind in ("variable_name", "word"):
         value = expander.value(source_text(node))
         text = (
@@ -145,16 +151,16 @@ def _evaluate_junction(
     """Return the truth of a chain of or- (or and-) conditions, and the tokens after it."""
     signs = ("||", "-o") if either else ("&&", "-a")
 
-    def part(tokens: list[str]) -> tuple[bool | None, list[str]]:
+    def evaluate_operand(tokens: list[str]) -> tuple[bool | None, list[str]]:
         return (
             _evaluate_junction(expander, tokens, depth, either=False)
             if either
             else _evaluate_condition(expander, tokens, depth)
         )
 
-    truth, rest = part(tokens)
+    truth, rest = evaluate_operand(tokens)
     while rest and rest[0] in signs:
-        other, rest = part(rest[1:])
+        other, rest = evaluate_operand(rest[1:])
         truth = (
             either if either in (truth, other) else None if None in (truth, other) else not either
         )

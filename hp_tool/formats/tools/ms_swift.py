@@ -116,7 +116,7 @@ def _count_processes(source: Source, variables: Mapping[str, str], reading: Read
     The environment overrides `variables`, which are those of a file of arguments.
     """
 
-    def written(name: str, depth: int = 0) -> str:
+    def variable_value(name: str, depth: int = 0) -> str:
         assigned = re.search(rf"(?<!\w){name}=['\"]?([^\s'\"\\;]+)", source.text)
         text = source.variables.get(name) or (assigned[1] if assigned else "")
         text = text or variables.get(name, "")
@@ -124,10 +124,10 @@ def _count_processes(source: Source, variables: Mapping[str, str], reading: Read
         return (
             reference
             and depth < _MAX_REFERENCES
-            and (written(reference[1], depth + 1) or reference[2])
+            and (variable_value(reference[1], depth + 1) or reference[2])
         ) or text
 
-    counts = {name: written(name) for name in ("NPROC_PER_NODE", "NNODES")}
+    counts = {name: variable_value(name) for name in ("NPROC_PER_NODE", "NNODES")}
     for name, text in counts.items():
         if text and not text.isdecimal():
             reading.add_missing(
@@ -138,7 +138,7 @@ def _count_processes(source: Source, variables: Mapping[str, str], reading: Read
             return None
     if counts["NPROC_PER_NODE"]:
         return int(counts["NPROC_PER_NODE"]) * int(counts["NNODES"] or 1)
-    if written("CUDA_VISIBLE_DEVICES").isdecimal():
+    if variable_value("CUDA_VISIBLE_DEVICES").isdecimal():
         return 1
     reading.hints["cluster.num_gpus"] = (
         "NPROC_PER_NODE says it; without, one process spreads the layers over its devices"

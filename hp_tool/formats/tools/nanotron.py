@@ -185,18 +185,21 @@ def read(source: Source, reading: Reading) -> None:
         spare=source.ignore,
     )
     settings = Settings(by_name)
-    text_of, size, on = settings.text, settings.size, settings.on
-    degrees = [size(f"parallelism.{name}") for name in ("dp", "tp", "pp")]
+    text_of, whole_number, is_on = settings.text, settings.whole_number, settings.is_on
+    degrees = [whole_number(f"parallelism.{name}") for name in ("dp", "tp", "pp")]
     context, experts = (
-        size("parallelism.context-parallel-size"),
-        size("parallelism.expert-parallel-size"),
+        whole_number("parallelism.context-parallel-size"),
+        whole_number("parallelism.expert-parallel-size"),
     )
     if any(
         missing_field.field == "cluster.num_gpus" for missing_field in reading.missing
     ):  # Replicas follow from the given devices.
         degrees[0] = max((num_gpus or 1) // math.prod((*degrees[1:], context, experts)), 1)
     reading.num_gpus = num_gpus or math.prod((*degrees, context, experts))
-    micro, steps = size("tokens.micro-batch-size"), size("tokens.batch-accumulation-per-replica")
+    micro, steps = (
+        whole_number("tokens.micro-batch-size"),
+        whole_number("tokens.batch-accumulation-per-replica"),
+    )
     model: dict[str, Any] = {
         "normalization": "rmsnorm",
         "gated_mlp": True,
@@ -207,9 +210,9 @@ def read(source: Source, reading: Reading) -> None:
     for field in _MODEL_KEYS:
         name = f"model.model-config.{field.replace('_', '-')}"
         if field == "tie_word_embeddings":
-            model[field] = on(name)
+            model[field] = is_on(name)
         elif name in by_name:
-            model[field] = size(name)
+            model[field] = whole_number(name)
         elif field in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"):
             reading.add_missing(
                 f"model.{field}", f"model.model_config.{field} is missing; add", example="..."
@@ -238,7 +241,7 @@ def read(source: Source, reading: Reading) -> None:
         "kind": "training",
         "model": model,
         "training": {
-            "sequence_length": size("tokens.sequence-length", 2048),
+            "sequence_length": whole_number("tokens.sequence-length", 2048),
             "global_batch_size": micro * steps * degrees[0],
             "precision": next(
                 (precision for precision, theirs in DTYPES.items() if theirs == dtype), "bf16"
@@ -246,7 +249,7 @@ def read(source: Source, reading: Reading) -> None:
             "framework": "nanotron",
             **(
                 {}
-                if on("optimizer.accumulate-grad-in-fp32", default=True)
+                if is_on("optimizer.accumulate-grad-in-fp32", default=True)
                 else {"gradient_precision": "bf16"}
             ),
         },
@@ -255,8 +258,8 @@ def read(source: Source, reading: Reading) -> None:
             "pipeline_parallel_size": degrees[2],
             "micro_batch_size": micro,
             "sequence_parallel": scattered and degrees[1] > 1,
-            "recompute": "full" if on("parallelism.recompute-layer") else "none",
-            "zero_stage": size("optimizer.zero-stage", 0),
+            "recompute": "full" if is_on("parallelism.recompute-layer") else "none",
+            "zero_stage": whole_number("optimizer.zero-stage", 0),
             **({"context_parallel_size": context} if context > 1 else {}),
         },
     }

@@ -59,32 +59,35 @@ def read(source: Source, reading: Reading) -> None:
         reading.refuse(f"distributed.strategy {strategy} is not supported; supported: fsdp2, ddp")
     named = (keys.text(f"model.{name}") for name in _MODEL_KEYS)
     model = next(filter(None, named), "")
-    stages, batch = keys.size("distributed.pp-size"), keys.size("step-scheduler.local-batch-size")
-    resharded = keys.on("distributed.reshard-after-forward", default=stages == 1)
+    stages, batch = (
+        keys.whole_number("distributed.pp-size"),
+        keys.whole_number("step-scheduler.local-batch-size"),
+    )
+    resharded = keys.is_on("distributed.reshard-after-forward", default=stages == 1)
     parallel: dict[str, Any] = {
-        "tensor_parallel_size": keys.size("distributed.tp-size"),
+        "tensor_parallel_size": keys.whole_number("distributed.tp-size"),
         "pipeline_parallel_size": stages,
-        "context_parallel_size": keys.size("distributed.cp-size"),
-        "expert_parallel_size": keys.size("distributed.ep-size"),
+        "context_parallel_size": keys.whole_number("distributed.cp-size"),
+        "expert_parallel_size": keys.whole_number("distributed.ep-size"),
         "micro_batch_size": batch,
         "zero_stage": 0 if strategy == "ddp" else 3 if resharded else 2,
         "recompute": _read_recompute(keys, reading),
     }
     if parallel["tensor_parallel_size"] > 1:
-        parallel["sequence_parallel"] = keys.on("distributed.sequence-parallel")
+        parallel["sequence_parallel"] = keys.is_on("distributed.sequence-parallel")
     if stages > 1:
         size = keys.text("distributed.pipeline.pp-batch-size") and "pp-microbatch-size"
-        parallel["micro_batch_size"] = keys.size(
+        parallel["micro_batch_size"] = keys.whole_number(
             f"distributed.pipeline.{size or 'pp-microbatch-size'}"
         )
         parallel |= _read_chunks(keys, source, model=model, stages=stages, reading=reading)
     training = _read_training(keys, reading)
-    copies = keys.size("distributed.dp-replicate-size")
+    copies = keys.whole_number("distributed.dp-replicate-size")
     complete_layout(
         parallel,
         training,
         reading=reading,
-        global_batch_size=keys.size("step-scheduler.global-batch-size"),
+        global_batch_size=keys.whole_number("step-scheduler.global-batch-size"),
         copies=copies,
     )
     reading.query = {"kind": "training", "training": training, "parallel": parallel}
@@ -116,7 +119,7 @@ def _read_chunks(
         )
     if not _SCHEDULES.get(schedule):
         return {}
-    per_chunk = keys.size("distributed.pipeline.layers-per-stage", 0)
+    per_chunk = keys.whole_number("distributed.pipeline.layers-per-stage", 0)
     if not per_chunk:
         return {"virtual_pipeline_parallel_size": 2}
     if (layers := source.layers_of(model)) is None:
@@ -144,7 +147,7 @@ def _read_training(keys: Settings, reading: Reading) -> dict[str, Any]:
         training |= {"precision": "bf16", "parameter_precision": "fp32"}
     else:
         training |= {"precision": kind or "bf16", **pure_state_fields(kind or "bf16")}
-    if keys.on("fp8.enabled"):
+    if keys.is_on("fp8.enabled"):
         training |= {"precision": "fp8", "fp8_recipe": keys.text("fp8.recipe-name", "tensorwise")}
     training |= _read_engine_fp8(keys, reading)
     training |= optimizer_fields(keys.text("optimizer._target_"), _OPTIMIZERS, reading)
@@ -156,15 +159,19 @@ def _read_training(keys: Settings, reading: Reading) -> dict[str, Any]:
     training["cross_entropy"] = _LOSSES.get(loss, "unfused")
     if "eager" in (keys.text("model.attn-implementation"), keys.text("model.backend.attn")):
         training["attention"] = "unfused"
-    if keys.on("compile.enabled"):
+    if keys.is_on("compile.enabled"):
         training["kernel_fusion"] = True
-    packed = keys.size("packed-sequence.packed-sequence-size", 0)
-    length = packed or keys.size("dataset.seq-length", 0) or keys.size("dataset.seq-len", 0)
+    packed = keys.whole_number("packed-sequence.packed-sequence-size", 0)
+    length = (
+        packed
+        or keys.whole_number("dataset.seq-length", 0)
+        or keys.whole_number("dataset.seq-len", 0)
+    )
     training |= {"sequence_length": length} if length else {}
     if keys.text("peft.dim"):
         training |= {"task": "lora", "lora": _read_lora(keys, reading)}
-    if keys.on("quantization.load-in-4bit"):
-        nested = keys.on("quantization.bnb-4bit-use-double-quant")
+    if keys.is_on("quantization.load-in-4bit"):
+        nested = keys.is_on("quantization.bnb-4bit-use-double-quant")
         quantized = keys.text("quantization.bnb-4bit-quant-type", "fp4")
         if quantized != "nf4" or not nested:
             reading.refuse(
@@ -198,11 +205,11 @@ def _read_engine_fp8(keys: Settings, reading: Reading) -> dict[str, Any]:
 
 
 def _read_lora(keys: Settings, reading: Reading) -> dict[str, Any]:
-    lora: dict[str, Any] = {"rank": keys.size("peft.dim", 8)}
+    lora: dict[str, Any] = {"rank": keys.whole_number("peft.dim", 8)}
     if dropout := parse_fraction(keys.text("peft.dropout", "0.0"), "peft.dropout"):
         lora["dropout"] = dropout
     targets = keys.by_name.get("peft.target-modules")
-    if targets is not None and not keys.on("peft.match-all-linear"):
+    if targets is not None and not keys.is_on("peft.match-all-linear"):
         names = [name.removeprefix("*") for name in targets.values]
         if not set(names) <= {"", "_proj"}:
             if any("*" in name or "." in name for name in names):

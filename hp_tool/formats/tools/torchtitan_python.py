@@ -218,7 +218,7 @@ def read(source: Source, reading: Reading) -> None:
     flavor = str(_read_flavor(spec))
     family = functions.modules.get("model_registry", "").removeprefix("torchtitan.models.")
     if family.startswith("."):
-        family = _family_in_names((name, *functions.returning(CONFIG_CLASS)), flavor)
+        family = _family_in_names((name, *functions.names_returning(CONFIG_CLASS)), flavor)
         if not family:
             reading.add_missing(
                 "model",
@@ -306,7 +306,7 @@ def _select_function(functions: Functions, wanted: str | None) -> str:
     Raises:
         InputError: No function has this name, or several functions are possible.
     """
-    names = functions.returning(CONFIG_CLASS)
+    names = functions.names_returning(CONFIG_CLASS)
     if wanted is None and len(names) == 1:
         return names[0]
     if wanted in names:
@@ -337,7 +337,10 @@ def _family_in_names(names: Sequence[str], flavor: str) -> str:
             for family, each in pairs
             if (flavors is None or each in flavors)
             and f"{plain}_".startswith(
-                tuple(f"{word}_{_in_words(each)}_" for word in (family, _joined(family)))
+                tuple(
+                    f"{word}_{_flavor_in_function_name(each)}_"
+                    for word in (family, _without_digit_separator(family))
+                )
             )
         }
 
@@ -347,11 +350,11 @@ def _family_in_names(names: Sequence[str], flavor: str) -> str:
     return found.pop() if len(found) == 1 else ""
 
 
-def _in_words(flavor: str) -> str:
+def _flavor_in_function_name(flavor: str) -> str:
     return "_".join(re.findall("[a-z0-9]+", flavor.lower()))
 
 
-def _joined(family: str) -> str:
+def _without_digit_separator(family: str) -> str:
     """Return a package's name without the underscore between digits: qwen35 for qwen3_5."""
     return re.sub(r"(\d)_(\d)", r"\1\2", family)
 
@@ -386,10 +389,12 @@ def _read_converters(spec: Call, reading: Reading) -> tuple[list[str], bool, boo
 def _names_of_calls(functions: Functions, value: Any) -> str:
     """Return the names of the calls in an argument, or the source of the function that it calls."""
     return (
-        f"{functions.source_of(value.name)} {value.name}"
+        f"{functions.function_source(value.name)} {value.name}"
         if isinstance(value, Call)
         else (
-            functions.source_of(value.text.partition("(")[0]) if isinstance(value, Unread) else ""
+            functions.function_source(value.text.partition("(")[0])
+            if isinstance(value, Unread)
+            else ""
         )
     )
 

@@ -53,22 +53,22 @@ def read(source: Source, reading: Reading) -> None:
         reading.refuse("the file names no model or no optimizer")
     training = _read_training(keys, reading)
     shard, copies = (
-        keys.size("data-parallel-shard-dim", -1),
-        keys.size("data-parallel-replicate-dim"),
+        keys.whole_number("data-parallel-shard-dim", -1),
+        keys.whole_number("data-parallel-replicate-dim"),
     )
     parallel: dict[str, Any] = {
-        "tensor_parallel_size": keys.size("tensor-parallel-dim"),
-        "context_parallel_size": keys.size("context-parallel-dim"),
+        "tensor_parallel_size": keys.whole_number("tensor-parallel-dim"),
+        "context_parallel_size": keys.whole_number("context-parallel-dim"),
         "pipeline_parallel_size": 1,
-        "micro_batch_size": keys.size("batch-size"),
+        "micro_batch_size": keys.whole_number("batch-size"),
         "zero_stage": 3,
-        "recompute": "full" if keys.on("enable-activation-checkpointing") else "none",
+        "recompute": "full" if keys.is_on("enable-activation-checkpointing") else "none",
     }
     complete_layout(
         parallel,
         training,
         reading=reading,
-        accumulation_steps=keys.size("gradient-accumulation-steps"),
+        accumulation_steps=keys.whole_number("gradient-accumulation-steps"),
         shard=shard if copies > 1 else 0,
         copies=copies,
     )
@@ -94,19 +94,22 @@ def _read_training(keys: Settings, reading: Reading) -> dict[str, Any]:
     if loss not in _LOSSES:
         reading.refuse(f"loss {loss or '(none)'} is not supported; supported: {', '.join(_LOSSES)}")
     training["cross_entropy"] = _LOSSES.get(loss, "unfused")
-    if keys.on("compile"):
+    if keys.is_on("compile"):
         training["kernel_fusion"] = True
     if length := keys.text("tokenizer.max-seq-len"):
         training["sequence_length"] = int(length) if length.isdecimal() else length
-        if not keys.on("dataset.packed"):
+        if not keys.is_on("dataset.packed"):
             reading.note_length_bound("tokenizer.max_seq_len")
     component = keys.text("model._component_").rpartition(".")[2]
     if component.startswith(("lora_", "qlora_")):
         attention = [
             _TARGETS.get(name, name) for name in keys.by_name["model.lora-attn-modules"].values
         ]
-        mlp = _MLP_MATRICES if keys.on("model.apply-lora-to-mlp") else ()
-        lora = {"rank": keys.size("model.lora-rank", 8), "target_modules": [*attention, *mlp]}
+        mlp = _MLP_MATRICES if keys.is_on("model.apply-lora-to-mlp") else ()
+        lora = {
+            "rank": keys.whole_number("model.lora-rank", 8),
+            "target_modules": [*attention, *mlp],
+        }
         if dropout := parse_fraction(keys.text("model.lora-dropout", "0.0"), "lora_dropout"):
             lora["dropout"] = dropout
         training |= {"task": "lora", "lora": lora}

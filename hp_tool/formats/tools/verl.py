@@ -283,20 +283,26 @@ def read(source: Source, reading: Reading) -> None:
         _all_settings(source, reading), table=table("verl"), reading=reading, spare=source.ignore
     )
     settings = Settings(by_name)
-    text_of, size, on = settings.text, settings.size, settings.on
+    text_of, whole_number, is_on = settings.text, settings.whole_number, settings.is_on
     megatron = _has_megatron_workers(settings, reading)
-    nodes, per_node = size("trainer.nnodes"), size("trainer.n_gpus_per_node", 8)
+    nodes, per_node = whole_number("trainer.nnodes"), whole_number("trainer.n_gpus_per_node", 8)
     reading.num_gpus = source.num_gpus or nodes * per_node
-    length = size("data.max_prompt_length", 512) + size("data.max_response_length", 512)
+    length = whole_number("data.max_prompt_length", 512) + whole_number(
+        "data.max_response_length", 512
+    )
     if any(missing_field.field == "training.sequence_length" for missing_field in reading.missing):
         length = parse_whole_number(
             reading.overrides.get("training.sequence_length", 0), "training.sequence_length"
         )
-    batch = size(f"{_ACTOR}.ppo_mini_batch_size", 256) * size("actor_rollout_ref.rollout.n")
-    micro = size(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", 0)
-    if on(f"{_ACTOR}.use_dynamic_bsz"):
+    batch = whole_number(f"{_ACTOR}.ppo_mini_batch_size", 256) * whole_number(
+        "actor_rollout_ref.rollout.n"
+    )
+    micro = whole_number(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", 0)
+    if is_on(f"{_ACTOR}.use_dynamic_bsz"):
         micro = (
-            max(size(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384) // length, 1) if length else 0
+            max(whole_number(f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384) // length, 1)
+            if length
+            else 0
         )
     if micro == 0:
         reading.add_missing(
@@ -311,7 +317,7 @@ def read(source: Source, reading: Reading) -> None:
         "precision": "bf16",
     }
     section = f"{_ACTOR}.megatron" if megatron else f"{_ACTOR}.fsdp_config"
-    if on(f"{_ON_HOST}.optimizer_cpu_offload"):
+    if is_on(f"{_ON_HOST}.optimizer_cpu_offload"):
         training["offload"] = "optimizer"
         if (
             share := parse_fraction(
@@ -321,24 +327,24 @@ def read(source: Source, reading: Reading) -> None:
             training["offload_fraction"] = share
     if megatron:
         training["framework"] = "verl"
-        tensor = size(f"{section}.tensor_model_parallel_size")
+        tensor = whole_number(f"{section}.tensor_model_parallel_size")
         parallel |= {
-            field: size(f"{section}.{key}")
+            field: whole_number(f"{section}.{key}")
             for field, key in _SIZES.items()
             if field != "expert_tensor_parallel_size"
         }
-        parallel["expert_tensor_parallel_size"] = size(
+        parallel["expert_tensor_parallel_size"] = whole_number(
             f"{section}.expert_tensor_parallel_size",
             tensor if parallel["expert_parallel_size"] > 1 else 1,
         )
         parallel["sequence_parallel"] = (
-            on(f"{section}.sequence_parallel", default=True) and tensor > 1
+            is_on(f"{section}.sequence_parallel", default=True) and tensor > 1
         )
-        parallel["zero_stage"] = int(on(f"{section}.use_distributed_optimizer", default=True))
+        parallel["zero_stage"] = int(is_on(f"{section}.use_distributed_optimizer", default=True))
         override = f"{section}.override_transformer_config"
         dispatcher = (
             "flex"
-            if on(f"{override}.moe_enable_deepep")
+            if is_on(f"{override}.moe_enable_deepep")
             else text_of(f"{override}.moe_token_dispatcher_type")
         )
         parallel |= {"moe_token_dispatcher_type": dispatcher} if dispatcher else {}
@@ -346,22 +352,22 @@ def read(source: Source, reading: Reading) -> None:
             text_of(f"{override}.recompute_granularity", "none"),
             modules=re.findall(r"\w+", text_of(f"{override}.recompute_modules", "core_attn")),
             method=text_of(f"{override}.recompute_method", "uniform"),
-            num_layers=size(f"{override}.recompute_num_layers"),
+            num_layers=whole_number(f"{override}.recompute_num_layers"),
         )
     else:
         shard, ulysses = (
-            size(f"{section}.fsdp_size", -1),
-            size(f"{_ACTOR}.ulysses_sequence_parallel_size"),
+            whole_number(f"{section}.fsdp_size", -1),
+            whole_number(f"{_ACTOR}.ulysses_sequence_parallel_size"),
         )
         training["framework"] = "verl-fsdp"
-        checkpointed = on("actor_rollout_ref.model.enable_gradient_checkpointing", default=True)
+        checkpointed = is_on("actor_rollout_ref.model.enable_gradient_checkpointing", default=True)
         parallel |= {
             "tensor_parallel_size": 1,
             "pipeline_parallel_size": 1,
             "context_parallel_size": ulysses
             if ulysses > 1
-            else size(f"{section}.ulysses_sequence_parallel_size"),
-            "zero_stage": 3 if on(f"{section}.reshard_after_forward", default=True) else 2,
+            else whole_number(f"{section}.ulysses_sequence_parallel_size"),
+            "zero_stage": 3 if is_on(f"{section}.reshard_after_forward", default=True) else 2,
             "recompute": "per_layer" if checkpointed else "none",
         }
         if shard > 0:

@@ -260,18 +260,20 @@ def _read_adapters(leaves: Iterable[Setting], *, reading: Reading) -> None:
     """Read Bridge's LoRA settings (megatron/bridge/peft/lora.py)."""
     settings = sort_settings(leaves, table=table("bridge-lora"), reading=reading)
 
-    def words(name: str, default: tuple[str, ...]) -> tuple[str, ...]:
+    def setting_values(name: str, default: tuple[str, ...]) -> tuple[str, ...]:
         return settings[f"peft.{name}"].values if f"peft.{name}" in settings else default
 
-    targets = words("target-modules", ())
+    targets = setting_values("target-modules", ())
     if any("*" in name for name in targets):
         reading.refuse(
             f"peft.target_modules {', '.join(targets)}: adapters on some layers only "
             "are not supported"
         )
-    lora: dict[str, Any] = {"rank": parse_whole_number(words("dim", ("32",))[0], "peft.dim")}
+    lora: dict[str, Any] = {
+        "rank": parse_whole_number(setting_values("dim", ("32",))[0], "peft.dim")
+    }
     lora |= {"target_modules": list(targets)} if targets else {}
-    if (dropout := parse_fraction(words("dropout", ("0",))[0], "peft.dropout")) > 0.0:
+    if (dropout := parse_fraction(setting_values("dropout", ("0",))[0], "peft.dropout")) > 0.0:
         lora["dropout"] = dropout
     reading.query["training"] |= {"task": "lora", "lora": lora}
 

@@ -168,12 +168,12 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
 def _hydra_texts(values: Values) -> dict[str, str]:
     """Return the values as Hydra reads them; None is omitted."""
 
-    def text_of(value: object) -> str:
+    def hydra_text(value: object) -> str:
         if isinstance(value, list):
             return f"[{','.join(value)}]"
         return str(value).lower() if isinstance(value, bool) else str(value)
 
-    return {name: text_of(value) for name, value in values.items() if value is not None}
+    return {name: hydra_text(value) for name, value in values.items() if value is not None}
 
 
 def _context_fields(setup: TrainingSetup) -> Values:
