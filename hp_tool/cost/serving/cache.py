@@ -35,7 +35,7 @@ from hp_tool.domain.model import ModelSpec
 
 BLOCK_TOKENS = 16
 """Tokens per block, and the step by which blocks grow (`CacheConfig.block_size`)."""
-FEW_MORE = 1.5
+MAX_PADDING_RATIO = 1.5
 """Ratio of the largest to the smallest number of layers of a kind, below which vLLM pads the kinds
 with fewer layers.
 """
@@ -75,7 +75,7 @@ def cached_layers(case: ServingCase, t: IntArray) -> tuple[Layers, ...]:
     for count, kind in kinds:
         tokens = np.asarray(cached_width(kind, t) * case.kv_element_bytes + 0.0 * t)
         state = np.asarray(state_bytes(kind, t) + 0.0 * t)
-        for layers, window in _windows(count, kind):
+        for layers, window in _split_by_window(count, kind):
             if not layers or not (tokens.any() or state.any()):
                 continue
             key = (tokens.tobytes(), state.tobytes(), window)
@@ -98,11 +98,11 @@ def token_numbers(case: ServingCase, t: IntArray, *, stages: IntArray | int = 1)
     """
     model = case.model
     layers = np.ceil(model.num_hidden_layers / stages) + drafting_layers(case)
-    numbers = _all_numbers(model, t) / model.num_hidden_layers * layers
-    return numbers if case.drafter is None else numbers + _all_numbers(case.drafter.model, t)
+    numbers = _cached_numbers(model, t) / model.num_hidden_layers * layers
+    return numbers if case.drafter is None else numbers + _cached_numbers(case.drafter.model, t)
 
 
-def _all_numbers(model: ModelSpec, t: IntArray) -> Floats:
+def _cached_numbers(model: ModelSpec, t: IntArray) -> Floats:
     """Return how many numbers the cache stores per token on one rank, in all layers of a model."""
     return sum(layers * cached_width(kind, t) for layers, kind in model.kinds)
 
@@ -118,7 +118,7 @@ def drafts_by_itself(case: ServingCase) -> bool:
     return drafts is not None and drafts.draft_model is None and drafts.draft_cost_fraction > 0.0
 
 
-def _windows(count: int, kind: ModelSpec) -> tuple[tuple[int, int | None], ...]:
+def _split_by_window(count: int, kind: ModelSpec) -> tuple[tuple[int, int | None], ...]:
     """Return (number of layers, window) of the layers of one kind."""
     windowed = windowed_layers(kind)
     return ((count - windowed, None), (windowed, kind.sliding_window))
@@ -165,7 +165,7 @@ def group_size(counts: list[int]) -> int:
     """Return the number of layers in each of vLLM's groups, given the number of layers of each
     kind.
     """
-    return max(counts) if max(counts) < FEW_MORE * min(counts) else min(counts)
+    return max(counts) if max(counts) < MAX_PADDING_RATIO * min(counts) else min(counts)
 
 
 def grouped_bytes(

@@ -61,9 +61,9 @@ from hp_tool.cost.serving.memory import serving_bytes
 from hp_tool.cost.serving.operations import requests_in_cache, seen_tokens
 from hp_tool.domain.model import ModelSpec
 
-_PLACES = 96
+_TABLE_SIZE = 96
 """Batch sizes between which the seconds of a step are interpolated linearly."""
-_HALVINGS = 40
+_NUM_BISECTIONS = 40
 """Number of bisections of b; the resolution is far below one request."""
 
 
@@ -137,7 +137,9 @@ def pool_costs(
         prefill, prefillers, first, length
     )
 
-    quickly = None if decode.model.num_experts is None else _tabulated(decode, decoders)
+    fast_token_seconds = (
+        None if decode.model.num_experts is None else _interpolated_token_seconds(decode, decoders)
+    )
 
     def rate(batch: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return (requests per second, seconds per token) if each decoding replica runs `batch`
@@ -147,14 +149,14 @@ def pool_costs(
         return n_d * batch / np.maximum((output - 1.0) * token, 1e-12), token
 
     def completed_by(batch: FloatArray) -> FloatArray:
-        if quickly is None:
+        if fast_token_seconds is None:
             return rate(batch)[0]
-        return n_d * batch / np.maximum((output - 1.0) * quickly(batch), 1e-12)
+        return n_d * batch / np.maximum((output - 1.0) * fast_token_seconds(batch), 1e-12)
 
     low, high = np.zeros_like(load), np.minimum(most, load / n_d)
     if requests_per_second is not None:
         high = most.copy()
-    for _ in range(_HALVINGS):
+    for _ in range(_NUM_BISECTIONS):
         middle = 0.5 * (low + high)
         completed = completed_by(np.maximum(middle, 1e-9))
         if requests_per_second is None:
@@ -311,10 +313,10 @@ def token_seconds(
     return np.hypot(device, each * engine.stream_overhead_s)
 
 
-def _tabulated(
+def _interpolated_token_seconds(
     case: ServingCase, candidates: ServingCandidates
 ) -> Callable[[FloatArray], FloatArray]:
-    """Return a function that interpolates `token_seconds` between the batch sizes _PLACES.
+    """Return a function that interpolates `token_seconds` between the batch sizes _TABLE_SIZE.
 
     Candidates that differ only in the number of replicas share a table, because predicting layers
     with experts takes several times as long as other layers.
@@ -326,9 +328,9 @@ def _tabulated(
         if f.name not in ("data_parallel_size", "concurrency")
     ]
     _, first, which = np.unique(np.stack(columns), axis=1, return_index=True, return_inverse=True)
-    layouts = candidates.take(np.repeat(first, _PLACES))
+    layouts = candidates.take(np.repeat(first, _TABLE_SIZE))
     most = np.maximum(candidates.max_num_seqs, 2).astype(np.float64)
-    steps = np.arange(_PLACES) / (_PLACES - 1.0)
+    steps = np.arange(_TABLE_SIZE) / (_TABLE_SIZE - 1.0)
     places = most[first][:, None] ** steps
     timed = token_seconds(
         case, layouts, places.ravel() * layouts.attention_data_parallel_size
@@ -338,7 +340,7 @@ def _tabulated(
     def seconds(batch: FloatArray) -> FloatArray:
         each = np.clip(batch / groups, 1.0, most)
         at = np.clip(
-            (np.log(each) / np.log(most) * (_PLACES - 1.0)).astype(np.int64), 0, _PLACES - 2
+            (np.log(each) / np.log(most) * (_TABLE_SIZE - 1.0)).astype(np.int64), 0, _TABLE_SIZE - 2
         )
         low, high = places[row, at], places[row, at + 1]
         share = (each - low) / (high - low)
@@ -361,7 +363,7 @@ def transfer_seconds(
     group store a prompt's keys and values. Faster links between pools on the same node are ignored.
     """
     moved, *others = (
-        _travelling(
+        _prompt_bytes(
             kind,
             prefillers.tensor_parallel_size,
             float(prefill.input_length),
@@ -381,7 +383,7 @@ def transfer_seconds(
     return seconds
 
 
-def _travelling(model: ModelSpec, t: IntArray, tokens: float, element_bytes: float) -> FloatArray:
+def _prompt_bytes(model: ModelSpec, t: IntArray, tokens: float, element_bytes: float) -> FloatArray:
     """Return the bytes of one prompt's keys and values in all layers of one kind, summed over the
     ranks of a replica that send them.
     """

@@ -115,7 +115,7 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
     memory = serving_bytes(case, c)
 
     in_flight = np.maximum(c.concurrency / c.schedulers, 1.0)
-    most, by_cache, fits = _room(case, c, memory)
+    most, by_cache, fits = _slots(case, c, memory)
     running = np.minimum(in_flight, most)
 
     stages = c.pipeline_parallel_size
@@ -137,7 +137,7 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
     # Speculation reduces the number of passes per request. A higher acceptance rate must not make
     # prompts cheaper, so arrivals are counted per token, not per pass.
     together = _groups_with_prompts(c, share / output * (1.0 + wait), group)
-    verify = _iteration(
+    verify = _pass_seconds(
         case, c, Pass(tokens=rows, decoding=share, prefill_requests=none, drafted=k), context
     )
     # CUDA graphs cover only decoding: a pass with prompts takes at least the time to launch its
@@ -153,7 +153,7 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
     )
     extra = none
     if np.any(riding < 1.0):
-        extra = _iteration(
+        extra = _pass_seconds(
             case,
             c,
             Pass(tokens=chunk, decoding=none, prefill_requests=prompts, routed=together * chunk),
@@ -166,7 +166,7 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
             tokens=rows + chunk, decoding=share, prefill_requests=prompts, routed=routed, drafted=k
         )
         extra = (
-            riding * (_iteration(case, c, both, context, launches) - verify)
+            riding * (_pass_seconds(case, c, both, context, launches) - verify)
             + (1.0 - riding) * extra
         )
     around = prompt_overhead(case)
@@ -193,7 +193,7 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
     front_end = running * (engine.request_overhead_s + engine.stream_overhead_s * output)
     served = np.maximum(busy, front_end) if case.independent else np.hypot(busy, front_end)
     waiting = served - busy
-    own_share = _before_first_token(engine, output)
+    own_share = _share_before_first_token(engine, output)
     early = waiting * (
         own_share + engine.backlog_share * (front_end / served) ** 2 * (1.0 - own_share)
     )
@@ -234,10 +234,10 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
 
 def most_running(*, case: ServingCase, candidates: ServingCandidates) -> FloatArray:
     """Return the maximum number of requests that one scheduler can run at once; shape (n,)."""
-    return _room(case, candidates, serving_bytes(case, candidates))[0]
+    return _slots(case, candidates, serving_bytes(case, candidates))[0]
 
 
-def _room(
+def _slots(
     case: ServingCase, c: ServingCandidates, memory: ServingBytes
 ) -> tuple[FloatArray, FloatArray, BoolArray]:
     """Return the maximum number of requests that run at once, the number for which the cache alone
@@ -325,15 +325,12 @@ def first_token_wait_seconds(case: ServingCase) -> float:
     return case.engine.first_token_s + mixture * case.experts.first_token_s
 
 
-def _before_first_token(engine: EngineEfficiency, output: float) -> float:
-    """Return the fraction of a request's front-end work that precedes its first token: admission,
-    and streaming of that token.
-    """
+def _share_before_first_token(engine: EngineEfficiency, output: float) -> float:
     whole = engine.request_overhead_s + engine.stream_overhead_s * output
     return (engine.request_overhead_s + engine.stream_overhead_s) / whole if whole > 0.0 else 1.0
 
 
-def _iteration(
+def _pass_seconds(
     case: ServingCase,
     candidates: ServingCandidates,
     batch: Pass,

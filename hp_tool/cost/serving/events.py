@@ -194,7 +194,9 @@ class _Scheduler:
             if self.done[request] < self.prompt[request]:
                 break
             ended.append(self.prefilling.popleft())
-        seconds = self._base(beside, tokens) + table.key_s * keys + table.prompt_s * len(ended)
+        seconds = (
+            self._base_seconds(beside, tokens) + table.key_s * keys + table.prompt_s * len(ended)
+        )
         self._advance(seconds, sequences=beside, count=1, firsts=len(ended))
         for request in ended:
             self._first_token(request)
@@ -210,7 +212,7 @@ class _Scheduler:
             count = min(count, int((table.cache_tokens - self.used) // sequences))
         if self.waiting and self.share > table.promised[1]:
             count = min(count, AHEAD)
-        base, growth = self._base(sequences, 0), 0.5 * table.cached_token_s * sequences
+        base, growth = self._base_seconds(sequences, 0), 0.5 * table.cached_token_s * sequences
         wait = self._next_arrival() - self.now
         if wait < math.inf:
             linear = base + table.cached_token_s * self.cached - growth
@@ -247,7 +249,7 @@ class _Scheduler:
             if self.decoding.get(request) == last:
                 del self.decoding[request]
                 self.cached -= self.prompt[request] + self.left[request]
-                self._leave(request, self.prompt[request] + self.left[request])
+                self._finish(request, self.prompt[request] + self.left[request])
 
     def _first_token(self, request: int) -> None:
         if math.isnan(self.first[request]):
@@ -256,13 +258,13 @@ class _Scheduler:
         self.prompt[request], self.left[request] = prompt, left
         self.used += 1
         if left == 0:
-            self._leave(request, prompt)
+            self._finish(request, prompt)
             return
         self.cached += prompt
         self.decoding[request] = self.passes + left
         heapq.heappush(self.ends, (self.passes + left, request))
 
-    def _leave(self, request: int, tokens: int) -> None:
+    def _finish(self, request: int, tokens: int) -> None:
         """Finish a request; in a closed load the next request arrives."""
         self.finish[request] = max(self.now, self.front)
         self.served += 1
@@ -303,7 +305,7 @@ class _Scheduler:
         coming = self.coming[0][0] if self.coming else math.inf
         return min(coming, self.entering[0][0]) if self.entering else coming
 
-    def _base(self, decoding: int, prompt: int) -> float:
+    def _base_seconds(self, decoding: int, prompt: int) -> float:
         """Return the seconds of a pass apart from attention to cached tokens, interpolated linearly
         in the table.
         """

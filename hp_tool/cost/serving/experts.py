@@ -76,12 +76,10 @@ def expert_weights(case: ServingCase, candidates: ServingCandidates) -> Floats:
 
 
 def _ranks_per_expert(candidates: ServingCandidates) -> FloatArray:
-    """Return the number of ranks over which the matrices of one expert are divided."""
     return _ranks_per_stage(candidates) / candidates.expert_parallel_size
 
 
 def _ranks_per_stage(candidates: ServingCandidates) -> IntArray:
-    """Return the number of ranks of a pipeline stage, t d."""
     ranks: IntArray = candidates.tensor_parallel_size * candidates.attention_data_parallel_size
     return ranks
 
@@ -127,7 +125,7 @@ def busiest_share(experts: int, redundant: int, ranks: int, variance: float) -> 
     fewest = -experts % ranks
     spare = min((redundant - fewest) // ranks, SPARE_SLOTS)
     plans = [
-        _balanced(experts, fewest + k * ranks, ranks, variance)
+        _balanced_share(experts, fewest + k * ranks, ranks, variance)
         for k in range(spare + 1)
         if fewest + k * ranks
     ]
@@ -136,11 +134,11 @@ def busiest_share(experts: int, redundant: int, ranks: int, variance: float) -> 
     return min(*plans, float(ranks))
 
 
-def _balanced(experts: int, redundant: int, ranks: int, variance: float) -> float:
+def _balanced_share(experts: int, redundant: int, ranks: int, variance: float) -> float:
     """Return the load of the busiest rank divided by the mean, after copies of the most loaded
     experts are added and the largest slots are assigned first.
     """
-    heap = [(-load, 1) for load in _popularity(experts, variance)]
+    heap = [(-load, 1) for load in _popularity_quantiles(experts, variance)]
     heapq.heapify(heap)
     for _ in range(redundant):
         load, copies = heap[0]
@@ -157,7 +155,7 @@ def _balanced(experts: int, redundant: int, ranks: int, variance: float) -> floa
     return fullest * ranks / experts
 
 
-def _popularity(experts: int, variance: float) -> list[float]:
+def _popularity_quantiles(experts: int, variance: float) -> list[float]:
     """Return quantiles of the Gamma distribution by the Wilson-Hilferty approximation, scaled to a
     mean of 1.
     """
@@ -278,7 +276,7 @@ def expert_kernel(case: ServingCase) -> ExpertKernel:
     """
     timed, precision = case.expert_kernels, case.expert_precision
     if case.expert_bytes < ELEMENT_BYTES[precision]:
-        own = _widened(case)
+        own = _formats_to_try(case)
     else:
         own = (
             "fp8_tensor"
@@ -296,7 +294,7 @@ def expert_kernel(case: ServingCase) -> ExpertKernel:
     )
 
 
-def _widened(case: ServingCase) -> tuple[str, ...]:
+def _formats_to_try(case: ServingCase) -> tuple[str, ...]:
     """Return the formats whose kernels apply to the case's weights, the case's own format first.
 
     Without timings of the format, weights are widened and multiplied in 16 bits.

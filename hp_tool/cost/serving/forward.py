@@ -51,7 +51,7 @@ def forward_seconds(
     message = batch.tokens * model.hidden_size * OUTPUT_BYTES
     reduce = all_reduce_seconds(case, message, group_size=t)
     seconds, *others = (
-        _layers(case.with_layers(kind), candidates, batch, context, reduce=reduce)
+        _layer_seconds(case.with_layers(kind), candidates, batch, context, reduce=reduce)
         for _, kind in model.kinds
     )
     for each in others:
@@ -72,7 +72,7 @@ def forward_seconds(
     return case.slowdown * (seconds + output + np.where(p > 1, (p - 1.0) * hop, 0.0))
 
 
-def _layers(
+def _layer_seconds(
     case: ServingCase,
     candidates: ServingCandidates,
     batch: Pass,
@@ -90,7 +90,7 @@ def _layers(
     if model.mixer != "none":
         attention = attention + reduce + _norm_seconds(case, t, batch.tokens)
     if model.num_experts:
-        return layers * _mixture(
+        return layers * _moe_layer_seconds(
             case, candidates, batch, context, attention=attention, reduce=reduce
         )
     seconds = layers * attention
@@ -186,11 +186,10 @@ def mixers_log_sd(
 
 
 def _reached_bandwidth(case: ServingCase) -> float:
-    """Return the bytes per second that kernels reach which only move memory."""
     return case.profile.gpu.memory_fraction * case.cluster.gpu.memory_bandwidth_bytes_per_second
 
 
-def _mixture(
+def _moe_layer_seconds(
     case: ServingCase,
     candidates: ServingCandidates,
     batch: Pass,
@@ -243,6 +242,5 @@ def _mixture(
 
 
 def _head_precision(case: ServingCase) -> Precision:
-    """Return the precision of the output layer, which is not quantised."""
     supported = case.cluster.gpu.peak_flops_per_second
     return next(name for name in WIDE_PRECISIONS if name in supported)

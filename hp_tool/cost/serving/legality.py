@@ -66,7 +66,6 @@ def legality(
 
 
 def _cannot_split_heads(model: ModelSpec, t: IntArray) -> BoolArray:
-    """Return whether t ranks cannot divide the heads of a layer."""
     if model.is_recurrent:
         heads = (
             key_heads(model),
@@ -88,7 +87,6 @@ def _cannot_split_heads(model: ModelSpec, t: IntArray) -> BoolArray:
 
 
 def _cannot_split_width(model: ModelSpec, t: IntArray) -> BoolArray:
-    """Return whether t ranks cannot divide the dense MLP of a layer."""
     has_dense = model.feed_forward != "none" and model.moe_layers < model.num_hidden_layers
     unequal: BoolArray = (model.ffn_size % t != 0) & has_dense
     return unequal

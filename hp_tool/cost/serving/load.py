@@ -190,7 +190,7 @@ def open_means(
     around = fluctuation(case=case, candidates=candidates, load=load)
     places = around.costs.max_running
     low, high, share = equivalent_loads(around.load, around.stay_deviation, places)
-    costs = _between(
+    costs = _interpolate_costs(
         _costs_under(case, candidates, candidates.schedulers * low),
         _costs_under(case, candidates, candidates.schedulers * high),
         share,
@@ -249,7 +249,7 @@ def expected_excess(
 ) -> FloatArray:
     """Return E[max(n - bound, 0)] for a normally distributed n."""
     z = (bound - mean) / deviation
-    return np.maximum(deviation * (_density(z) - z * _above(z)), 0.0)
+    return np.maximum(deviation * (_density(z) - z * _probability_above(z)), 0.0)
 
 
 def expected_squared_excess(
@@ -257,10 +257,10 @@ def expected_squared_excess(
 ) -> FloatArray:
     """Return E[max(n - bound, 0)^2] for a normally distributed n."""
     z = (bound - mean) / deviation
-    return np.maximum(deviation**2 * ((1.0 + z * z) * _above(z) - z * _density(z)), 0.0)
+    return np.maximum(deviation**2 * ((1.0 + z * z) * _probability_above(z) - z * _density(z)), 0.0)
 
 
-def _between(low: ServingCosts, high: ServingCosts, share: FloatArray) -> ServingCosts:
+def _interpolate_costs(low: ServingCosts, high: ServingCosts, share: FloatArray) -> ServingCosts:
     """Return the costs of the high load, with latencies and running requests interpolated between
     the low and the high load by the weight `share` of the high one.
     """
@@ -295,8 +295,7 @@ def _density(z: FloatArray) -> FloatArray:
 _erfc = np.vectorize(math.erfc, otypes=[float])
 
 
-def _above(z: FloatArray) -> FloatArray:
-    """Return the probability that a standard normal variable exceeds z."""
+def _probability_above(z: FloatArray) -> FloatArray:
     probability: FloatArray = 0.5 * _erfc(z / math.sqrt(2.0))
     return probability
 
@@ -419,7 +418,7 @@ def ttft_quantile(
     `ttft_s` is its mean, and `wave_s` the part of the mean in which requests that start together
     wait for each other. Shapes broadcast.
     """
-    return ttft_s + (_place(share, wave_share) - 1.0) * wave_s
+    return ttft_s + (_wave_quantile(share, wave_share) - 1.0) * wave_s
 
 
 def tpot_quantile(
@@ -436,10 +435,10 @@ def tpot_quantile(
     """
     if output_length < 2:
         return np.zeros(np.broadcast_shapes(tpot_s.shape, np.shape(share)))
-    return tpot_s + (1.0 - _place(1.0 - share, wave_share)) * wave_s / (output_length - 1.0)
+    return tpot_s + (1.0 - _wave_quantile(1.0 - share, wave_share)) * wave_s / (output_length - 1.0)
 
 
-def _place(share: float | FloatArray, wave_share: float) -> FloatArray:
+def _wave_quantile(share: float | FloatArray, wave_share: float) -> FloatArray:
     """Return the quantiles of X divided by its mean."""
     w = min(wave_share, 1.0)
     late = np.maximum(share - (1.0 - w), 0.0)

@@ -120,7 +120,8 @@ def weight_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
         beside = beside + WIDE_BYTES * model.assistant_parameters / t
     return (
         stage
-        + _ends(case, t) * np.where(p == 1, 1.0 if model.tie_word_embeddings else 2.0, 1.0)
+        + _end_layer_bytes(case, t)
+        * np.where(p == 1, 1.0 if model.tie_word_embeddings else 2.0, 1.0)
         + beside
     )
 
@@ -138,7 +139,6 @@ def _drafter_bytes(case: ServingCase, drafter: Drafter, candidates: ServingCandi
 
 
 def _layers_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
-    """Return the bytes on one rank of all layers of one kind."""
     model, t = case.model, candidates.tensor_parallel_size
     layers = model.num_hidden_layers
     weights = layers * entries(mixer_matrices(model, tensor=t)) * case.mixer_bytes
@@ -174,7 +174,6 @@ def activation_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatA
     return working
 
 
-def _ends(case: ServingCase, t: IntArray) -> FloatArray:
-    """Return the bytes of an embedding or output layer on one rank: V h / t weights in 16 bits."""
+def _end_layer_bytes(case: ServingCase, t: IntArray) -> FloatArray:
     ends: FloatArray = WIDE_BYTES * case.model.vocab_size * case.model.hidden_size / t
     return ends

@@ -24,7 +24,7 @@ _FEW_ROWS = 16
 """Number up to which each count has its own entry in the table; larger entries are spaced
 geometrically and interpolated linearly.
 """
-_PROMPT = 1024.0
+_PROMPT_TOKENS = 1024.0
 """Tokens of the prompt with which prefill passes are timed; attention to its keys is counted
 separately.
 """
@@ -32,7 +32,7 @@ PROMISED = {"mixed": (0.0, 0.0), "prefill_first": (0.7, 0.098)}
 """Fractions of the future output that vLLM and SGLang reserve, by schedule: initial and final value
 (SGLang's init_new_token_ratio).
 """
-_LONG = 1e5
+_LONG_CONTEXT = 1e5
 """Cached tokens per sequence at which the slope over cached tokens is computed."""
 
 
@@ -93,7 +93,7 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
     one = candidates.take(slice(row, row + 1))
     engine, stages = case.engine, int(one.pipeline_parallel_size[0])
     decoding, prompt = (
-        _places(int(limit[0])) for limit in (one.max_num_seqs, one.max_num_batched_tokens)
+        _table_counts(int(limit[0])) for limit in (one.max_num_seqs, one.max_num_batched_tokens)
     )
     k, factor = (
         drafted_tokens(case.speculative),
@@ -101,7 +101,11 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
     )
 
     def seconds(
-        sequences: FloatArray, tokens: FloatArray, *, context: float = 0.0, length: float = _PROMPT
+        sequences: FloatArray,
+        tokens: FloatArray,
+        *,
+        context: float = 0.0,
+        length: float = _PROMPT_TOKENS,
     ) -> FloatArray:
         timed = replace(case, input_length=int(length), prefix_cache_hit_rate=0.0)
         batch = Pass(
@@ -116,22 +120,24 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
         return pass_s
 
     d, q = (axis.ravel() for axis in np.meshgrid(decoding / stages, prompt, indexing="ij"))
-    nothing, whole = np.zeros(1), np.array([_PROMPT])
-    key_s = (seconds(nothing, whole, length=2 * _PROMPT) - seconds(nothing, whole))[0] / (
-        0.5 * _PROMPT**2
+    nothing, whole = np.zeros(1), np.array([_PROMPT_TOKENS])
+    key_s = (seconds(nothing, whole, length=2 * _PROMPT_TOKENS) - seconds(nothing, whole))[0] / (
+        0.5 * _PROMPT_TOKENS**2
     )
-    few, many = (seconds(nothing + 1.0, nothing, context=context)[0] for context in (0.0, _LONG))
+    few, many = (
+        seconds(nothing + 1.0, nothing, context=context)[0] for context in (0.0, _LONG_CONTEXT)
+    )
     device = seconds(d, q)
     device = np.where(q > 0.0, np.maximum(device, min_launch_seconds(case)), device)
     base = with_host(engine, device, d).reshape(len(decoding), len(prompt))
-    added = (base[:, 1:] - base[:, :1] - key_s * 0.5 * _PROMPT * prompt[1:]) / stages
+    added = (base[:, 1:] - base[:, :1] - key_s * 0.5 * _PROMPT_TOKENS * prompt[1:]) / stages
     base = np.hstack([base[:, :1] * factor, base[:, :1] * factor + added])
     # A pass that only prefills shares no time with decoding.
     base[0, 1:] += np.where(decoding[0] == 0.0, base[0, 0] * (1.0 / stages - 1.0), 0.0)
     length = float(case.input_length + case.output_length)
     at, far = (
         float(np.ravel(read_tokens(case, one.tensor_parallel_size, tokens))[0])
-        for tokens in (length, _LONG)
+        for tokens in (length, _LONG_CONTEXT)
     )
     states, whole_length = (
         float(np.ravel(cached_tokens(case, one.tensor_parallel_size, tokens))[0])
@@ -163,7 +169,7 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
     )
 
 
-def _places(most: int) -> FloatArray:
+def _table_counts(most: int) -> FloatArray:
     """Return 0, the counts up to _FEW_ROWS one by one, and then geometrically spaced counts up to
     `most`.
     """

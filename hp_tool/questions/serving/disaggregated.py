@@ -319,7 +319,6 @@ def _layout_pairs(
 
 
 def _pool_axes(spec: DisaggregationSpec, pool: str) -> list[tuple[int, ...]]:
-    """Return the tensor, attention-data and expert parallel sizes that a query sets for a pool."""
     names = ("tensor", "attention_data", "expert")
     return [axis_values(getattr(spec, f"{pool}_{name}_parallel_size")) for name in names]
 
@@ -405,7 +404,6 @@ def _pair_scores(
     dollars: FloatArray | None,
     by_rate: bool,
 ) -> FloatArray:
-    """Return the score of each pair; smaller is better."""
     if objective == "ttft":
         return costs.ttft_s
     if objective == "tpot":

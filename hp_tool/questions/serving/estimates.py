@@ -141,7 +141,6 @@ def _token_prices(rows: CostedRows, row: int) -> dict[str, Any]:
 
 
 def _expert_imbalance(rows: CostedRows, row: int) -> float | None:
-    """Return the expert imbalance of decoding passes; None without experts."""
     if rows.problem.model.num_experts is None:
         return None
     one = rows.candidates.take(slice(row, row + 1))
@@ -218,7 +217,6 @@ def _request_bytes(rows: CostedRows, row: int) -> float:
 
 
 def _cache_tokens(rows: CostedRows, row: int, tokens: float) -> float:
-    """Return the number of cache tokens that a sequence of `tokens` tokens occupies."""
     t = rows.candidates.tensor_parallel_size[row : row + 1]
     return float(np.ravel(cached_tokens(rows.problem, t, tokens))[0])
 
@@ -245,7 +243,6 @@ def _requests_without_preemption(rows: CostedRows, row: int) -> int:
 
 
 def _memory_reason(rows: CostedRows, row: int, memory: ServingMemory) -> Reason:
-    """Return the reason why a model does not fit, with the parts of the memory that it needs."""
     one = _request_bytes(rows, row)
     working = memory.activations_bytes + memory.logits_bytes
     needed = memory.weights_bytes + working + memory.overhead_bytes + one
@@ -262,7 +259,6 @@ def _memory_reason(rows: CostedRows, row: int, memory: ServingMemory) -> Reason:
 
 
 def _overload_reason(rows: CostedRows, row: int) -> Reason:
-    """Return the reason why a configuration is overloaded, with the rate of full batches."""
     problem = rows.problem
     wanted = problem.request_rate_per_second or 0.0
     reached = (
@@ -339,7 +335,6 @@ def _constants_age(engine: str, release: str) -> dict[str, object]:
 
 
 def _has_no_constants(problem: ServingProblem) -> bool:
-    """Return whether the query names a release for which no constants exist."""
     named = problem.engine_version
     return named is not None and version_key(named) != version_key(problem.engine.version)
 
@@ -535,7 +530,6 @@ def _load_over_room(rows: CostedRows) -> FloatArray:
 
 
 def _queue_reasons(rows: CostedRows, row: int) -> tuple[Reason, ...]:
-    """Return a reason if requests wait for a slot although the query forbids queueing."""
     if not has_forbidden_queue(rows)[row]:
         return ()
     in_flight = int(rows.candidates.concurrency[row])

@@ -65,9 +65,6 @@ def estimate(*, query: Query, with_fixes: bool = True) -> InferenceEstimate:
 
 
 def _estimate_candidate(problem: ServingProblem, candidate: ServingCandidates) -> InferenceEstimate:
-    """Return the configuration's estimate at the load of the problem, or at the highest load that
-    it sustains.
-    """
     loads = highest_loads(problem, candidate)
     return estimate_row(
         problem.cost_candidates(candidate)

@@ -97,7 +97,7 @@ def fixes(
             chosen = near.best_rows(rows)[: MAX_FIXES - len(grown)]
             return (
                 *(
-                    _fix(near, int(row), infeasible, num_gpus=problem.cluster.num_gpus)
+                    _fix_of_row(near, int(row), infeasible, num_gpus=problem.cluster.num_gpus)
                     for row in chosen
                 ),
                 *grown,
@@ -121,7 +121,7 @@ def _nearest_fix(near: Neighbours, infeasible: InferenceEstimate) -> list[Servin
     ]
     if missed and miss[best] >= max(missed):
         return []
-    return [_fix(near, best, infeasible, num_gpus=near.problem.cluster.num_gpus)]
+    return [_fix_of_row(near, best, infeasible, num_gpus=near.problem.cluster.num_gpus)]
 
 
 def _fix_on_more_devices(
@@ -153,7 +153,9 @@ def _fix_on_more_devices(
         acceptable = near.is_acceptable
         for count in (0, 1):
             if len(rows := np.flatnonzero(acceptable & (near.changes == count))):
-                return [_fix(near, int(near.best_rows(rows)[0]), infeasible, num_gpus=num_gpus)]
+                return [
+                    _fix_of_row(near, int(near.best_rows(rows)[0]), infeasible, num_gpus=num_gpus)
+                ]
     return []
 
 
@@ -190,7 +192,9 @@ def _neighbours(problem: ServingProblem, base: ServingConfig) -> Neighbours:
     )
 
 
-def _fix(near: Neighbours, row: int, infeasible: InferenceEstimate, *, num_gpus: int) -> ServingFix:
+def _fix_of_row(
+    near: Neighbours, row: int, infeasible: InferenceEstimate, *, num_gpus: int
+) -> ServingFix:
     """Return one row as a fix, compared with the infeasible configuration on `num_gpus` devices."""
     if near.loads is None:
         after = estimate_row(near, row)

@@ -34,7 +34,7 @@ def cost_rows(
     return (
         (problem.cost_candidates(candidates), None)
         if loads is None
-        else (_cost_at(problem, candidates, loads), loads)
+        else (_cost_at_loads(problem, candidates, loads), loads)
     )
 
 
@@ -51,7 +51,7 @@ def highest_loads(problem: ServingProblem, candidates: ServingCandidates) -> Flo
         problem.unknown,
         targets=problem.targets,
         most=most,
-        is_sustained=lambda loads: sustains_load(_cost_at(problem, candidates, loads)),
+        is_sustained=lambda loads: sustains_load(_cost_at_loads(problem, candidates, loads)),
     )
 
 
@@ -80,7 +80,7 @@ def search_highest(
 
     `most` is the number of requests that run at once, or the requests per second of full batches.
     """
-    count, load = _grid(unknown, targets=targets, most=most, is_sustained=is_sustained)
+    count, load = _loads_to_try(unknown, targets=targets, most=most, is_sustained=is_sustained)
     low, high = (
         np.zeros(len(most), dtype=np.int64),
         count,
@@ -95,7 +95,7 @@ def search_highest(
     return load(low)
 
 
-def _grid(
+def _loads_to_try(
     unknown: Loads,
     *,
     targets: Targets,
@@ -160,7 +160,7 @@ def sustains_load(rows: CostedRows) -> BoolArray:
     return rows.costs.fits & rows.costs.sustained & meets_targets(rows) & ~has_forbidden_queue(rows)
 
 
-def _cost_at(
+def _cost_at_loads(
     problem: ServingProblem, candidates: ServingCandidates, loads: FloatArray
 ) -> CostedRows:
     if problem.unknown is not None and problem.unknown.by_rate:

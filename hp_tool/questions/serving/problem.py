@@ -599,7 +599,6 @@ def cache_precision(workload: InferenceWorkload, *, engine: EngineEfficiency) ->
 
 
 def _reject_unmodelled(query: Query, workload: InferenceWorkload) -> None:
-    """Raise an error with the field's name for each feature that would otherwise be ignored."""
     load, named = (
         workload.load,
         {name for name in ("concurrency", "request_rate_per_second") if getattr(workload, name)},

@@ -150,7 +150,6 @@ def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
 
 
 def _max_concurrency(query: Query, problem: ServingProblem) -> int:
-    """Return the highest concurrency of a Pareto front."""
     if problem.concurrency is not None:
         return problem.concurrency
     if problem.unknown is None or problem.unknown.by_rate:

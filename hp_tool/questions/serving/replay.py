@@ -45,7 +45,7 @@ def simulate_trace(rows: CostedRows) -> InferenceEstimate:
     if estimate.ttft_s is None:
         return estimate
     schedulers = int(rows.candidates.schedulers[0])
-    served = _simulate(rows, schedulers=schedulers)
+    served = _simulate_first_scheduler(rows, schedulers=schedulers)
     n, end_s = len(served.finish_s), float(served.finish_s.max())
     several = served.output_tokens > 1
     latency = served.finish_s - served.arrival_s
@@ -129,8 +129,7 @@ def arrivals_s(problem: ServingProblem) -> FloatArray | None:
     return trace.arrival_s * ((trace.rate_per_second or rate) / rate)
 
 
-def _simulate(rows: CostedRows, *, schedulers: int) -> Served:
-    """Simulate the trace on the first of several schedulers."""
+def _simulate_first_scheduler(rows: CostedRows, *, schedulers: int) -> Served:
     problem, trace = rows.problem, rows.problem.trace
     assert trace is not None
     n, arrival = len(trace.input_tokens), arrivals_s(problem)
@@ -151,7 +150,6 @@ def _simulate(rows: CostedRows, *, schedulers: int) -> Served:
 def _missed_targets(
     problem: ServingProblem, seen: dict[str, FloatArray], means: dict[str, float]
 ) -> tuple[Reason, ...]:
-    """Return a reason for each target that the simulated requests miss."""
     reasons: list[Reason] = []
     for name, latency, quantile, limit in problem.targets.limits():
         value = (

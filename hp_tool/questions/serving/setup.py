@@ -43,7 +43,6 @@ def pool_setups(
 
 
 def _pool_devices(side: ClusterSpec, pool: PoolConfig) -> ClusterSpec:
-    """Return the cluster with only the devices that a pool uses."""
     used = pool.tensor_parallel_size * pool.attention_data_parallel_size * pool.replicas
     return dataclasses.replace(side, num_gpus=used)
 

@@ -57,7 +57,7 @@ def rank_simulated(
     elif query.objective == "min_gpus" or (query.objective == "cost" and arrive):
         problem, _ = fewest_devices_simulated(query=query, problem=problem)
     space = space_by_means(query, problem)
-    rows = _screen(space, problem)[:NUM_SIMULATED]
+    rows = _select_by_means(space, problem)[:NUM_SIMULATED]
     if not len(rows):
         rows = nearest_rows(space.candidates, problem=problem)
     chosen = [_candidate_row(space, row) for row in rows]
@@ -149,9 +149,10 @@ def fewest_devices_simulated(
 
 
 def _simulate_best(query: Query, problem: ServingProblem) -> Iterator[ServingRecommendation]:
-    """Yield the NUM_SIMULATED most promising configurations, simulated, best first."""
     space = space_by_means(query, problem)
-    for one in (_candidate_row(space, row) for row in _screen(space, problem)[:NUM_SIMULATED]):
+    for one in (
+        _candidate_row(space, row) for row in _select_by_means(space, problem)[:NUM_SIMULATED]
+    ):
         rows = (
             problem.cost_candidates(one)
             if problem.unknown is None
@@ -177,7 +178,7 @@ def _candidate_row(space: CostedSpace, row: int) -> ServingCandidates:
     return space.candidates.take(slice(row, row + 1))
 
 
-def _screen(space: CostedSpace, problem: ServingProblem) -> NDArray[np.intp]:
+def _select_by_means(space: CostedSpace, problem: ServingProblem) -> NDArray[np.intp]:
     """Return the NUM_SCREENED configurations with the best means; if the query sets a request rate,
     in the order of the fluid model.
     """
