@@ -55,7 +55,12 @@ def test_some_layouts_stall_and_others_do_not():
 
 def _trace(share, *, width=2.0, gain=0.0):
     return Trace(
-        inside={6: share, 12: 0.9}, widths={6: width}, stopped_after=8, gain_left=gain, regret=0.1
+        inside={6: share, 12: 0.9},
+        measured_inside={6: share, 12: 0.9},
+        widths={6: width},
+        stopped_after=8,
+        gain_left=gain,
+        regret=0.1,
     )
 
 
@@ -68,5 +73,5 @@ def test_table_counts_the_cases_that_meet_each_aim():
             ("early", 0.02): [_trace(0.9, gain=0.05)],
         }
     )
-    assert "after 6 and 12: 3 of 4; at high/low up to 2.2: 2" in text
+    assert "true times in 3 of 4 (2 with high/low up to 2.2), further runs in 3" in text
     assert "6% (.20): 3 of 4" in text
