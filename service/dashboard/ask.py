@@ -10,17 +10,15 @@ from functools import lru_cache
 from typing import Annotated, Any
 
 from anyio import to_thread
-from fastapi import APIRouter, Depends, HTTPException, Request
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import HTMLResponse
 from starlette.responses import Response
-from starlette.status import HTTP_307_TEMPORARY_REDIRECT, HTTP_308_PERMANENT_REDIRECT
 
 from hp_tool import catalog
 from hp_tool.catalog.prices import lowest_offers
 from hp_tool.domain.latencies import TPOT, TTFT
 from hp_tool.domain.parallel import ParallelConfig, RecomputeModule, RecomputeName
 from hp_tool.domain.ports import Store
-from hp_tool.domain.prices import PRICED
 from hp_tool.domain.query import Kind, Query
 from hp_tool.domain.result import Estimate, Recommendation
 from hp_tool.domain.serving import ServingRecommendation
@@ -41,7 +39,6 @@ from service.api.dependencies import CalibrationsDep, FindDep, StoreDep, wait_fo
 from service.dashboard.ask_controls import Control, controls, modules
 from service.dashboard.ask_question import (
     AT,
-    FAST,
     GPU,
     NODE_TYPE,
     OF_MACHINES,
@@ -306,15 +303,6 @@ def read_question(
     )
 
 
-def _redirect_to_list(request: Request) -> None:
-    """Redirect to the list of searches with its filters; it was formerly at /."""
-    if {"state", "words", "owner", "since", "cursor"} & request.query_params.keys():
-        raise HTTPException(
-            HTTP_307_TEMPORARY_REDIRECT, headers={"Location": f"/searches?{request.url.query}"}
-        )
-
-
-LIST_REDIRECT = Depends(_redirect_to_list)
 AskedDep = Annotated[Asked, Depends(read_question)]
 
 
@@ -330,7 +318,7 @@ async def ask_csv(question: AskedDep) -> Response:
 
 
 @router.get(PATH, response_class=HTMLResponse, include_in_schema=False)
-@router.get("/", response_class=HTMLResponse, include_in_schema=False, dependencies=[LIST_REDIRECT])
+@router.get("/", response_class=HTMLResponse, include_in_schema=False)
 async def ask_html(question: AskedDep) -> Response:
     if question.question.several:
         return stream_page(
@@ -342,16 +330,6 @@ async def ask_html(question: AskedDep) -> Response:
         )
     page = await question.answered()
     return await to_thread.run_sync(lambda: render("ask.html", page=page, section="Ask"))
-
-
-@router.get(f"{PATH}/serving", include_in_schema=False)
-@router.get(f"{PATH}/machines", include_in_schema=False)
-def ask_of_a_tab(request: Request) -> RedirectResponse:
-    """Redirect from a tab's former address to the current one."""
-    serving = request.url.path.endswith("serving")
-    of_tab = {"kind": "inference"} if serving else {NODE_TYPE: PRICED, GPU: ", ".join(FAST)}
-    href = address(PATH, of_tab | dict(request.query_params))
-    return RedirectResponse(href, HTTP_308_PERMANENT_REDIRECT)
 
 
 def front_page(*, store: Store, calibrations: Calibrations) -> str:
@@ -501,7 +479,7 @@ def _latency_figure(
 def _shown_configuration(
     question: Question, *, find: Find, calibrations: Calibrations | None
 ) -> Configuration | None:
-    """Return the configuration in the address; for serving, the best one with these values."""
+    """Return the configuration in the address; for serving, the best with its values."""
     typed = schema.parse_query(question.shown_mapping())
     if typed.kind == "training":
         config = resolve_configuration(resolve_names(typed, find=find)).config
@@ -519,7 +497,7 @@ def _with_configuration(
     find: Find,
     calibrations: Calibrations | None,
 ) -> AskPage:
-    """Return the page with the figures and controls of the shown configuration."""
+    """Add the figures and controls of the shown configuration to the page."""
     query, trains = resolve_names(this.query, find=find), this.query.kind == "training"
     configuration = resolve_configuration(query) if trains else None
     view, _ = configuration_view(
@@ -568,7 +546,7 @@ def _slowdown(view: ConfigurationView, answer: RecommendAnswer, query: Query) ->
 
 
 def _ranked(query: Query, *, find: Find, calibrations: Calibrations | None) -> RecommendAnswer:
-    """Return the best configurations of a query as typed."""
+    """Rank the configurations of a query whose names are not yet resolved."""
     resolved = resolve_names(query, find=find)
     if query.kind == "inference":
         return _cached(schema.to_json(resolved), catalog.revision(), None, None)

@@ -76,7 +76,7 @@ def controls(
 def _training_values(
     config: ParallelConfig, model: ModelSpec, framework: str, sizes: list[int], num_gpus: int
 ) -> tuple[dict[str, list[int]], dict[str, Mapping[str, str]]]:
-    """Return the numeric and the named values that the axes of a training offer."""
+    """Return (numeric values, labelled values) by axis that the controls of a training offer."""
     layers, stages = model.num_hidden_layers, config.pipeline_parallel_size
     numbers = {
         "tensor_parallel_size": [size for size in sizes if size <= model.num_attention_heads],
@@ -120,9 +120,7 @@ def modules(model: ModelSpec, *, framework: str) -> tuple[RecomputeModule, ...]:
 
 
 def _text(value: object, labels: Mapping[str, str]) -> str:
-    """Return a value of an axis as its control sends it; recomputed modules are separate check
-    boxes.
-    """
+    """Return the value that an axis's control sends; recomputed modules have check boxes."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str | int):  # A ranking calls `full` what FSDP calls per_layer.
@@ -136,7 +134,6 @@ def _numbers(value: int, known: Iterable[int]) -> dict[str, str]:
 
 
 def _powers(largest: int) -> list[int]:
-    """Return the powers of two up to `largest`."""
     return [2**k for k in range(largest.bit_length())]
 
 

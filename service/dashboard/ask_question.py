@@ -280,14 +280,14 @@ def further_sections(kind: Kind, *, several: bool) -> tuple[Section, ...]:
 
 
 def _joined(name: str, parts: list[str]) -> str:
-    """Return a repeated parameter as one text, as check boxes send it."""
+    """Join the values of a repeated parameter, which check boxes send, to one text."""
     if name.removeprefix(AT) == RECOMPUTE and len(parts) > 1:
         return f"{parts[0]} {'+'.join(parts[1:])}" if parts[0] == "selective" else parts[0]
     return ", ".join(dict.fromkeys(parts)) if name in MACHINES else parts[-1]
 
 
 def _filled(typed: Mapping[str, str]) -> dict[str, str]:
-    """Return the values, with those of the example for missing required ones."""
+    """Add the example's values for missing required fields."""
     kind = kind_of(typed)
     question = Question(values=dict(typed))
     left_out = set[str]()
@@ -318,7 +318,7 @@ def _paths_in_yaml(text: str) -> tuple[str, ...]:
 
 
 def _machines(cluster: dict[str, Any]) -> Any:
-    """Return a cluster with its lists; among several machines, each name is a separate cluster."""
+    """Split comma-separated values of a cluster; several machine names become several clusters."""
     cluster = {
         name: _several(f"cluster.{name}", value)
         if f"cluster.{name}" in MACHINES and isinstance(value, str) and "," in value

@@ -144,14 +144,12 @@ def best_of_search(record: SearchRecord, store: Store) -> Best | None:
 
 
 def _add_rivals(best: Best, record: SearchRecord) -> Best:
-    """Return the best with the layouts that may be as fast, unless a single run leaves open how
-    fast it is.
-    """
+    """Add the untested layouts that may be as fast, unless the verdict is to repeat the run."""
     return best if best.verdict == "repeat" else replace(best, rivals=list_rivals(record))
 
 
 def _add_details(best: Best, record: SearchRecord) -> Best:
-    """Return the best with the query's common settings and chosen values."""
+    """Add the settings that the ranking chose to the details."""
     configuration = (
         None if trials.is_serving(record.query) else stored_configuration(record.query, best)
     )

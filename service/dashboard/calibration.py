@@ -364,7 +364,6 @@ def _errors(
 
 
 def _texts(rows: Sequence[ResidualRow], predicted_s: Sequence[float | None]) -> list[str]:
-    """Return the text of each point."""
     return [
         f"{row.model}\n{row.arithmetic}\nmeasured {formats.seconds(row.measured_s)}, predicted "
         f"{formats.seconds(seconds)}"

@@ -106,7 +106,6 @@ class GpuRow(View):
     href: str
     memory_bytes: int
     memory_bandwidth_bytes_per_second: float
-    bf16_flops_per_second: float | None
     half_flops_per_second: float | None
     """The higher of bf16 and fp16; older GPUs support only fp16."""
     fp8_flops_per_second: float | None
@@ -117,8 +116,6 @@ class GpuRow(View):
     """Typical on-demand price."""
     lowest_price_per_hour: float | None
     """Lowest on-demand price of the price list."""
-    lowest_offer: str | None
-    """Name of the machine with the lowest price."""
     predict_only: bool
     """Whether no search can run on it."""
 
@@ -229,9 +226,7 @@ def gpus_context(words: Words = "") -> GpusPage:
         GpuRow.of(
             spec,
             lowest_price_per_hour=lowest[spec.name].on_demand if spec.name in lowest else None,
-            lowest_offer=lowest[spec.name].name if spec.name in lowest else None,
             href=_href("gpus", spec.name),
-            bf16_flops_per_second=spec.peak_flops_per_second.get("bf16"),
             half_flops_per_second=max(
                 map(spec.peak_flops_per_second.get, HALVES), key=lambda flops: flops or 0.0
             ),
@@ -309,7 +304,6 @@ def _entries_page(
 
 
 def _entries_named(entries: Iterable[Entry], words: str) -> list[Entry]:
-    """Return entries whose names contain the words."""
     return [entry for entry in entries if words.strip().casefold() in entry.name.casefold()]
 
 
@@ -399,7 +393,7 @@ def _entry_page(
 
 
 def _family_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that apply to a model of this family; others have defaults."""
+    """Return fields that differ from their defaults, and those that are always shown."""
     defaults = {field.name: field.default for field in dataclasses.fields(ModelSpec)}
     return {
         name: value
@@ -409,7 +403,7 @@ def _family_fields(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gpu_facts(node: NodeType, gpu: GpuSpec) -> Iterator[Fact]:
-    """Return the properties that a cluster has through its GPU."""
+    """Yield properties of the cluster's GPU: link, memory and price."""
     link, link_rate = "scale-up link", gpu.nvlink_bandwidth_bytes_per_second
     if link_rate is None:
         link, link_rate = "PCIe", gpu.pcie_bandwidth_bytes_per_second
@@ -421,7 +415,7 @@ def _gpu_facts(node: NodeType, gpu: GpuSpec) -> Iterator[Fact]:
     if node.price_per_gpu_hour is None and gpu.price_per_hour is not None:
         yield Fact(
             name="$ per GPU-hour",
-            value=f"none of its own; {formats.dollars(gpu.price_per_hour)} is typical of the GPU",
+            value=f"no list price; {formats.dollars(gpu.price_per_hour)} is typical for this GPU",
         )
 
 

@@ -312,7 +312,7 @@ def _compared(
     calibrations: Calibrations | None,
     find: Find,
 ) -> ComparePage:
-    """Return the page that compares these configurations, or the reason why one of them failed."""
+    """Return the page that compares these configurations; on an error, the page with the error."""
     try:
         if len(named) > MAX_COMPARED:
             raise InputError(f"compare at most {MAX_COMPARED} configurations", field="more")
@@ -425,7 +425,7 @@ def _interval_width(view: ConfigurationView) -> float | None:
 
 
 def _replace_by_best(query: Query, calibrations: Calibrations | None) -> Query:
-    """Return the query with the configuration that ranks first; unchanged if none is feasible."""
+    """Replace the query's configuration by the recommended one, if one fits."""
     free = replace(query, parallel=type(query.parallel)())
     best = problem_of(free).rank(top=1, calibrations=calibrations).recommendations
     return Configuration.of(best[0], query=free).query if best else query
@@ -452,7 +452,7 @@ def _names(
 def _differences(
     queries: Sequence[Query], estimates: Sequence[Estimate | InferenceEstimate]
 ) -> tuple[Difference, ...]:
-    """Return the differing fields of the configurations, then those of the rest of the queries."""
+    """Return the fields of `parallel` that differ, then the other fields that differ."""
     configs = [
         {f"parallel.{name}": getattr(config, name) for name in config.__slots__}
         for config in (estimate.parallel for estimate in estimates)
@@ -470,7 +470,7 @@ def _differences(
 
 
 def _differing(all_fields: Sequence[dict[str, Any]]) -> list[Difference]:
-    """Return fields that differ between any two."""
+    """Return the fields whose values differ between any two of the mappings."""
     rows = {
         path: tuple(_text(fields.get(path)) for fields in all_fields)
         for path in dict.fromkeys(path for fields in all_fields for path in fields)
@@ -523,8 +523,9 @@ def _rows(
 
 
 def _repeats(row: MetricRow, first: MetricRow) -> bool:
-    """Return whether a row's changes follow from the first row's; tokens per second are always
-    shown.
+    """Return whether a row has the same changes as the first row, or their inverse.
+
+    Rows of tokens per second count as different, so that they are always shown.
     """
     pairs = [
         (one, other)
@@ -564,7 +565,7 @@ def _best_index(values: Sequence[float | None], unit: Unit) -> int | None:
 def _memory_chart(
     names: Sequence[str], views: Sequence[ConfigurationView], runs: Sequence[ComparedRun | None]
 ) -> Stack | None:
-    """Return the fullest stage of each as predicted, and the largest peak of its complete run."""
+    """Return bars of the predicted memory of the fullest stages, each above its measured peak."""
     rows = []
     for name, view, run in zip(names, views, runs, strict=True):
         if view.memory is not None:
@@ -586,9 +587,7 @@ def _memory_chart(
 def _time_chart(
     names: Sequence[str], views: Sequence[ConfigurationView], sides: Sequence[Side], predicted: str
 ) -> Stack | None:
-    """Return each prediction, calibrated if the cluster was measured (its bar then comes first),
-    with its run below.
-    """
+    """Return bars of the predicted time of each configuration, and below each the measured time."""
     has_runs = any(side.run for side in sides)
     rows = []
     for name, view, side in zip(names, views, sides, strict=True):

@@ -295,7 +295,7 @@ def _explain_log(answer: LoggedExplanation) -> Explained:
 
 
 def _figure(rows: tuple[PartRow, ...]) -> Stack:
-    """Return the measured step, and the predicted one if there is a query, as bars."""
+    """Return bars of the measured step and, with a query, of the predicted step."""
     bars = [BarSpec(label="Measured", parts={row.name: row.measured_s for row in rows})]
     if any(row.predicted_s is not None for row in rows):
         bars.append(

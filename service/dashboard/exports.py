@@ -13,7 +13,6 @@ from hp_tool.domain.query import Query
 from hp_tool.domain.records import SearchRecord
 from hp_tool.domain.serving import RunConfig
 from hp_tool.errors import NotFoundError
-from hp_tool.formats.exchange import export_for_tool
 from hp_tool.formats.exchange.export import tool_options, write_configuration
 from hp_tool.formats.registry import default_format
 from hp_tool.questions import schema
@@ -35,14 +34,10 @@ def export_text(
     search_id: str,
     store: StoreDep,
     format: str,
-    download: bool = False,
-    rerank: bool = False,
     run: str | None = None,
 ) -> PlainTextResponse:
     """Return the best configuration so far, or that of `run`, as `command`, `flags`, `yaml` or for
     another tool.
-
-    With `rerank`, the best that this tool supports, by predictions.
     """
     record = store.get_search(search_id=search_id)
     query = schema.parse_query(record.query)
@@ -54,15 +49,9 @@ def export_text(
         text = _flags(configuration) if format == FLAGS else _yaml(configuration)
     else:
         tool = _tool(query) if format == COMMAND else format
-        chosen = (
-            export_for_tool(result=record.query, format=tool)
-            if rerank
-            else write_configuration(configuration, tool)
-        )
+        chosen = write_configuration(configuration, tool)
         text, note = chosen.text, "; ".join(filter(None, (chosen.cost_in_words(), *chosen.notes)))
         headers = {"Export-Note": note} if note else {}
-    if download:
-        headers["Content-Disposition"] = f'attachment; filename="{record.id}-{format}.txt"'
     return PlainTextResponse(text, headers=headers)
 
 
@@ -86,7 +75,6 @@ def _best(record: SearchRecord) -> _Best:
 
 
 def _tool(query: Query) -> str:
-    """Return the tool for a query."""
     if query.training is not None:
         return default_format("training", query.training.framework).name
     return default_format("inference", query.inference.engine if query.inference else None).name
@@ -101,7 +89,6 @@ def _flags(configuration: Configuration) -> str:
 
 
 def _quoted(value: str) -> str:
-    """Return the values of a flag, quoted for a shell."""
     return value if _PLAIN.fullmatch(value) else shlex.quote(value)
 
 

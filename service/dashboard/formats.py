@@ -438,7 +438,7 @@ DESCRIBED_KNOBS = ("training.offload", *FREE_PATHS)
 
 
 def _knobs(training: TrainingWorkload) -> Iterator[str]:
-    """Return the used settings in words, regardless of who set them."""
+    """Yield settings of a training that differ from the usual ones, in words."""
     if training.offload not in (None, "none"):
         yield f"offload {training.offload}"
     if training.cuda_graphs:

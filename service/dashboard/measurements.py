@@ -110,8 +110,6 @@ class MeasurementRow(MeasuredRow):
     error: float | None
     peak_memory_bytes: int | None
     cause: str | None
-    times_off: float | None
-    """Ratio to its prediction, above or below."""
     teaches: str | None
     """Predicted quantities that it calibrates, in words; None for an accepted run that calibrates
     none.
@@ -210,9 +208,6 @@ def _row(record: MeasurementRecord, *, scope: Scope) -> MeasurementRow:
         tone=Outcome(measurement.status).tone,
         predicted_s=predicted_s,
         measured_s=measured_s,
-        times_off=max(predicted_s / measured_s, measured_s / predicted_s)
-        if predicted_s and measured_s
-        else None,
         teaches=(used_for := _use_words(record)),
         notes=tuple(_notes(record, used_for=used_for)),
         error=predicted_s / measured_s - 1.0 if predicted_s and measured_s else None,

@@ -116,7 +116,7 @@ def run_file(
 
 
 def _tools(query: Query) -> tuple[str, ...]:
-    """Return formats for such a query, the default one first."""
+    """Return the formats that can launch a query of this kind, the default one first."""
     runs = (
         query.training.framework
         if query.training

@@ -15,7 +15,7 @@ from hp_tool.domain.measurement import Latencies
 from hp_tool.domain.parallel import recompute_name
 from hp_tool.domain.records import JsonObject, RunFigures, SearchRecord
 from hp_tool.domain.serving import RunConfig, ServingConfig
-from hp_tool.domain.states import RUN_STATES, Phase, Tone
+from hp_tool.domain.states import Phase
 from hp_tool.domain.targets import Targets
 from hp_tool.errors import HpToolError
 from hp_tool.loop.search.fidelity import repeats, standing
@@ -93,8 +93,6 @@ class TrialTable:
 
     quantity: Quantity
     axes: tuple[Axis, ...]
-    tones: dict[str, Tone]
-    """Tone of each state."""
     best: int | None
     """Index of the best configuration's trial."""
     run_id: tuple[str, ...]
@@ -203,7 +201,6 @@ def trial_table(
     return TrialTable(
         quantity=compared_quantity(record.query),
         axes=_axes(runs, axes_of_kind("inference" if is_serving(record.query) else "training")),
-        tones={key: state.tone for key, state in RUN_STATES.items()},
         best=_best(record, runs, counts),
         run_id=tuple(run.id for run in runs),
         number=tuple(run.number for run in runs),

@@ -222,7 +222,7 @@ def delete(watch_id: str, fields: Form, store: WatchStoreDep) -> RedirectRespons
 
 
 def _step_time_of_day(last: datetime, course: Course, step: int) -> datetime:
-    """Return about when a step ended, counted back from the last report; pauses are not counted."""
+    """Estimate when a step ended from the last report and the step times since; ignores pauses."""
     return last - timedelta(seconds=course.seconds_after(step))
 
 
@@ -281,7 +281,7 @@ def _is_off_chart(course: Course, verdict: Verdict) -> bool:
 
 
 def _expected(expected: Expected, *, from_step: int, to_step: int) -> list[Figure]:
-    """Return the expected pace and its 90% interval."""
+    """Return lines of the expected step time and its 90% interval."""
     across = [from_step, to_step]
     middle = line(
         "Expected", x=across, y=[expected.step_s] * 2, style={"color": "--series-3", "width": 2}

@@ -116,7 +116,7 @@ def test_what_waits_for_a_decision_comes_first(http: TestClient) -> None:
     assert [row["state"] for row in rows] == ["held", "accepted", "accepted"]
     assert [row["teaches"] for row in rows[1:]] == ["out of memory", "time"]
     assert (
-        rows[0]["times_off"] == pytest.approx(25.0)
+        rows[0]["measured_s"] == pytest.approx(25.0 * rows[0]["predicted_s"])
         and "25 times the predicted" in rows[0]["notes"][0]
     )
     (cluster,) = http.get("/calibration.json").json()["clusters"]

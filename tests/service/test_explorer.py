@@ -345,10 +345,3 @@ def test_a_tab_keeps_the_question(shared_http: TestClient) -> None:
         assert page["values"].items() >= asked.items()
         assert page["values"]["training.gradient_precision"] == "bf16"
     assert page["kind"] == "training" and not page["several"]
-
-
-def test_former_addresses_of_tabs_lead_to_their_questions(shared_http: TestClient) -> None:
-    serving = shared_http.get("/explorer/serving?model=qwen3-32b")
-    assert serving.url.path == "/explorer" and serving.url.params["kind"] == "inference"
-    machines = shared_http.get("/explorer/machines", follow_redirects=False).headers["location"]
-    assert "cluster.node_type=priced" in machines and "model" not in machines
