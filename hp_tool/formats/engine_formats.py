@@ -45,7 +45,6 @@ def register_engine(
             usual_of=name,
             reads=reads,
             writes=writes,
-            checked="options and values recorded from the engine's own parser; read back by "
-            "`import`",
+            checked="options and values recorded from the engine's parser; read back by `import`",
         )
     )

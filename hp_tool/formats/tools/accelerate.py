@@ -165,9 +165,9 @@ register(
         fsdp_axes={"zero_stage": (2, 3), "pipeline_parallel_size": 1, "sequence_parallel": False},
         logs=("deepspeed", "trainer"),
         file="accelerate.yaml",
-        reads="its YAML file, or a launch script of Hugging Face's Trainer, or TRL's, with that "
-        "file",
-        writes="YAML for FSDP 2",
+        reads="Accelerate's YAML file, or a launch script of Hugging Face's Trainer or TRL that "
+        "uses this file",
+        writes="Accelerate's YAML file for FSDP 2",
         checked="Accelerate 1.15's ClusterConfig and ParallelismConfig on 16 to 1,024 processes; "
         "read back by `import`",
     )

@@ -137,11 +137,11 @@ register(
         axes=arguments.AXES,
         logs=("deepspeed", "trainer"),
         file="deepspeed.json",
-        reads="its JSON file, or a launch script of Hugging Face's Trainer, or TRL's, with `--file "
-        "ds.json`",
-        writes="JSON: batch, ZeRO, precision, offload; recomputation is the Trainer's "
-        "(`--gradient_checkpointing`), which the "
-        "file's `for_the_training_script` and standard error say",
+        reads="DeepSpeed's JSON file, or a launch script of Hugging Face's Trainer or TRL with "
+        "`--file ds.json`",
+        writes="DeepSpeed's JSON file: batch, ZeRO, precision, offload. Recomputation is an "
+        "option of the Trainer (`--gradient_checkpointing`), listed in "
+        "`for_the_training_script` and on standard error",
         checked="DeepSpeed 0.18.3's DeepSpeedConfig on 8 to 1,024 processes; read back by `import`",
     )
 )

@@ -178,11 +178,10 @@ register(
         framework="hf-trainer",
         axes=fine_tuning.AXES,
         trained_weights="fp32",
-        reads="its YAML file, or a script that trains by it, with `--file ds.json` where that "
-        "names one of DeepSpeed",
-        writes="a script that writes Accelerate's and LLaMA-Factory's file and starts "
-        "`src/train.py`, in full or with LoRA and "
-        "QLoRA",
+        reads="LLaMA-Factory's YAML file, or a launch script that uses this file; with `--file "
+        "ds.json` if the file names a DeepSpeed file",
+        writes="a script that writes the files of Accelerate and LLaMA-Factory and starts "
+        "`src/train.py`: full fine-tuning, LoRA or QLoRA",
         checked="the fields of LLaMA-Factory 0.9.5's and transformers' classes; read back by "
         "`import`",
     )

@@ -117,10 +117,10 @@ register(
         read=command_reader("vllm"),
         write=text,
         write_pools=pools_text,
-        reads="LLMInferenceService, or the values of llm-d's chart: one kind of pod, or pools, as "
-        "`vllm serve`",
-        writes="a manifest of KServe's LLMInferenceService: vLLM's command in each replica, which "
-        "is one pod; pools too",
-        checked="a schema of the fields it uses, after KServe's types; read back by `import`",
+        reads="LLMInferenceService, or the values of llm-d's chart, with one kind of pod or "
+        "separate pools of `vllm serve`",
+        writes="a manifest of KServe's LLMInferenceService with vLLM's command, one pod per "
+        "replica, also with separate pools",
+        checked="a schema of the used fields, derived from KServe's types; read back by `import`",
     )
 )

@@ -375,6 +375,7 @@ register(
         logs=("trainer",),
         read=read,
         reads="a command `swift sft`, `swift pt`, `megatron sft` or `megatron pt`, or "
-        "`swift/cli/*.py` under a launcher, and the file of arguments that it names",
+        "`swift/cli/*.py` under a launcher, with the file of arguments that the command "
+        "names",
     )
 )

@@ -281,9 +281,9 @@ register(
         usual_of="nanotron",
         framework="nanotron",
         axes={"zero_stage": (0, 1), "virtual_pipeline_parallel_size": 1},
-        reads="its YAML file",
-        writes="the YAML file of its Llama, which starts on random tokens",
-        checked="not installed in the tests: its configuration classes were read; read back by "
-        "`import`",
+        reads="nanotron's YAML file",
+        writes="nanotron's YAML file for its Llama model, with random tokens as data",
+        checked="the source of nanotron's configuration classes (the tests do not install "
+        "nanotron); read back by `import`",
     )
 )

@@ -230,6 +230,6 @@ register(
             ),
         ),
         read=read,
-        reads="its YAML file of pretraining, full or LoRA fine-tuning",
+        reads="NeMo AutoModel's YAML file for pretraining, full fine-tuning or LoRA",
     )
 )

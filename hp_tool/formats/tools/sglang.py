@@ -129,7 +129,7 @@ register_engine(
     rank=21,
     start=server_command,
     write_pools=pools_text,
-    reads="`sglang.launch_server`, also in a Kubernetes manifest: a query of kind inference; "
-    "of two roles, pools",
-    writes="the command of one replica; of pools a script that starts one of either, or the router",
+    reads="`sglang.launch_server`, also in a Kubernetes manifest; two roles become separate pools",
+    writes="the command of one replica; for separate pools, a script that starts one replica of "
+    "either pool, or the router",
 )

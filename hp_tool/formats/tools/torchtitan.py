@@ -465,8 +465,8 @@ register(
         fsdp_axes={"zero_stage": (2, 3)},
         logs=("torchtitan",),
         file="torchtitan.toml",
-        reads="the TOML file of 0.1 and 0.2 (0.3 has `torchtitan-python`)",
-        writes="TOML, for the models torchtitan has flavors of",
+        reads="the TOML file of torchtitan 0.1 and 0.2 (for 0.3, use `torchtitan-python`)",
+        writes="torchtitan's TOML file, for models that torchtitan defines",
         checked="torchtitan 0.2.2's ConfigManager and ParallelDims on 8 to 1,024 processes; read "
         "back by `import`",
     )

@@ -498,10 +498,10 @@ register(
             "expert_tensor_parallel_size": 1,
         },
         logs=("torchtitan",),
-        reads="a configuration function of 0.3 in Python, one of several by `--var CONFIG=NAME`; "
-        "nothing is executed",
-        writes="a module with one function, for `--module` and `--config`, for the models "
-        "torchtitan has flavors of",
+        reads="a Python configuration function of torchtitan 0.3, selected by `--var "
+        "CONFIG=NAME` if the file has several; nothing is executed",
+        writes="a Python module with one function, for `--module` and `--config`, for models "
+        "that torchtitan defines",
         checked="fields and choices recorded from torchtitan 0.3.0's classes; read back by "
         "`import`",
     )

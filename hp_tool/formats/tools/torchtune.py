@@ -130,6 +130,6 @@ register(
         ),
         logs=("torchtune",),
         read=read,
-        reads="its YAML file of full, LoRA or QLoRA fine-tuning",
+        reads="torchtune's YAML file for full, LoRA or QLoRA fine-tuning",
     )
 )

@@ -68,15 +68,16 @@ register(
         signs=(Sign(place="keys", rank=55, matches=_is_its_file),),
         logs=("trainer",),
         read=read_file,
-        reads="its YAML file (`trl sft --config`), with `--file` for Accelerate's or DeepSpeed's",
+        reads="TRL's YAML file (`trl sft --config`), with `--file` for the file of Accelerate "
+        "or DeepSpeed",
         write=text,
         usual_of="hf-trainer",
         framework="hf-trainer",
         axes=fine_tuning.AXES,
         trained_weights="fp32",
         loss="chunked",
-        writes="a script that writes Accelerate's file and starts `trl.scripts.sft`, in full or "
-        "with LoRA and QLoRA",
+        writes="a script that writes Accelerate's file and starts `trl.scripts.sft`: full "
+        "fine-tuning, LoRA or QLoRA",
         checked="the fields of TRL 1.16's and transformers' classes; read back by `import`",
     )
 )

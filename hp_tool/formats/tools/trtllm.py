@@ -117,7 +117,7 @@ register_engine(
     signs=(Sign(place="keys", rank=97, matches=_OPTIONS),),
     start=server_command,
     write=text,
-    reads="a command that starts its server, with the options file that it writes or names; "
-    "that file alone",
+    reads="a command that starts the TensorRT-LLM server, with the options file that it writes "
+    "or names; or only this file",
     writes="the command of one replica",
 )

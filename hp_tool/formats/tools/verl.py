@@ -433,8 +433,8 @@ register(
             "zero_stage": (2, 3),
         },
         flags=lambda setup: assignments(overrides(setup)),
-        reads="its YAML file, or a script with overrides: the actor's update",
-        writes="a script with overrides of the actor's update",
-        checked="keys recorded from its configuration files; read back by `import`",
+        reads="verl's YAML file, or a script with overrides; only the update of the actor is read",
+        writes="a script with overrides for the update of the actor",
+        checked="keys recorded from verl's configuration files; read back by `import`",
     )
 )

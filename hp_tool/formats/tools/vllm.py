@@ -105,7 +105,8 @@ register_engine(
     rank=20,
     start=server_command,
     write_pools=pools_text,
-    reads="`vllm serve`, also in a Kubernetes manifest: a query of kind inference; of a script "
-    "or a manifest with two roles, pools",
-    writes="the command of one replica; of pools a script that starts one of either",
+    reads="`vllm serve`, also in a Kubernetes manifest; two roles in a script or manifest "
+    "become separate pools",
+    writes="the command of one replica; for separate pools, a script that starts one replica of "
+    "either pool",
 )

@@ -25,8 +25,8 @@ register(
         framework="hf-trainer",
         axes=fine_tuning.AXES,
         trained_weights="fp32",
-        reads="its YAML file, over FSDP, or with `--file ds.json` over DeepSpeed",
-        writes="its YAML file over FSDP 2, in full or with LoRA and QLoRA",
+        reads="axolotl's YAML file for FSDP, or with `--file ds.json` for DeepSpeed",
+        writes="axolotl's YAML file for FSDP 2: full fine-tuning, LoRA or QLoRA",
         checked="the fields of axolotl 0.21's schemas; read back by `import`",
     )
 )

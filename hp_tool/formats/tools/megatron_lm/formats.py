@@ -54,13 +54,13 @@ register(
         logs=("megatron-lm",),
         flags=_flag_words,
         says_shape=True,
-        reads="a launch script, its flags, the Job of a Kubernetes manifest, or a log that begins "
-        "with Megatron's arguments; also its older releases and Megatron-DeepSpeed",
-        writes="a script that starts `pretrain_gpt.py`, or for layers that differ "
-        "`pretrain_mamba.py`, with torchrun",
-        checked="Megatron Core 0.16's configuration classes and their own checks, the assertions "
-        "of its loop from 0.16 to "
-        "0.19, GPTModel; `bash -n`; read back by `import`",
+        reads="a launch script, flags, the Job of a Kubernetes manifest, or a log that begins "
+        "with Megatron's arguments; also of older releases and of Megatron-DeepSpeed",
+        writes="a script that starts `pretrain_gpt.py` with torchrun, or `pretrain_mamba.py` "
+        "for layers that differ",
+        checked="configuration classes of Megatron Core 0.16 with their checks, assertions of "
+        "its training loop from 0.16 to 0.19, GPTModel; `bash -n`; read back by "
+        "`import`",
     )
 )
 register(
@@ -71,8 +71,8 @@ register(
         framework="megatron-core",
         file="megatron-lm.yaml",
         says_shape=True,
-        writes="its file for `--yaml-cfg`, to lay over Megatron-LM's `gpt_config.yaml`, which must "
-        "hold every key",
+        writes="keys for `--yaml-cfg`; merge them into a copy of Megatron-LM's "
+        "`gpt_config.yaml`, because this file must contain every key",
         checked="fields of TransformerConfig and ModelParallelConfig, by section; read back by "
         "`import` as `nemo`",
     )
@@ -83,7 +83,7 @@ register(
         title="Slurm",
         write=slurm_script,
         framework="megatron-core",
-        writes="Megatron-LM's script for sbatch",
+        writes="an sbatch script that starts Megatron-LM",
         checked="`bash -n`; read back by `import`",
     )
 )
@@ -99,7 +99,7 @@ register(
         ),
         write=kubernetes_manifest,
         framework="megatron-core",
-        writes="Megatron-LM's script in an Indexed Job with its Service",
+        writes="an Indexed Job with Megatron-LM's script, and its Service",
         checked="Kubernetes' schema; read back by `import`",
     )
 )

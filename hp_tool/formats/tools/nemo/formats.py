@@ -79,11 +79,11 @@ register(
         flags=lambda setup: assignments(overrides(setup)),
         flags_name="megatron-bridge",
         fewer_layers=_layers_override,
-        reads="the YAML files of Megatron Bridge and of NeMo, a recipe or a preset by its name "
-        "with overrides, and overrides alone",
-        writes="overrides of a Megatron Bridge recipe, 0.3 to 0.6; LoRA as those of a recipe for "
-        "PEFT",
-        checked="keys, choices and recipes of precision recorded from its classes; the optimizer's "
-        "are fields of Megatron Core; read back by `import`",
+        reads="YAML files of Megatron Bridge and NeMo, the name of a recipe or preset with "
+        "overrides, or only overrides",
+        writes="overrides of a Megatron Bridge recipe, 0.3 to 0.6; for LoRA, overrides of a "
+        "PEFT recipe",
+        checked="keys, choices and precision recipes recorded from Megatron Bridge's classes, "
+        "fields of Megatron Core for the optimizer; read back by `import`",
     )
 )
