@@ -51,6 +51,10 @@ class Served:
         return self.first_token_s - self.arrival_s
 
     @property
+    def request_latency_s(self) -> FloatArray:
+        return self.finish_s - self.arrival_s
+
+    @property
     def tpot_s(self) -> FloatArray:
         """Return the seconds per output token after the first; 0 for a single output token."""
         seconds: FloatArray = (self.finish_s - self.first_token_s) / np.maximum(

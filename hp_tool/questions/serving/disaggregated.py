@@ -19,13 +19,18 @@ from hp_tool.cost.serving.load import Quantiles
 from hp_tool.domain import bounds
 from hp_tool.domain.hardware import ClusterQuery, ClusterSpec
 from hp_tool.domain.inference import DisaggregationSpec
-from hp_tool.domain.measurement import Tail, Tails
+from hp_tool.domain.measurement import Tails
 from hp_tool.domain.parallel import ParallelQuery, axis_values
 from hp_tool.domain.query import Query
 from hp_tool.domain.serving import PoolConfig, PoolEstimate, PoolRecommendation, ServingConfig
 from hp_tool.domain.targets import quantile_fraction
 from hp_tool.domain.units import SECONDS_PER_HOUR
-from hp_tool.questions.serving.estimates import QUANTILES, engine_provenance, target_quantiles
+from hp_tool.questions.serving.estimates import (
+    QUANTILES,
+    engine_provenance,
+    tails_of_row,
+    target_quantiles,
+)
 from hp_tool.questions.serving.highest_load import search_highest
 from hp_tool.questions.serving.intervals import familiarity_of, serving_intervals
 from hp_tool.questions.serving.problem import (
@@ -123,22 +128,9 @@ class Pairs:
 
     def tails(self, costs: PoolCosts, rows: IntArray) -> list[Tails]:
         """Return the latency quantiles of some rows, including the quantiles that targets name."""
-        others = target_quantiles(self.problem.targets)
-        by_quantile = {name: self.quantiles(costs, name) for name in (*QUANTILES, *others)}
-
-        def tail(latency: str, row: int) -> Tail:
-            seconds = {
-                name: float(getattr(values, latency)[row]) for name, values in by_quantile.items()
-            }
-            return Tail(
-                **{name: seconds[name] for name in QUANTILES},
-                others=tuple((name, seconds[name]) for name in others),
-            )
-
-        latencies = ("ttft_s", "tpot_s", "request_latency_s")
-        return [
-            Tails(**{latency: tail(latency, row) for latency in latencies}) for row in rows.tolist()
-        ]
+        names = (*QUANTILES, *target_quantiles(self.problem.targets))
+        by_quantile = {name: self.quantiles(costs, name) for name in names}
+        return [tails_of_row(by_quantile, row) for row in rows.tolist()]
 
 
 def rank_pools(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, ...]:

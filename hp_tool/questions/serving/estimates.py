@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -373,10 +373,14 @@ def latency_quantiles(rows: CostedRows, share: float) -> Quantiles:
 
 def latency_tails(rows: CostedRows, row: int) -> Tails:
     """Return p50, p90 and p99 of one configuration, and the quantiles that targets name."""
-    others = target_quantiles(rows.problem.targets)
-    by_quantile = {
-        name: latency_quantiles(rows, quantile_fraction(name)) for name in (*QUANTILES, *others)
-    }
+    names = (*QUANTILES, *target_quantiles(rows.problem.targets))
+    return tails_of_row(
+        {name: latency_quantiles(rows, quantile_fraction(name)) for name in names}, row
+    )
+
+
+def tails_of_row(by_quantile: Mapping[str, Quantiles], row: int) -> Tails:
+    """Return the latencies of one row by quantile, which include QUANTILES."""
 
     def tail(latency: str) -> Tail:
         seconds = {
@@ -384,7 +388,7 @@ def latency_tails(rows: CostedRows, row: int) -> Tails:
         }
         return Tail(
             **{name: seconds[name] for name in QUANTILES},
-            others=tuple((name, seconds[name]) for name in others),
+            others=tuple(pair for pair in seconds.items() if pair[0] not in QUANTILES),
         )
 
     return Tails(

@@ -48,20 +48,19 @@ def simulate_trace(rows: CostedRows) -> InferenceEstimate:
     served = _simulate_first_scheduler(rows, schedulers=schedulers)
     n, end_s = len(served.finish_s), float(served.finish_s.max())
     several = served.output_tokens > 1
-    latency = served.finish_s - served.arrival_s
-    seen = {
+    latencies = {
         "ttft_s": served.ttft_s,
         "tpot_s": served.tpot_s[several] if several.any() else np.zeros(1),
-        "request_latency_s": latency,
+        "request_latency_s": served.request_latency_s,
     }
-    means = {name: float(values.mean()) for name, values in seen.items()}
+    means = {name: float(values.mean()) for name, values in latencies.items()}
     tokens_s = float(served.output_tokens.sum()) * schedulers / end_s
     throughput, rate = tokens_s / problem.cluster.num_gpus, n * schedulers / end_s
     concurrency = problem.concurrency or rate * means["request_latency_s"]
     assert estimate.output_tokens_per_second_per_gpu is not None
-    dearer = estimate.output_tokens_per_second_per_gpu / throughput
+    cost_ratio = estimate.output_tokens_per_second_per_gpu / throughput
     output, prices = estimate.cost_per_million_output_tokens, estimate.cost_per_million_tokens
-    reasons = _missed_targets(problem, seen, means)
+    reasons = _missed_targets(problem, latencies, means)
     first_s = means["ttft_s"]
     return replace(
         estimate,
@@ -78,11 +77,11 @@ def simulate_trace(rows: CostedRows) -> InferenceEstimate:
         users=math.floor(concurrency + rate * problem.think_time_s + 1e-6),
         running_requests=min(estimate.running_requests or concurrency, concurrency),
         preemptions_per_request=served.preemptions / n,
-        cost_per_million_output_tokens=None if output is None else output * dearer,
+        cost_per_million_output_tokens=None if output is None else output * cost_ratio,
         cost_per_million_tokens=prices
-        and replace(prices, input=prices.input * dearer, output=prices.output * dearer),
-        tails=Tails(**{name: _latency_tail(values, problem) for name, values in seen.items()}),
-        goodput=_simulated_goodput(problem, served, latency, rate=rate),
+        and replace(prices, input=prices.input * cost_ratio, output=prices.output * cost_ratio),
+        tails=Tails(**{name: _latency_tail(values, problem) for name, values in latencies.items()}),
+        goodput=_simulated_goodput(problem, served, rate=rate),
         intervals=serving_intervals(first_s, means["tpot_s"], throughput, problem),
         provenance=estimate.provenance | {"load": _describe_trace(problem, n * schedulers)},
     )
@@ -148,27 +147,26 @@ def _simulate_first_scheduler(rows: CostedRows, *, schedulers: int) -> Served:
 
 
 def _missed_targets(
-    problem: ServingProblem, seen: dict[str, FloatArray], means: dict[str, float]
+    problem: ServingProblem, latencies: dict[str, FloatArray], means: dict[str, float]
 ) -> tuple[Reason, ...]:
     reasons: list[Reason] = []
     for name, latency, quantile, limit in problem.targets.limits():
         value = (
             means[latency]
             if quantile is None
-            else float(np.quantile(seen[latency], quantile_fraction(quantile)))
+            else float(np.quantile(latencies[latency], quantile_fraction(quantile)))
         )
         reasons += target_reasons(name, value=value, limit=limit)
     return tuple(reasons)
 
 
 def _simulated_goodput(
-    problem: ServingProblem, served: Served, latency: FloatArray, *, rate: float
+    problem: ServingProblem, served: Served, *, rate: float
 ) -> ServingGoodput | None:
-    seen = {"ttft_s": served.ttft_s, "tpot_s": served.tpot_s, "request_latency_s": latency}
     if not (bounds := request_bounds(problem.targets)):
         return None
-    kept = np.all([seen[name] <= bound for name, bound in bounds.items()], axis=0)
-    share = float(kept.mean())
+    within = np.all([getattr(served, name) <= bound for name, bound in bounds.items()], axis=0)
+    share = float(within.mean())
     return ServingGoodput(
         fraction=share, requests_per_second_per_gpu=share * rate / problem.cluster.num_gpus
     )
