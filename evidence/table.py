@@ -48,8 +48,8 @@ class RefusedError(ValueError):
         super().__init__("\n".join(map(str, self.problems)))
 
 
-def files(kind: str, *, folder: Path = FOLDER) -> list[Path]:
-    return sorted((folder / kind).glob("*.csv"))
+def files(kind: str) -> list[Path]:
+    return sorted((FOLDER / kind).glob("*.csv"))
 
 
 def read(path: Path, kind: Kind) -> list[Row]:

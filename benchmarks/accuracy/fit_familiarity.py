@@ -51,7 +51,8 @@ def _trainings(folder: Path) -> Iterator[tuple[Setting, str]]:
                 try:
                     yield (
                         _trained(row),
-                        LABELS.get(table, DEFAULT_LABEL).source or _short(row["source"]),
+                        LABELS.get(table, DEFAULT_LABEL).source
+                        or row["source"].split("@")[0].split(" ")[0],
                     )
                 except HpToolError:  # a setting that no query can describe
                     continue
@@ -68,11 +69,6 @@ def _trained(row: Row) -> Setting:
         workload=query.training,
         num_gpus=row["num_gpus"],
     )
-
-
-def _short(source: str) -> str:
-    """Return the repository or paper of a source without its file and commit."""
-    return source.split("@")[0].split(" ")[0]
 
 
 def _servings(folder: Path) -> Iterator[tuple[Setting, str]]:

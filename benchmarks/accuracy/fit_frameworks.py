@@ -223,9 +223,9 @@ def _fit_added(
     )
 
 
-def shipped(profile: str = "default") -> FrameworkEfficiency:
-    """Return a profile of Megatron Core from the catalog."""
-    return efficiency_._framework("megatron-core", profile)
+def shipped() -> FrameworkEfficiency:
+    """Return Megatron Core's default profile from the catalog."""
+    return efficiency_._framework("megatron-core", "default")
 
 
 def fitted_experts(folder: Path) -> Iterator[FittedFile]:

@@ -244,10 +244,6 @@ def _timed(run: Prepared) -> Comparison | None:
     return run.shipped() if math.isfinite(run.case.step_s) else None
 
 
-def _part(row: Row) -> str:
-    return f"{row['framework']} {row['task']}"
-
-
 def _without_settings(comparison: Comparison, row: Row) -> Comparison:
     """Return the row as a separate vote, because rows differ in settings that a query cannot
     describe.
@@ -255,7 +251,7 @@ def _without_settings(comparison: Comparison, row: Row) -> Comparison:
     where = f"{row['run'] or ''} {row['frozen_precision'] or row['parameter_precision'] or ''}"
     return dataclasses.replace(
         comparison,
-        part=_part(row),
+        part=f"{row['framework']} {row['task']}",
         what=f"{comparison.what}, {row['cross_entropy'] or 'loss open'}, {where}".strip(),
         setting="",
     )

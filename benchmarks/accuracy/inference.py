@@ -125,9 +125,7 @@ def constants_of(run: ServingRun) -> EngineEfficiency:
     )
 
 
-def comparisons(
-    pairs: Sequence[Predicted], what: str, *, scatter: Scatter | None = None
-) -> list[Comparison]:
+def comparisons(pairs: Sequence[Predicted], what: str) -> list[Comparison]:
     """Return one figure of each run: ttft, tpot or throughput. ttft is compared only for runs below
     the limit of the KV cache.
     """
@@ -153,7 +151,7 @@ def comparisons(
             predicted=getattr(pair, f"{what}{suffix}"),
             refused=None if pair.fits else "memory",
         )
-        rows.append(with_interval(row, pair, what, scatter=scatter))
+        rows.append(with_interval(row, pair, what))
     return rows
 
 

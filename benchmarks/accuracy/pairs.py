@@ -98,9 +98,11 @@ def across_releases(cases: Iterable[Case]) -> list[Comparison]:
     for key, members in grouped.items():
         newest = max(members, key=lambda case: release_numbers(case.release))
         earlier = [case for case in members if case.release != newest.release]
-        first, *rows = (
-            Prepared.from_case(_without_release(case)).shipped() for case in (newest, *earlier)
+        unnamed = (
+            with_training(case, framework_version=None, what=f"{case.what}, no release named")
+            for case in (newest, *earlier)
         )
+        first, *rows = (Prepared.from_case(case).shipped() for case in unnamed)
         for case, row in zip(earlier, rows, strict=True):
             if math.isfinite(row.predicted / first.predicted):
                 setting = (
@@ -109,10 +111,6 @@ def across_releases(cases: Iterable[Case]) -> list[Comparison]:
                 )
                 ratios.append(dataclasses.replace(_ratio(first, row, bound=1.0), setting=setting))
     return ratios
-
-
-def _without_release(case: Case) -> Case:
-    return with_training(case, framework_version=None, what=f"{case.what}, no release named")
 
 
 def regular_scatter(logs: Floats) -> float:

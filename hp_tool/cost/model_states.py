@@ -255,7 +255,10 @@ def stage_matrices(case: TrainingCase, candidates: Candidates, pipeline: Pipelin
     """
     model = case.model
 
-    each = [_matrix_entries(kind, candidates) for _, kind in model.kinds]
+    each = [
+        entries(matrix for matrix in rank_matrices(kind, candidates) if not matrix.routed)
+        for _, kind in model.kinds
+    ]
     layers = [stage.layer_sum(each) for stage in pipeline.stages]
     return [
         weights + stage.extra_layers * 2.0 * model.hidden_size**2
@@ -334,11 +337,6 @@ def _frozen_parameters(
         )
         output = output_parameters(model, tensor_parallel_size=t) * separate_output
     return [stage.embedding * embedding + stage.output * output for stage in pipeline.stages]
-
-
-def _matrix_entries(model: ModelSpec, candidates: Candidates) -> Floats:
-    """Return the entries of one layer's weight matrices, excluding routed experts, on one rank."""
-    return entries(matrix for matrix in rank_matrices(model, candidates) if not matrix.routed)
 
 
 def _gathered_end_bytes(
