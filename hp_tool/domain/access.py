@@ -172,7 +172,7 @@ class AccessStore(Store, WatchStore, Protocol):
     def ended_runs(self, *, job_names: Collection[str]) -> dict[str, EndedRun]:
         """Return the ended runs with these job names whose searches have also ended."""
 
-    def kept(self) -> RetainedData:
+    def retained_data(self) -> RetainedData:
         """Return the number of ended searches in the database and the size of the database."""
 
     def announce_worker(self, *, holder: str, offers: Sequence[Offer]) -> None:

@@ -223,15 +223,17 @@ def _nearest(
 ) -> tuple[tuple[str, ...], tuple[Measured, ...]]:
     """Return the dimensions in which the nearest runs differ, and these runs."""
     order = SERVING_DIMENSIONS if serves else TRAINING_DIMENSIONS
-    found: dict[tuple[bool, ...], list[Measured]] = {}
+    runs_by_difference: dict[tuple[bool, ...], list[Measured]] = {}
     for run in index.runs:
-        others = bool(setting.lender) and run.software != setting.lender
+        is_other_software = bool(setting.lender) and run.software != setting.lender
         names = differing_dimensions(setting, run, serves=serves)
-        found.setdefault((others, *(name in names for name in order)), []).append(run)
-    if not found:
+        runs_by_difference.setdefault(
+            (is_other_software, *(name in names for name in order)), []
+        ).append(run)
+    if not runs_by_difference:
         return order[:1], ()
-    nearest = min(found)
-    return tuple(itertools.compress(order, nearest[1:])), tuple(found[nearest])
+    nearest = min(runs_by_difference)
+    return tuple(itertools.compress(order, nearest[1:])), tuple(runs_by_difference[nearest])
 
 
 def differing_dimensions(setting: Setting, run: Measured, *, serves: bool) -> tuple[str, ...]:

@@ -168,7 +168,7 @@ class Tail(Flattened):
         return _QUANTILE.pattern, {"type": "number", "minimum": 0.0, "maximum": 1e7}
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Self:
+    def from_values(cls, values: Sequence[float]) -> Self:
         """Return the quantiles of values, with linear interpolation."""
         cuts = statistics.quantiles(
             [*values, values[-1]] if len(values) == 1 else values, n=100, method="inclusive"
@@ -213,7 +213,7 @@ class ServingTimes(Strict):
     """Quantiles over single requests of all repetitions; None for a batch of equal requests."""
 
     @classmethod
-    def of(
+    def from_repetitions(
         cls,
         *,
         ttft_s: Sequence[float],
@@ -351,7 +351,7 @@ class JobResult(Measurement):
     """
 
     @property
-    def own(self) -> Measurement:
+    def first_measurement(self) -> Measurement:
         """Measurement of the first configuration, with `wall_s` reduced to its part of the job."""
         rivals_s = sum(rival.wall_s or 0.0 for rival in self.rivals)
         values = {field.name: getattr(self, field.name) for field in fields(Measurement)}

@@ -84,7 +84,7 @@ class RecipeRule(Strict):
             and _includes_all(self.tasks, other.tasks)
         )
 
-    def holds(
+    def applies_to(
         self, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int, workload: TrainingWorkload
     ) -> bool:
         """Return whether the rule applies to this training."""

@@ -32,9 +32,9 @@ def format_step(
     """Return the log line of a finished step. `warmup` is the minimum and maximum number of warm-up
     steps.
     """
-    least, most = warmup
+    min_warmup, max_warmup = warmup
     return (
-        f"hp-tool step {number} ({least} to {most} to warm up): {time_s:.6g} s, loss "
+        f"hp-tool step {number} ({min_warmup} to {max_warmup} to warm up): {time_s:.6g} s, loss "
         f"{loss:.6g}, gradient norm {norm:.4g}"
     )
 

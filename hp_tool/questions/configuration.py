@@ -51,7 +51,7 @@ class Configuration:
     """Whether `parallel` has a pipeline_layout that the original query lacks."""
 
     @staticmethod
-    def of(row: Row, *, query: Query) -> Configuration:
+    def from_row(row: Row, *, query: Query) -> Configuration:
         """Return the configuration of a row of a ranking, a fix, or a run, which belongs to
         `query`.
         """

@@ -121,7 +121,7 @@ class Retention(StoreBase):
                     ended[row.job_name] = EndedRun(search_id=row.search_id, age_s=age_s)
         return ended
 
-    def kept(self) -> RetainedData:
+    def retained_data(self) -> RetainedData:
         with self._reading() as connection:
             return retention_state(connection)
 

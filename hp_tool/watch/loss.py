@@ -105,7 +105,7 @@ def after_loss(
         num_gpus=devices,
         idle_gpus=left - devices,
         recommendation=best,
-        query=Configuration.of(best, query=used_query).mapping(),
+        query=Configuration.from_row(best, query=used_query).mapping(),
         step_s=estimate.time.step_s,
         pace=pace,
         checkpoint_s=goodput.checkpoint_s,

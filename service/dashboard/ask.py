@@ -348,7 +348,7 @@ def _answered(
     answer = _ranked(free, find=find, calibrations=calibrations)
     # Links use the query as typed, with registered names.
     rows = answer.recommendations or answer.nearest_misses
-    error, this = None, Configuration.of(rows[0], query=free) if rows else None
+    error, this = None, Configuration.from_row(rows[0], query=free) if rows else None
     if question.at:
         try:
             this = _shown_configuration(question, find=find, calibrations=calibrations)
@@ -385,7 +385,7 @@ def _answered(
 def _row(
     row: Recommendation | ServingRecommendation, free: Query, question: Question, at: dict[str, str]
 ) -> RankedRow:
-    layout = layout_values(Configuration.of(row, query=free))
+    layout = layout_values(Configuration.from_row(row, query=free))
     return ranked_row(row, query=free, chosen=layout == at, settings_href=question.href(layout))
 
 
@@ -486,7 +486,7 @@ def _shown_configuration(
         return Configuration(query=typed, parallel=config)
     answer = _ranked(typed, find=find, calibrations=calibrations)
     best: Any = next(iter(answer.recommendations or answer.nearest_misses), None)
-    return None if best is None else Configuration.of(best, query=typed)
+    return None if best is None else Configuration.from_row(best, query=typed)
 
 
 def _with_configuration(
@@ -589,7 +589,7 @@ def _variant_charts(
         if changed.sequence_parallel and shown.tensor_parallel_size == 1:
             continue  # Sequence parallelism divides work among tensor-parallel ranks.
         try:
-            variant = Configuration.of(replace(this, parallel=changed, set={}), query=query)
+            variant = Configuration.from_row(replace(this, parallel=changed, set={}), query=query)
             answer = answer_estimate(
                 variant.query, with_fixes=False, with_query=False, calibrations=calibrations
             )

@@ -234,7 +234,7 @@ def _read_side(named: str | tuple[SearchRecord, RunRecord], *, find: Find) -> Si
     if isinstance(named, str):
         return Side(query=read_query(named.encode(), find=find))
     record, run = named
-    text = Configuration.of(run, query=schema.parse_query(record.query)).text()
+    text = Configuration.from_row(run, query=schema.parse_query(record.query)).text()
     return Side(
         query=read_query(text.encode(), find=find),
         run=run,
@@ -258,7 +258,7 @@ def run_context(
         store.get_run(search_id=search_id, run_id=run_id),
     )
     try:
-        text = Configuration.of(run, query=schema.parse_query(record.query)).text()
+        text = Configuration.from_row(run, query=schema.parse_query(record.query)).text()
     except HpToolError as error:  # A query of another version.
         json_href = f"/searches/{search_id}/runs/{run_id}.json"
         return ConfigurationPage(
@@ -428,7 +428,7 @@ def _replace_by_best(query: Query, calibrations: Calibrations | None) -> Query:
     """Replace the query's configuration by the recommended one, if one fits."""
     free = replace(query, parallel=type(query.parallel)())
     best = problem_of(free).rank(top=1, calibrations=calibrations).recommendations
-    return Configuration.of(best[0], query=free).query if best else query
+    return Configuration.from_row(best[0], query=free).query if best else query
 
 
 def _names(

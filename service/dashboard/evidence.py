@@ -33,7 +33,7 @@ def estimate_of_search(
     """
     of_search, this = schema.parse_query(record.query), _configuration_fields(query)
     for row in complete_rows(record):
-        if _configuration_fields(Configuration.of(row, query=of_search).query) == this:
+        if _configuration_fields(Configuration.from_row(row, query=of_search).query) == this:
             return row.calibrated_estimate
     return None
 

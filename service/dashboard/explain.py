@@ -267,7 +267,7 @@ def _explain_traces(answer: Explanation, typed: Query | None) -> Explained:
 
 
 def _change(each: Suggestion, typed: Query) -> ChangeRow:
-    after = Configuration.of(each, query=typed)
+    after = Configuration.from_row(each, query=typed)
     return ChangeRow(
         change=each.change,
         part=PARTS[each.part].in_words,

@@ -41,7 +41,7 @@ def export_text(
     """
     record = store.get_search(search_id=search_id)
     query = schema.parse_query(record.query)
-    configuration = Configuration.of(
+    configuration = Configuration.from_row(
         store.get_run(search_id=search_id, run_id=run) if run else _best(record), query=query
     )
     text, headers = "", {}

@@ -45,7 +45,7 @@ def fix_row(
     `calibrated` is the requested configuration after calibration; the fix's figures are then
     calibrated too.
     """
-    fixed = Configuration.of(fix, query=of.query)
+    fixed = Configuration.from_row(fix, query=of.query)
     if isinstance(fix, Fix) and calibrated is not None:
         fix = _calibrated_fix(fix, fixed.query, calibrated, calibrations)
     return FixRow(

@@ -332,6 +332,6 @@ def compare_href(first: Configuration, second: Configuration | None = None) -> s
 def stored_configuration(query: Mapping[str, Any] | None, row: Row) -> Configuration | None:
     """Return the configuration of a row of a stored query; None if its version cannot be read."""
     try:
-        return Configuration.of(row, query=schema.parse_query(query)) if query else None
+        return Configuration.from_row(row, query=schema.parse_query(query)) if query else None
     except HpToolError:
         return None

@@ -86,7 +86,7 @@ def ranked_row(
 ) -> RankedRow:
     """Return the row of a recommendation for a query as typed, with registered names."""
     this, known, mapping = (
-        Configuration.of(row, query=query),
+        Configuration.from_row(row, query=query),
         row.preferred_estimate,
         schema.query_mapping(query),
     )

@@ -123,7 +123,7 @@ class StoreCollector(Collector):
         yield from self._prediction_error()
 
     def _retention(self) -> Iterator[Metric]:
-        state = self._store.kept()
+        state = self._store.retained_data()
         oldest = "Seconds since the oldest stored search ended; 0 if none has"
         yield GaugeMetricFamily("hp_ended_search_oldest_seconds", oldest, value=state.oldest_s)
         yield GaugeMetricFamily(

@@ -78,7 +78,7 @@ def test_a_row_takes_what_its_configuration_takes_under_every_framework(
     stages = {row.parallel.zero_stage: row for row in rows}
     assert stages
     for row in stages.values():
-        one = parse_query(Configuration.of(row, query=asked).mapping())
+        one = parse_query(Configuration.from_row(row, query=asked).mapping())
         alone = answer_estimate(one, with_fixes=False).estimate
         assert isinstance(alone, Estimate)
         assert alone.time is not None and row.estimate.time is not None
@@ -271,7 +271,7 @@ def test_a_layout_narrows_the_axes_and_stands_in_each_answer() -> None:
     assert sizes == {(4, 1), (2, 2)}
     for one in result.recommendations[:3]:
         found = estimate(
-            query=Configuration.of(one, query=parse_query(query)).query, with_fixes=False
+            query=Configuration.from_row(one, query=parse_query(query)).query, with_fixes=False
         )
         assert found.parallel == one.parallel and one.parallel.pipeline_layout == layout
         assert found.time == one.estimate.time and found.memory == one.estimate.memory
@@ -295,7 +295,9 @@ def test_what_holds_for_all_candidates_stands_in_each_and_asks_for_the_same_agai
     best = recommend(query=parse_query(query), top=3).recommendations
     assert best
     for one in best:
-        found = answer_estimate(Configuration.of(one, query=parse_query(query)).query).estimate
+        found = answer_estimate(
+            Configuration.from_row(one, query=parse_query(query)).query
+        ).estimate
         assert isinstance(found, Estimate)
         assert found.parallel == one.parallel == one.estimate.parallel
         assert found.time == one.estimate.time and found.memory == one.estimate.memory
@@ -381,7 +383,7 @@ def test_recorded_graphs_rule_out_recomputation_that_an_estimate_calls_illegal()
     found = recommend(query=asked, top=5)
     assert found.recommendations and found.rejections["cuda_graphs_not_applicable"] > 0
     for row in found.recommendations:
-        own = parse_query(Configuration.of(row, query=asked).mapping())
+        own = parse_query(Configuration.from_row(row, query=asked).mapping())
         assert estimate(query=own).feasible, row.parallel
 
 

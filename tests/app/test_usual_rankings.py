@@ -60,7 +60,7 @@ def ranked(model: str, num_gpus: int, *, gpu: str = GPU, **more: Any) -> Query:
 
 
 def estimated(row: Recommendation | Fix, query: Query) -> Estimate:
-    estimate = answer_estimate(Configuration.of(row, query=query).query).estimate
+    estimate = answer_estimate(Configuration.from_row(row, query=query).query).estimate
     assert isinstance(estimate, Estimate)
     return estimate
 
@@ -116,7 +116,7 @@ def test_a_row_has_its_assumptions_beside_its_settings() -> None:
     usual = row.estimate.provenance["usual"]
     assert isinstance(usual, dict) and "training.recipe" in usual["set"]
     assert "training.recipe" not in row.set
-    assert Configuration.of(row, query=query).query.training == query.training
+    assert Configuration.from_row(row, query=query).query.training == query.training
 
 
 def test_the_settings_of_a_query_replace_usual_ones() -> None:

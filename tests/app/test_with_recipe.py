@@ -185,7 +185,7 @@ def test_a_ranking_takes_free_knobs_where_they_save_a_step_something() -> None:
     query = dense()
     first = recommend(query=query, top=1).recommendations[0]
     assert first.set["training.cuda_graphs"] is True
-    again = estimate(query=Configuration.of(first, query=query).query)
+    again = estimate(query=Configuration.from_row(first, query=query).query)
     assert again.time == first.estimate.time and again.intervals == first.estimate.intervals
     for settled in (dense(cuda_graphs=False), dense(recipe="megatron-bridge")):
         assert "training.cuda_graphs" not in recommend(query=settled, top=1).recommendations[0].set

@@ -162,7 +162,7 @@ def test_sizes_of_shard_groups_are_an_axis_and_results_can_be_asked_again() -> N
     found = recommend(query=query).recommendations
     assert {row.parallel.data_parallel_shard_size for row in found} == {8, 16, 0}
     for row in found:
-        again = estimate(query=Configuration.of(row, query=query).query)
+        again = estimate(query=Configuration.from_row(row, query=query).query)
         assert (
             again.parallel == row.parallel
             and again.time == row.estimate.time

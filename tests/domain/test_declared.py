@@ -226,7 +226,7 @@ def test_exports_of_deployments(part: str, named: str, change: Any) -> None:
     query = schema.parse_query(SERVING)
     problem = problem_of(query)
     rows = problem.rank(top=1).recommendations
-    setup = problem.setup(Configuration.of(rows[0], query=query))
+    setup = problem.setup(Configuration.from_row(rows[0], query=query))
     assert isinstance(setup, ServingSetup)
     part = {"inference": "workload"}.get(part, part)
     for format in formats("inference"):

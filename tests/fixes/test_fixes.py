@@ -93,7 +93,7 @@ def days(**change: Any) -> float:
 
 def with_fix(asked: Query, fix: Fix) -> Query:
     """The query with the fix taken over, as its text asks it."""
-    return parse_query(Configuration.of(fix, query=asked).text())
+    return parse_query(Configuration.from_row(fix, query=asked).text())
 
 
 def check(asked: Query) -> Estimate:

@@ -102,7 +102,7 @@ def check(query: dict[str, Any], *, format: str) -> int:
         return 0  # no such training under this framework, which says so
     written = 0
     for row in rows:
-        configuration = Configuration.of(row, query=asked)
+        configuration = Configuration.from_row(row, query=asked)
         try:
             exported = write_configuration(configuration, format)
         except HpToolError as refused:

@@ -99,7 +99,7 @@ def exported(seeds: int) -> tuple[tuple[str, str], ...]:
         for row in rows:
             for format in formats:
                 try:
-                    text = write_text(Configuration.of(row, query=asked), format)
+                    text = write_text(Configuration.from_row(row, query=asked), format)
                 except HpToolError:
                     continue  # the tool has no word for it, which test_export_fields.py holds
                 made.add((format, script_of(text)))

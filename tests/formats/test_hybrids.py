@@ -244,7 +244,7 @@ def test_a_tool_without_layouts_leaves_out_the_one_that_a_ranking_chose() -> Non
     }
     asked = schema.parse_query(query("qwen3.6-35b-a3b", version="0.18", **fixed))
     best = training.recommend(query=asked, top=1).recommendations[0]
-    chosen = Configuration.of(best, query=asked)
+    chosen = Configuration.from_row(best, query=asked)
     assert best.parallel.pipeline_layout is not None and chosen.adds_layout
     exported = write_configuration(chosen, "nemo")
     assert (
@@ -256,4 +256,4 @@ def test_a_tool_without_layouts_leaves_out_the_one_that_a_ranking_chose() -> Non
         for note in exported.notes
     )
     with pytest.raises(UnsupportedError, match=r"parallel\.pipeline_layout"):
-        write_configuration(Configuration.of(best, query=chosen.query), "nemo")
+        write_configuration(Configuration.from_row(best, query=chosen.query), "nemo")

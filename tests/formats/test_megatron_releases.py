@@ -50,7 +50,7 @@ def scripts(query: dict[str, Any], *, top: int = 3) -> list[tuple[str, Configura
         return []
     found = []
     for row in rows:
-        configuration = Configuration.of(row, query=asked)
+        configuration = Configuration.from_row(row, query=asked)
         try:
             exported = write_configuration(configuration, "megatron-lm")
         except UnsupportedError:
@@ -177,7 +177,7 @@ def test_a_loss_that_the_training_loop_refuses_is_not_written(release: str) -> N
     with pytest.raises(InputError, match=r"0\.18\.2") as refused:
         asked = schema.parse_query(query)
         row = training.recommend(query=asked, top=1).recommendations[0]
-        configuration = Configuration.of(row, query=asked)
+        configuration = Configuration.from_row(row, query=asked)
         assert "cross_entropy_fusion_impl=te" in write_text(configuration, "nemo").replace(" ", "")
         write_text(configuration, "megatron-lm")
     assert refused.value.field == "training.cross_entropy"

@@ -434,7 +434,7 @@ def rows(query: dict[str, Any], *, format: str) -> list[tuple[str, Configuration
         return []
     written = []
     for row in ranked:
-        configuration = Configuration.of(row, query=asked)
+        configuration = Configuration.from_row(row, query=asked)
         try:
             written.append((write_text(configuration, format), configuration))
         except HpToolError as refused:

@@ -251,7 +251,7 @@ def test_a_recommendation_ranks_what_it_shows_by_its_schedules_and_asks_for_the_
     assert len(steps) == 3 and steps == sorted(steps)
     first = rows[0]
     assert first.parallel.dynamic_context_parallel and first.parallel.micro_batch_size == 1
-    again = estimate(query=Configuration.of(first, query=query).query, with_fixes=False)
+    again = estimate(query=Configuration.from_row(first, query=query).query, with_fixes=False)
     assert again.time == first.estimate.time
 
 

@@ -136,7 +136,7 @@ def test_a_recommendation_is_what_its_estimate_says() -> None:
         one.estimate.time.step_s for one in found
     )
     for one in found:
-        again = estimate(query=Configuration.of(one, query=asked_for).query)
+        again = estimate(query=Configuration.from_row(one, query=asked_for).query)
         assert again.time.step_s == pytest.approx(one.estimate.time.step_s, rel=1e-12)
         assert again.time.parts_s[PART] == pytest.approx(one.estimate.time.parts_s[PART], rel=1e-9)
 

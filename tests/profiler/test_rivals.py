@@ -46,7 +46,7 @@ def test_rivals_train_the_same_model_and_one_that_cannot_run_ends_the_job(tmp_pa
         assert rival.step_s > 0
         assert rival.peak_memory_bytes is None
         assert rival.hardware == result.hardware
-    assert result.own.wall_s == pytest.approx(
+    assert result.first_measurement.wall_s == pytest.approx(
         result.wall_s - sum(rival.wall_s for rival in result.rivals)
     )
     assert 0 < sum(rival.wall_s for rival in result.rivals) < result.wall_s

@@ -43,7 +43,9 @@ AXES = (
 
 def again(asked: Query, fix: ServingFix) -> InferenceEstimate:
     """The estimate of a mended query."""
-    return serving.estimate(query=schema.parse_query(Configuration.of(fix, query=asked).text()))
+    return serving.estimate(
+        query=schema.parse_query(Configuration.from_row(fix, query=asked).text())
+    )
 
 
 @pytest.mark.parametrize("case", CASES)

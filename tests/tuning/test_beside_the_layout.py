@@ -93,7 +93,7 @@ def check(query: dict[str, Any], result: TuneResult, store: Store) -> None:
     typed = schema.parse_query(query)
     assert result.recommendations
     for row in result.recommendations:
-        this = Configuration.of(row, query=typed)
+        this = Configuration.from_row(row, query=typed)
         again = estimate(query=schema.parse_query(this.text()))
         assert again.time is not None and again.time.step_s == pytest.approx(
             row.estimate.time.step_s, rel=1e-9
@@ -102,13 +102,13 @@ def check(query: dict[str, Any], result: TuneResult, store: Store) -> None:
     (best,) = (row for row in result.recommendations if row.rank == 1)
     for run in store.runs(search_id=result.search.id):
         assert run.set == best.set
-        ran = Configuration.of(run, query=typed)
+        ran = Configuration.from_row(run, query=typed)
         assert estimate(query=ran.query).time.step_s == pytest.approx(
             run.predicted["step_s"], rel=1e-9
         )
     for record in store.measurements(search_id=result.search.id).items:
         again = estimate(
-            query=Configuration.of(record, query=schema.parse_query(record.query)).query
+            query=Configuration.from_row(record, query=schema.parse_query(record.query)).query
         )
         assert again.time.step_s == pytest.approx(record.predicted["step_s"], rel=1e-9), (
             "later calibrations predict what ran"
@@ -128,7 +128,8 @@ def test_where_nothing_fits_without_offload_a_search_runs_with_it(store: Store) 
     assert all(request.training.offload == "optimizer" for request in engine.requests.values())
     assert result.answer.set == bill(schema.parse_query(query)).plan.set == ranked.set
     text = write_text(
-        Configuration.of(result.recommendations[0], query=schema.parse_query(query)), "megatron-lm"
+        Configuration.from_row(result.recommendations[0], query=schema.parse_query(query)),
+        "megatron-lm",
     )
     assert "--optimizer-cpu-offload" in text
 

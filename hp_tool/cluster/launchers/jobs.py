@@ -377,7 +377,7 @@ def _read_measurement(path: Path) -> Measurement | None:
             return None
         raise ValueError(_first_error(error)) from None
     check_hosts(result)
-    return result if result.rivals else result.own
+    return result if result.rivals else result.first_measurement
 
 
 def check_hosts(measurement: Measurement) -> None:

@@ -288,11 +288,11 @@ def serving_times(
     tpot = tuple(statistics.fmean(one) for one in several)
     rate = sum(each.tokens for each in later) / max(seconds, 1e-9)
     tails = Tails(
-        ttft_s=Tail.of([each.ttft_s for each in later]),
-        tpot_s=Tail.of([each.tpot_s for each in later if each.tokens > 1] or [0.0]),
-        request_latency_s=Tail.of([each.latency_s for each in later]),
+        ttft_s=Tail.from_values([each.ttft_s for each in later]),
+        tpot_s=Tail.from_values([each.tpot_s for each in later if each.tokens > 1] or [0.0]),
+        request_latency_s=Tail.from_values([each.latency_s for each in later]),
     )
-    return ServingTimes.of(
+    return ServingTimes.from_repetitions(
         ttft_s=ttft, tpot_s=tpot, output_tokens_per_second=rate, runner="endpoint", tails=tails
     )
 

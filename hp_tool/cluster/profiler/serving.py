@@ -40,7 +40,7 @@ def serve(request: InferenceRequest, *, device: torch.device) -> ServingTimes:
     measured = answers[request.warmup :]
     ttft, tpot = tuple(each.ttft_s for each in measured), tuple(each.tpot_s for each in measured)
     rate = measured[0].tokens.numel() / statistics.median(each.seconds for each in measured)
-    return ServingTimes.of(
+    return ServingTimes.from_repetitions(
         ttft_s=ttft, tpot_s=tpot, output_tokens_per_second=rate, runner="megatron-core"
     )
 

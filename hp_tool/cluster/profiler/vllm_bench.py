@@ -100,7 +100,9 @@ def serving_times(
     tpot = [(seconds - ttft) / steps for seconds in whole] if steps else [0.0]
     tokens = (request.inference.concurrency or 1) * request.inference.output_length
     rate = tokens / statistics.median(whole)
-    return ServingTimes.of(ttft_s=first, tpot_s=tpot, output_tokens_per_second=rate, runner="vllm")
+    return ServingTimes.from_repetitions(
+        ttft_s=first, tpot_s=tpot, output_tokens_per_second=rate, runner="vllm"
+    )
 
 
 def huggingface_config(request: InferenceRequest) -> dict[str, Any]:

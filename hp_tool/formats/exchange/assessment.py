@@ -135,7 +135,7 @@ def assess(
     if best is not None and estimate.parallel is not None:
         both = (
             Configuration(query=query, parallel=estimate.parallel),
-            Configuration.of(best, query=free),
+            Configuration.from_row(best, query=free),
         )
     return Assessment(
         format=tool,

@@ -193,14 +193,14 @@ def _export_pools(query: Query, tool: Format[Any], rank: int, *, rows: Any) -> s
 def _select_configuration(query: Query, rank: int) -> Configuration:
     """Return the only configuration of a query, or the recommendation with this rank."""
     if rank == 1 and (estimate := estimate_only_layout(query)) is not None:
-        return Configuration.of(estimate, query=query)
+        return Configuration.from_row(estimate, query=query)
     ranking = problem_of(query).rank(top=rank)
     if (count := len(ranking.recommendations)) < rank:
         raise InputError(
             f"Rank {rank} does not exist: {count} configurations satisfy the constraints.",
             field="rank",
         )
-    return Configuration.of(ranking.recommendations[rank - 1], query=query)
+    return Configuration.from_row(ranking.recommendations[rank - 1], query=query)
 
 
 def write_configuration(configuration: Configuration, format: str) -> Exported:
@@ -371,7 +371,7 @@ def export_for_tool(
     answer = training.recommend(query=ranked, top=MAX_ATTEMPTS)
     refusal: UnsupportedError | None = None
     for row in answer.recommendations:
-        chosen = Configuration.of(row, query=ranked)
+        chosen = Configuration.from_row(row, query=ranked)
         try:
             text, step_s, notes = _write_as_predicted(chosen, partial(write_text, format=format))
         except UnsupportedError as error:
@@ -396,7 +396,9 @@ def export_for_tool(
         )
     why = ", ".join(f"{name} {count:,}" for name, count in answer.rejections.items() if count)
     best_workload = (
-        None if query_best is None else Configuration.of(query_best, query=query).query.training
+        None
+        if query_best is None
+        else Configuration.from_row(query_best, query=query).query.training
     )
     offloads = best_workload is not None and best_workload.offload not in (None, "none")
     hint = "; the query's own best offloads to the host" if offloads else ""
@@ -469,7 +471,9 @@ def recommend_for_tool(
 def _unsupported_error(row: Any, query: Query, *, format: str) -> UnsupportedError | None:
     """Return the error if the tool cannot express the recommendation; otherwise None."""
     try:
-        _drop_unsupported(Configuration.of(row, query=query), partial(write_text, format=format))
+        _drop_unsupported(
+            Configuration.from_row(row, query=query), partial(write_text, format=format)
+        )
     except UnsupportedError as error:
         return error
     return None

@@ -65,4 +65,7 @@ def shares(run: RunRecord, measurement: Measurement, *, gpu_seconds: float) -> l
         )  # The job may have ended before the last configuration.
     ]
     own = max(gpu_seconds - sum(each.gpu_seconds for each in beside), 0.0)
-    return [Share(predicted=run.predicted, measurement=measurement.own, gpu_seconds=own), *beside]
+    return [
+        Share(predicted=run.predicted, measurement=measurement.first_measurement, gpu_seconds=own),
+        *beside,
+    ]

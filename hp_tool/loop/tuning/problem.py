@@ -444,7 +444,7 @@ def chosen_beside(
     shown = choose_rows(best, count=SHOWN).best
     for row, variant in enumerate(shown.variant.tolist()):
         its = shown.problems[variant]
-        config = its.named(shown.rows.candidates.config(row))
+        config = its.with_common_settings(shown.rows.candidates.config(row))
         if runs(its, config):
             exchange = config.context_parallel_communication
             differs = (

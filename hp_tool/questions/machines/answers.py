@@ -267,7 +267,7 @@ class Ranked:
         if row is None:
             self.lacking.append((machine, "no_configuration", "no layout is legal on this machine"))
             return None
-        alone = Configuration.of(row, query=query)
+        alone = Configuration.from_row(row, query=query)
         estimate, calibrated = self.problem_of_machine(alone.query).estimate(
             with_fixes=False, calibrations=self.calibrations
         )
@@ -336,7 +336,7 @@ class Ranked:
 
     def _with_full_estimate(self, row: Row) -> Row:
         """Return the row with the estimate of a query for its machine alone, including fixes."""
-        alone = Configuration.of(row, query=self.query)
+        alone = Configuration.from_row(row, query=self.query)
         estimate, calibrated = self.problem_of_machine(alone.query).estimate(
             calibrations=self.calibrations
         )

@@ -78,11 +78,11 @@ def _cluster_machines(cluster: str | ClusterQuery) -> Iterator[Machine]:
     for name, values in zip(PLACE_KEYS, lists, strict=True):
         bounds.check_values(len(values), field=f"cluster.{name}")
     for node_type, gpu, num_gpus in itertools.product(*lists):
-        one = replace(cluster, node_type=node_type, gpu=gpu, num_gpus=num_gpus)
+        combination = replace(cluster, node_type=node_type, gpu=gpu, num_gpus=num_gpus)
         if PRICED in (node_type, gpu):
-            yield from _priced_machines(one, kind=None if gpu == PRICED else gpu)
+            yield from _priced_machines(combination, kind=None if gpu == PRICED else gpu)
         else:
-            yield Machine(cluster=one)
+            yield Machine(cluster=combination)
 
 
 def _priced_machines(wanted: ClusterQuery, *, kind: str | None) -> Iterator[Machine]:
@@ -91,8 +91,10 @@ def _priced_machines(wanted: ClusterQuery, *, kind: str | None) -> Iterator[Mach
     Values in the query override those of the price list.
     """
     device = None if kind is None else catalog.gpu(kind, field="cluster.gpu").name
-    named = wanted.node_type if wanted.node_type != PRICED else None
-    node = None if named is None else catalog.node_type(named, field="cluster.node_type").name
+    node_name = wanted.node_type if wanted.node_type != PRICED else None
+    node = (
+        None if node_name is None else catalog.node_type(node_name, field="cluster.node_type").name
+    )
     for offer in offers():
         price = getattr(offer, wanted.market or "on_demand")
         has = offer.gpu or catalog.node_type(offer.node_type or "").gpu
@@ -102,19 +104,25 @@ def _priced_machines(wanted: ClusterQuery, *, kind: str | None) -> Iterator[Mach
             or node not in (None, offer.node_type)
         ):
             continue
-        own: dict[str, Any] = {"name": offer.name, "price_per_gpu_hour": price, "market": None}
+        listed_values: dict[str, Any] = {
+            "name": offer.name,
+            "price_per_gpu_hour": price,
+            "market": None,
+        }
         if offer.grid is not None:
-            own["grid_carbon_kg_per_kwh"] = grid(offer.grid).kg_per_kwh
+            listed_values["grid_carbon_kg_per_kwh"] = grid(offer.grid).kg_per_kwh
         if wanted.market == "spot":
-            own["interruptions_per_node_day"] = _interruptions(wanted, offer)
-        written = {
+            listed_values["interruptions_per_node_day"] = _interruptions(wanted, offer)
+        query_values = {
             name: value
-            for name in own
+            for name in listed_values
             if name != "market" and (value := getattr(wanted, name)) is not None
         }
-        date = None if "price_per_gpu_hour" in written else offer.date
-        one = replace(wanted, node_type=offer.node_type, gpu=offer.gpu, **own | written)
-        yield Machine(cluster=one, priced=True, date=date)
+        date = None if "price_per_gpu_hour" in query_values else offer.date
+        cluster = replace(
+            wanted, node_type=offer.node_type, gpu=offer.gpu, **listed_values | query_values
+        )
+        yield Machine(cluster=cluster, priced=True, date=date)
 
 
 def _interruptions(wanted: ClusterQuery, offer: Offer) -> float:
@@ -145,10 +153,10 @@ def device_counts(query: Query, *, listed: bool) -> tuple[int, ...]:
     cluster = query.cluster
     assert isinstance(cluster, ClusterQuery)  # As listed.
     bounded = query.constraints.max_days is not None or query.constraints.max_cost is not None
-    whole = cluster.num_gpus or (
+    num_gpus = cluster.num_gpus or (
         catalog.node_type(cluster.node_type).num_gpus if cluster.node_type else None
     )
-    if whole is not None or not (bounded or listed):
+    if num_gpus is not None or not (bounded or listed):
         return (catalog.cluster(cluster).num_gpus,)
     node = (
         catalog.cluster(cluster if cluster.node_type else replace(cluster, num_gpus=1)).node_gpus

@@ -92,7 +92,7 @@ def _latency_tail(seconds: FloatArray, problem: ServingProblem) -> Tail:
         (name, float(np.quantile(seconds, quantile_fraction(name))))
         for name in target_quantiles(problem.targets)
     )
-    return replace(Tail.of(seconds.tolist()), others=tuple(others))
+    return replace(Tail.from_values(seconds.tolist()), others=tuple(others))
 
 
 def flow_latencies(

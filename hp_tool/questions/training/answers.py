@@ -103,7 +103,7 @@ class Training:
         )
 
     def _explained(self, row: Recommendation, calibrations: Calibrations | None) -> Recommendation:
-        one = Configuration.of(row, query=self.query).query
+        one = Configuration.from_row(row, query=self.query).query
         if row.calibrated_estimate is not None:
             if row.rank > 1:
                 return row

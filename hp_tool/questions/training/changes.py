@@ -67,14 +67,15 @@ def saving_changes(
     """
     if estimate.time is None or estimate.parallel is None:
         return ()
-    every = [
+    changes = [
         *_overlap_changes(query, estimate, measured_s),
         *_axis_changes(query, estimate, measured_s),
     ]
-    least = MIN_SAVED_FRACTION * sum(measured_s.values())
+    min_saving_s = MIN_SAVED_FRACTION * sum(measured_s.values())
     return tuple(
         sorted(
-            (each for each in every if each.seconds >= least), key=lambda change: -change.seconds
+            (each for each in changes if each.seconds >= min_saving_s),
+            key=lambda change: -change.seconds,
         )
     )
 
@@ -83,11 +84,13 @@ def _part_ratios(
     predicted_s: Mapping[str, float], measured_s: Mapping[str, float]
 ) -> dict[str, float]:
     """Return k by part; for overheads at most 1, because their cause is unknown."""
-    least = MIN_PART_FRACTION * sum(predicted_s.values())
+    min_s = MIN_PART_FRACTION * sum(predicted_s.values())
     ratios = {}
     for part, seconds in predicted_s.items():
-        most = 1.0 if part == "overhead" else MAX_RATIO
-        ratios[part] = min(measured_s.get(part, 0.0) / seconds, most) if seconds > least else 1.0
+        max_ratio = 1.0 if part == "overhead" else MAX_RATIO
+        ratios[part] = (
+            min(measured_s.get(part, 0.0) / seconds, max_ratio) if seconds > min_s else 1.0
+        )
     return ratios
 
 
@@ -97,32 +100,34 @@ def _axis_changes(
     """Return the acceptable neighbours with one changed axis that save most in each part."""
     assert estimate.time is not None and estimate.parallel is not None
     problem = resolve_configuration(query).problem
-    near = legal_neighbours(query, problem, estimate, changes=1)
-    if near is None:
+    neighbours = legal_neighbours(query, problem, estimate, changes=1)
+    if neighbours is None:
         return
-    predicted_s, rows = estimate.time.parts_s, np.flatnonzero(near.acceptable)
+    predicted_s, rows = estimate.time.parts_s, np.flatnonzero(neighbours.acceptable)
     ratios = _part_ratios(predicted_s, measured_s)
     wins = {
-        part: ratios[part] * (seconds - near.costs.parts[part][rows])
+        part: ratios[part] * (seconds - neighbours.costs.parts[part][rows])
         for part, seconds in predicted_s.items()
     }
     won = np.sum(list(wins.values()), axis=0)
     best = {}
-    for part, own in wins.items():
+    for part, saved_s in wins.items():
         # Rows that save mostly in this part.
-        named = (won > 0.0) & (own >= OWN_PART_FRACTION * won)
-        if named.any():
-            best[part] = int(np.argmax(np.where(named, np.minimum(own, won), 0.0)))
+        is_main_part = (won > 0.0) & (saved_s >= OWN_PART_FRACTION * won)
+        if is_main_part.any():
+            best[part] = int(np.argmax(np.where(is_main_part, np.minimum(saved_s, won), 0.0)))
     for part, place in best.items():
         row = int(rows[place])
-        after = estimate_row(row, case=problem, costs=near.costs, candidates=near.candidates)
+        after = estimate_row(
+            row, case=problem, costs=neighbours.costs, candidates=neighbours.candidates
+        )
         assert after.parallel is not None
         gpus = (problem.cluster.num_gpus, problem.cluster.num_gpus)
         seconds = float(won[place])
         yield Change(
-            change=change_in_words(near.base, after.parallel, gpus=gpus),
+            change=change_in_words(neighbours.base, after.parallel, gpus=gpus),
             part=part,
-            parallel=problem.named(after.parallel),
+            parallel=problem.with_common_settings(after.parallel),
             seconds=seconds,
             seconds_interval=_saving_interval(
                 seconds, sum(measured_s.values()), log_sd=float(ratio_log_sd(problem.profile))

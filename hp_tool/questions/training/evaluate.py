@@ -138,7 +138,7 @@ def resolve_configuration(query: Query) -> ResolvedConfiguration:
     return ResolvedConfiguration(
         query=query,
         problem=problem,
-        config=problem.named(config),
+        config=problem.with_common_settings(config),
         candidate=candidate,
         reasons=reasons,
     )

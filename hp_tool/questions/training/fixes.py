@@ -92,14 +92,17 @@ def fixes(*, query: Query, problem: TrainingProblem, infeasible: Estimate) -> tu
     precision suffices, both are changed together. If no change meets max_days or max_cost, the
     fastest change that fits is listed with the limits that it still misses.
     """
-    more = _fix_on_more_devices(query, infeasible, num_gpus=problem.cluster.num_gpus)
-    narrower = _with_narrower_states(query, problem, infeasible)
-    kept = [*narrower, *_with_offload(query, problem, infeasible)]
-    room = MAX_FIXES - len(more) - len(kept)
-    same = _fixes_on_same_devices(query, problem, infeasible, room=room)
-    if not any(not fix.remaining for fix in same):
-        kept = [*_with_narrower_states_and_layout(query, problem, infeasible), *kept]
-    return (*same, *kept, *more)
+    on_more_devices = _fix_on_more_devices(query, infeasible, num_gpus=problem.cluster.num_gpus)
+    with_narrower_states = _with_narrower_states(query, problem, infeasible)
+    with_same_layout = [*with_narrower_states, *_with_offload(query, problem, infeasible)]
+    max_layout_changes = MAX_FIXES - len(on_more_devices) - len(with_same_layout)
+    layout_changes = _fixes_on_same_devices(query, problem, infeasible, room=max_layout_changes)
+    if not any(not fix.remaining for fix in layout_changes):
+        with_same_layout = [
+            *_with_narrower_states_and_layout(query, problem, infeasible),
+            *with_same_layout,
+        ]
+    return (*layout_changes, *with_same_layout, *on_more_devices)
 
 
 def _with_narrower_states(
@@ -130,19 +133,23 @@ def _with_narrower_states_and_layout(
         num_gpus = problem.cluster.num_gpus
         if _fix_with_same_layout(query, infeasible, {key: value}, num_gpus=num_gpus):
             return []
-        narrow, changed = _with_training(query, {key: value})
-        near = legal_neighbours(narrow, changed, infeasible, changes=1)
-        if near is None or not near.acceptable.any():
+        narrow_query, changed = _with_training(query, {key: value})
+        neighbours = legal_neighbours(narrow_query, changed, infeasible, changes=1)
+        if neighbours is None or not neighbours.acceptable.any():
             return []
-        rows = np.flatnonzero(near.acceptable)
+        rows = np.flatnonzero(neighbours.acceptable)
         fails = out_of_memory_probability(
             case=changed,
-            candidates=near.candidates.take(rows),
-            total_bytes=near.costs.memory_total_bytes[rows],
-            device_bytes=np.broadcast_to(near.costs.device_bytes, len(near.candidates))[rows],
+            candidates=neighbours.candidates.take(rows),
+            total_bytes=neighbours.costs.memory_total_bytes[rows],
+            device_bytes=np.broadcast_to(neighbours.costs.device_bytes, len(neighbours.candidates))[
+                rows
+            ],
         )
-        row = rows[np.lexsort((near.costs.step_s[rows], np.asarray(fails > SAFE_PROBABILITY)))[0]]
-        fix = _fix_of_row(near, int(row), infeasible, num_gpus=num_gpus)
+        row = rows[
+            np.lexsort((neighbours.costs.step_s[rows], np.asarray(fails > SAFE_PROBABILITY)))[0]
+        ]
+        fix = _fix_of_row(neighbours, int(row), infeasible, num_gpus=num_gpus)
         return [replace(fix, change=f"{key} {before} -> {value}, {fix.change}")]
     return []
 
@@ -156,7 +163,7 @@ def _with_offload(query: Query, problem: TrainingProblem, infeasible: Estimate) 
     assert query.training is not None
     if query.training.offload is not None or problem.workload.offload not in (None, "none"):
         return []
-    found = []
+    offloads = []
     for offload in ("optimizer", "activations"):
         values = {"offload": offload}
         try:
@@ -166,8 +173,8 @@ def _with_offload(query: Query, problem: TrainingProblem, infeasible: Estimate) 
         except InputError:  # Not supported by the framework or the device.
             continue
         if fix is not None:
-            found.append(replace(fix, change=f"offload none -> {offload}"))
-    return sorted(found, key=lambda fix: fix.step_s)[:1]
+            offloads.append(replace(fix, change=f"offload none -> {offload}"))
+    return sorted(offloads, key=lambda fix: fix.step_s)[:1]
 
 
 def _fix_with_same_layout(
@@ -187,10 +194,14 @@ def _fix_with_same_layout(
     candidates = Candidates.from_configs([config])
     if legality(case=changed, candidates=candidates)[0]:
         return None
-    near = Neighbours(
+    neighbours = Neighbours(
         problem=changed, base=config, candidates=candidates, costs=changed.costs(candidates)
     )
-    return _fix_of_row(near, 0, infeasible, num_gpus=num_gpus) if near.acceptable[0] else None
+    return (
+        _fix_of_row(neighbours, 0, infeasible, num_gpus=num_gpus)
+        if neighbours.acceptable[0]
+        else None
+    )
 
 
 def _with_training(query: Query, values: Mapping[str, Any]) -> tuple[Query, TrainingProblem]:
@@ -229,20 +240,22 @@ def _fixes_on_same_devices(
     fixes: list[Fix] = []
     fitting: list[Fix] = []
     for changes in range(0 if illegal else 1, MAX_CHANGES + 1):
-        enough = len(fixes) == room or (fixes and illegal)
-        if enough or (changes == MAX_CHANGES and fitting):
+        has_enough = len(fixes) == room or (fixes and illegal)
+        if has_enough or (changes == MAX_CHANGES and fitting):
             break
-        near = legal_neighbours(query, problem, infeasible, changes=changes)
-        if near is None:
+        neighbours = legal_neighbours(query, problem, infeasible, changes=changes)
+        if neighbours is None:
             continue
         limit_s = min((MAX_STEP_RATIO * fix.step_s for fix in fixes), default=math.inf)
-        rows = near.best(nearest=illegal, limit_s=limit_s)[: room - len(fixes)]
-        fixes += [_fix_of_row(near, int(row), infeasible, num_gpus=num_gpus) for row in rows]
-        if len(fits := np.flatnonzero(near.costs.feasible)):  # Regardless of max_days and max_cost.
+        rows = neighbours.best(nearest=illegal, limit_s=limit_s)[: room - len(fixes)]
+        fixes += [_fix_of_row(neighbours, int(row), infeasible, num_gpus=num_gpus) for row in rows]
+        if len(
+            fits := np.flatnonzero(neighbours.costs.feasible)
+        ):  # Regardless of max_days and max_cost.
             fitting.append(
                 _fix_of_row(
-                    near,
-                    int(fits[np.argmin(near.costs.step_s[fits])]),
+                    neighbours,
+                    int(fits[np.argmin(neighbours.costs.step_s[fits])]),
                     infeasible,
                     num_gpus=num_gpus,
                 )
@@ -280,19 +293,19 @@ def _fix_on_more_devices(query: Query, infeasible: Estimate, *, num_gpus: int) -
         return []
     for factor in GROWTH:
         try:
-            more = factor * num_gpus
-            problem = resolve_training(query.with_num_gpus(more)).choosing(
-                {"cluster.num_gpus": more}
+            larger = factor * num_gpus
+            problem = resolve_training(query.with_num_gpus(larger)).choosing(
+                {"cluster.num_gpus": larger}
             )
         except InputError:  # Too many devices, or the nodes cannot be divided into NVLink domains.
             break
         for changes in (0, 1) if infeasible.memory is not None else (0,):
-            near = legal_neighbours(query, problem, infeasible, changes=changes)
-            if near is not None and len(rows := near.best()):
-                near, row = _prefer_within_nodes(
-                    near, int(rows[0]), query, infeasible, changes=changes + 1
+            neighbours = legal_neighbours(query, problem, infeasible, changes=changes)
+            if neighbours is not None and len(rows := neighbours.best()):
+                neighbours, row = _prefer_within_nodes(
+                    neighbours, int(rows[0]), query, infeasible, changes=changes + 1
                 )
-                return [_fix_of_row(near, row, infeasible, num_gpus=num_gpus)]
+                return [_fix_of_row(neighbours, row, infeasible, num_gpus=num_gpus)]
     return []
 
 
@@ -306,11 +319,11 @@ def _prefer_within_nodes(
     size = near.candidates.tensor_parallel_size[row]
     if size <= max(domain, near.base.tensor_parallel_size):
         return near, row
-    other = legal_neighbours(query, near.problem, infeasible, changes=changes)
-    if other is not None:
-        for faster in other.best(limit_s=step_s).tolist():
-            if other.candidates.tensor_parallel_size[faster] <= domain:
-                return other, faster
+    further = legal_neighbours(query, near.problem, infeasible, changes=changes)
+    if further is not None:
+        for faster in further.best(limit_s=step_s).tolist():
+            if further.candidates.tensor_parallel_size[faster] <= domain:
+                return further, faster
     return near, row
 
 
@@ -320,14 +333,14 @@ def legal_neighbours(
     """Return the legal configurations that differ from the infeasible one in exactly `changes`
     axes, with the query's pipeline schedule; None if there are none.
     """
-    base, named = infeasible.parallel, query.parallel.pipeline_schedule
+    base, schedules = infeasible.parallel, query.parallel.pipeline_schedule
     assert base is not None
-    schedule: PipelineSchedule | None = named[0] if isinstance(named, tuple) else named
+    schedule: PipelineSchedule | None = schedules[0] if isinstance(schedules, tuple) else schedules
     axes = default_axes(
         query=ParallelQuery(pipeline_layout=problem.parallel.pipeline_layout), case=problem
     )
     chunks = (base.virtual_pipeline_parallel_size, *axes.virtual_pipeline_parallel_size)
-    every = layout_neighbours(
+    candidates_with_changes = layout_neighbours(
         base=Candidates.alone(base),
         axes=replace(
             axes, virtual_pipeline_parallel_size=scheduled_chunks(chunks, schedule=schedule)
@@ -335,10 +348,15 @@ def legal_neighbours(
         num_gpus=problem.cluster.num_gpus,
         changes=changes,
     )
-    usual = is_default_layout(every, layers=problem.model.num_hidden_layers) | (
-        every.virtual_pipeline_parallel_size == base.virtual_pipeline_parallel_size
+    has_default_layout = is_default_layout(
+        candidates_with_changes, layers=problem.model.num_hidden_layers
+    ) | (
+        candidates_with_changes.virtual_pipeline_parallel_size
+        == base.virtual_pipeline_parallel_size
     )
-    legal = every.take((legality(case=problem, candidates=every) == 0) & usual)
+    legal = candidates_with_changes.take(
+        (legality(case=problem, candidates=candidates_with_changes) == 0) & has_default_layout
+    )
     candidates = _with_fewest_layers(problem, legal)
     if len(candidates) == 0:
         return None
@@ -380,11 +398,12 @@ def layout_neighbours(*, base: Candidates, axes: Axes, num_gpus: int, changes: i
 def _axis_values(base: Candidates, axes: Axes) -> dict[str, Move]:
     moves: dict[str, Move] = {}
     for name in SIZES:
-        here = getattr(base, name)
-        others = sorted(
-            (k for k in getattr(axes, name) if k != here), key=lambda k: (abs(np.log(k / here)), k)
+        present = getattr(base, name)
+        nearest = sorted(
+            (k for k in getattr(axes, name) if k != present),
+            key=lambda k: (abs(np.log(k / present)), k),
         )
-        moves[name] = {name: np.array(others[:MAX_VALUES], dtype=np.int64)}
+        moves[name] = {name: np.array(nearest[:MAX_VALUES], dtype=np.int64)}
     if base.tensor_parallel_size > 1:
         moves["sequence_parallel"] = {"sequence_parallel": np.array([1 - base.sequence_parallel])}
     moves["zero_stage"] = {
@@ -397,9 +416,9 @@ def _axis_values(base: Candidates, axes: Axes) -> dict[str, Move]:
             "data_parallel_shard_size": np.zeros(1, dtype=np.int64)
         }
     codes = np.array([*axes.recompute, (FULL_BLOCK, 0, 0)])
-    here = [getattr(base, name) for name in RECOMPUTE_COLUMNS]
+    present = [getattr(base, name) for name in RECOMPUTE_COLUMNS]
     moves["recompute"] = dict(
-        zip(RECOMPUTE_COLUMNS, codes[np.any(codes != here, axis=1)].T, strict=True)
+        zip(RECOMPUTE_COLUMNS, codes[np.any(codes != present, axis=1)].T, strict=True)
     )
     return moves
 
@@ -457,10 +476,10 @@ def _move_codes(candidates: Candidates, config: ParallelConfig) -> tuple[IntArra
     base = Candidates.alone(config)
     directions, distance = np.zeros(len(candidates), dtype=np.int64), np.zeros(len(candidates))
     for name in (f.name for f in fields(Candidates) if f.name != "data_parallel_size"):
-        values, here = getattr(candidates, name), getattr(base, name)
-        directions = 3 * directions + np.sign(values - here) + 1
+        values, present = getattr(candidates, name), getattr(base, name)
+        directions = 3 * directions + np.sign(values - present) + 1
         if name in SIZES:
-            distance += np.abs(np.log(values / here))
+            distance += np.abs(np.log(values / present))
     return directions, distance
 
 
@@ -477,7 +496,7 @@ def _fix_of_row(near: Neighbours, row: int, infeasible: Estimate, *, num_gpus: i
             near.base, after.parallel, gpus=(num_gpus, problem.cluster.num_gpus)
         ),
         changed=changed_fields(near.base, after.parallel),
-        parallel=problem.named(after.parallel),
+        parallel=problem.with_common_settings(after.parallel),
         set=dict(problem.chosen),
         num_gpus=problem.cluster.num_gpus,
         memory_total_bytes=after.memory.total_bytes,

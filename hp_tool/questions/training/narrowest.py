@@ -37,17 +37,19 @@ def with_narrowest(
     if estimate.intervals is None or query.training is None:
         return estimate
     problem = problem or resolve_training(query)
-    tunes = query.training.task != "pretrain" and problem.profile.framework.tuning_log_sd
-    trainer = {"training.framework": TRAINER} if tunes else {}
+    is_unmeasured_tuning = (
+        query.training.task != "pretrain" and problem.profile.framework.tuning_log_sd
+    )
+    trainer = {"training.framework": TRAINER} if is_unmeasured_tuning else {}
     release = _narrowing_release(problem)
     usual = estimate.provenance.get("usual")
     assumed: dict[str, Any] = usual["set"] if isinstance(usual, dict) else {}
     named: dict[str, Any] = {} if release is None else {"training.framework_version": release}
     if "training.recipe" in assumed:
         named = assumed
-    launched = "with_cuda_graphs" in estimate.provenance or "training.cuda_graphs" in assumed
-    recorded: dict[str, Any] = {"training.cuda_graphs": True} if launched else {}
-    for settings in filter(None, (trainer, named, recorded and named | recorded)):
+    may_use_graphs = "with_cuda_graphs" in estimate.provenance or "training.cuda_graphs" in assumed
+    graphs: dict[str, Any] = {"training.cuda_graphs": True} if may_use_graphs else {}
+    for settings in filter(None, (trainer, named, graphs and named | graphs)):
         narrowed = _step_interval(query, settings)
         if narrowed is not None and _interval_width(
             estimate.intervals.step_s
@@ -79,7 +81,7 @@ def _narrowing_release(problem: TrainingProblem) -> str | None:
         return None
     newest = problem.profile.framework.newest_release
     release = newest if newest is not None and is_later(newest, than=LATEST) else LATEST
-    unsaid, named = (
+    variance_without, variance_with = (
         release_variance(
             problem.profile,
             experts=bool(problem.model.num_experts),
@@ -88,7 +90,7 @@ def _narrowing_release(problem: TrainingProblem) -> str | None:
         )
         for each in (None, release)
     )
-    return release if named < unsaid else None
+    return release if variance_with < variance_without else None
 
 
 def _interval_width(interval: tuple[float, float]) -> float:

@@ -27,12 +27,12 @@ def like_model(recipe: Recipe, model: ModelSpec) -> ModelSpec:
     """
     if not recipe.models or model.name in recipe.models:
         return model
-    alike = {
+    distances = {
         name: gap
         for name in recipe.models
         if (gap := _model_distance(catalogue_model(name), model)) <= math.log(MAX_SIZE_RATIO)
     }
-    return catalogue_model(min(alike, key=lambda name: alike[name])) if alike else model
+    return catalogue_model(min(distances, key=lambda name: distances[name])) if distances else model
 
 
 def like_gpu(recipe: Recipe, gpu: GpuSpec) -> GpuSpec:
@@ -47,9 +47,9 @@ def like_gpu(recipe: Recipe, gpu: GpuSpec) -> GpuSpec:
             other.peak_flops_per_second.get("bf16", 1.0),
             gpu.peak_flops_per_second.get("bf16", 1.0),
         )
-        apart = other.predict_only != gpu.predict_only
+        differs_in_support = other.predict_only != gpu.predict_only
         return (
-            apart,
+            differs_in_support,
             other.silicon != gpu.silicon or gpu.silicon is None,
             _exceeds_server(other) != _exceeds_server(gpu),
             _size_ratio(*peaks),

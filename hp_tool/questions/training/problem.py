@@ -156,7 +156,7 @@ class TrainingProblem(TrainingCase):
 
         return with_dynamic_context(costs, case=self, candidates=candidates, lengths=self.lengths)
 
-    def named(self, config: ParallelConfig) -> ParallelConfig:
+    def with_common_settings(self, config: ParallelConfig) -> ParallelConfig:
         """Return the configuration with the settings that all layouts of the query share, and the
         framework's pipeline layout if stages are uneven.
         """

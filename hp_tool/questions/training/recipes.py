@@ -55,7 +55,7 @@ def recipe_settings(
     values: dict[str, dict[str, Any]] = {"training": {}, "parallel": {}}
     model, gpu = like_model(recipe, model), like_gpu(recipe, gpu)
     for rule in recipe.rules:
-        if rule.holds(model=model, gpu=gpu, num_gpus=num_gpus, workload=workload):
+        if rule.applies_to(model=model, gpu=gpu, num_gpus=num_gpus, workload=workload):
             values["training"] |= rule.training
             values["parallel"] |= rule.parallel
     return values

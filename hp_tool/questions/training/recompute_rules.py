@@ -33,8 +33,8 @@ def check_recompute(spec: Recompute, model: ModelSpec, workload: TrainingWorkloa
         f"{field}.modules",
         (spec.modules is not None and kind != "selective", f"{selective}, not {kind}"),
     )
-    layered = spec.method is not None or spec.num_layers is not None
-    reject_first_case(f"{field}.method", (layered and kind != "full", f"{full}, not {kind}"))
+    sets_layers = spec.method is not None or spec.num_layers is not None
+    reject_first_case(f"{field}.method", (sets_layers and kind != "full", f"{full}, not {kind}"))
     if spec.granularity == "per_op":
         _check_per_op(model, workload, field=field)
     if spec.modules is not None:
@@ -102,12 +102,12 @@ def _check_modules(
         error=UnsupportedError,
     )
     if workload.precision == "fp8" and workload.fp8_recipe == "delayed":
-        again = sorted({"layernorm", "moe_act"}.intersection(modules))
+        unsupported = sorted({"layernorm", "moe_act"}.intersection(modules))
         reject_first_case(
             field,
             (
-                again,
-                f"Megatron Core does not recompute {' and '.join(again)} under fp8_recipe "
+                unsupported,
+                f"Megatron Core does not recompute {' and '.join(unsupported)} under fp8_recipe "
                 "delayed; remove these modules, or choose another fp8_recipe",
             ),
         )
@@ -121,11 +121,11 @@ def _check_modules(
         "shared_experts": (model.num_shared_experts > 0, "a model with shared experts"),
         "mla_up_proj": (model.kv_lora_rank is not None, "a model with latent attention"),
     }
-    for name, (there, wanted) in missing.items():
+    for name, (exists, requirement) in missing.items():
         reject_first_case(
             field,
             (
-                name in modules and not there,
-                f"recompute.modules {name} requires {wanted}; remove it",
+                name in modules and not exists,
+                f"recompute.modules {name} requires {requirement}; remove it",
             ),
         )

@@ -53,20 +53,20 @@ def release_variance(
     """Return the variance that experts and the release add to ln(measured / predicted step
     time).
     """
-    constants, more = profile.framework, 0.0
+    constants, variance = profile.framework, 0.0
     if experts and constants.expert_time_log_sd is None:
         # No run of the framework had experts, so their deviation is that of Megatron Core's runs of
         # all releases.
         measured = efficiency_profile(gpu=gpu, framework="megatron-core").framework
-        more += (measured.expert_time_log_sd or 0.0) ** 2 + (
+        variance += (measured.expert_time_log_sd or 0.0) ** 2 + (
             measured.earlier_expert_time_log_sd or 0.0
         ) ** 2
     elif experts:
         earlier = (
             constants.earlier_expert_time_log_sd if default_dispatcher(release) != "flex" else None
         )
-        more += (constants.expert_time_log_sd or 0.0) ** 2 + (earlier or 0.0) ** 2
-    return more + unnamed_release_variance(profile, experts=experts, release=release)
+        variance += (constants.expert_time_log_sd or 0.0) ** 2 + (earlier or 0.0) ** 2
+    return variance + unnamed_release_variance(profile, experts=experts, release=release)
 
 
 def unnamed_release_variance(
@@ -76,8 +76,10 @@ def unnamed_release_variance(
     to all runs on one machine; 0 if the query names a release.
     """
     constants = profile.framework
-    several = (
+    has_several_releases = (
         constants.newest_release is not None and constants.newest_release >= LATEST
     )  # Others have a single software version.
-    unsaid = several and release is None and not experts and constants.stands_for is None
-    return profile.doubts.unsaid_release_log_sd**2 if unsaid else 0.0
+    applies = (
+        has_several_releases and release is None and not experts and constants.stands_for is None
+    )
+    return profile.doubts.unsaid_release_log_sd**2 if applies else 0.0

@@ -252,11 +252,11 @@ def _check_dynamic_context(
         raise UnsupportedError(
             f"dynamic_context_parallel with {what} is not supported; remove it", field=field
         )
-    more = any(size > 1 for size in axis_values(parallel.micro_batch_size))
+    has_larger_micro_batch = any(size > 1 for size in axis_values(parallel.micro_batch_size))
     reject_first_case(
         "parallel.micro_batch_size",
         (
-            more,
+            has_larger_micro_batch,
             "with dynamic_context_parallel a packed row is a micro-batch; set micro_batch_size to "
             "1",
         ),
@@ -265,16 +265,16 @@ def _check_dynamic_context(
 
 def _check_sharding(parallel: ParallelQuery, workload: TrainingWorkload) -> None:
     stages, framework = axis_values(parallel.zero_stage), workload.framework
-    known, by_run = framework_facts(framework).zero_stages, workload.gradient_reduction == "run"
-    replicated = (
+    supported, by_run = framework_facts(framework).zero_stages, workload.gradient_reduction == "run"
+    no_sharding = (
         "data_parallel_shard_size has no effect with zero_stage 0, which shards nothing; choose "
         "zero_stage 1 to 3"
     )
     reject_first_case(
         "parallel.data_parallel_shard_size",
-        (0 in stages and any(axis_values(parallel.data_parallel_shard_size)), replicated),
+        (0 in stages and any(axis_values(parallel.data_parallel_shard_size)), no_sharding),
     )
-    unrun = by_run and 2 not in (stages or known)
+    unrun = by_run and 2 not in (stages or supported)
     reject_first_case(
         "training.gradient_reduction",
         (
@@ -283,8 +283,8 @@ def _check_sharding(parallel: ParallelQuery, workload: TrainingWorkload) -> None
         ),
     )
     unknown, choices = (
-        next((stage for stage in stages if stage not in known), None),
-        " or ".join(map(str, known)),
+        next((stage for stage in stages if stage not in supported), None),
+        " or ".join(map(str, supported)),
     )
     reject_first_case(
         "parallel.zero_stage",
@@ -294,10 +294,10 @@ def _check_sharding(parallel: ParallelQuery, workload: TrainingWorkload) -> None
 
 def _check_states(workload: TrainingWorkload) -> None:
     precision = workload.precision
-    foreign = workload.fp8_recipe is not None and precision != "fp8"
+    is_unused_recipe = workload.fp8_recipe is not None and precision != "fp8"
     reject_first_case(
         "training.fp8_recipe",
-        (foreign, f"fp8_recipe requires precision fp8, not {precision}; remove it"),
+        (is_unused_recipe, f"fp8_recipe requires precision fp8, not {precision}; remove it"),
     )
     reject_first_case(
         "training.cuda_graph_modules",
@@ -309,17 +309,18 @@ def _check_states(workload: TrainingWorkload) -> None:
         ),
     )
     trained_narrow = precision in ("fp8", "mxfp8") and workload.lora is None
-    kept = (
+    fp8_parameters = (
         "parameter_precision fp8 requires precision fp8 or mxfp8, and a training of all weights "
         "(not LoRA); change one of them"
     )
     reject_first_case(
         "training.parameter_precision",
-        (workload.parameter_precision == "fp8" and not trained_narrow, kept),
+        (workload.parameter_precision == "fp8" and not trained_narrow, fp8_parameters),
     )
-    second = workload.optimizer == "sgd" and workload.exp_avg_sq_precision is not None
+    lacks_second_state = workload.optimizer == "sgd" and workload.exp_avg_sq_precision is not None
     reject_first_case(
-        "training.exp_avg_sq_precision", (second, "optimizer sgd has no second state; remove it")
+        "training.exp_avg_sq_precision",
+        (lacks_second_state, "optimizer sgd has no second state; remove it"),
     )
     if workload.master_precision is None:
         return
@@ -441,14 +442,14 @@ def _check_merged_passes(
             "overlap with another pass is not supported with lora or packed rows; remove it",
             field=field,
         )
-    whole = any(
+    recomputes_layers = any(
         (spec.granularity if isinstance(spec, Recompute) else spec) == "full"
         for spec in axis_values(parallel.recompute)
     )
-    both = (
+    message = (
         "training.overlap.expert_parallel is not supported with recompute full; change one of them"
     )
-    reject_first_case("parallel.recompute", (whole, both))
+    reject_first_case("parallel.recompute", (recomputes_layers, message))
 
 
 def _check_release(model: ModelSpec, workload: TrainingWorkload) -> None:
@@ -538,9 +539,9 @@ def check_degrees(parallel: ParallelQuery, *, framework: str) -> None:
     Raises:
         InputError: The framework does not support a degree.
     """
-    known = framework_facts(framework).degrees
+    supported = framework_facts(framework).degrees
     for name in DEGREES:
-        if name not in known and any(size > 1 for size in axis_values(getattr(parallel, name))):
+        if name not in supported and any(size > 1 for size in axis_values(getattr(parallel, name))):
             raise InputError(
                 f"{framework} does not support {name}; set it to 1, or choose another "
                 "training.framework",

@@ -62,15 +62,15 @@ def sensitivity(
     rank_by = query.rank_by
     start = None
     if first is not None:
-        here = problem.with_num_gpus(first.set.get(NUM_GPUS, problem.cluster.num_gpus))
-        start = _scaling_point(here, first)
+        full_problem = problem.with_num_gpus(first.set.get(NUM_GPUS, problem.cluster.num_gpus))
+        start = _scaling_point(full_problem, first)
     scaling = [
         point
         for count in _device_counts(problem)
         if (point := _scale_devices(problem, count, start, rank_by=rank_by, predictor=predictor))
     ]
     cheapest = min((point.gpu_seconds_per_step for point in scaling), default=math.inf)
-    near = [
+    counts_near_cheapest = [
         point.num_gpus
         for point in scaling
         if point.gpu_seconds_per_step <= MAX_COST_RATIO * cheapest
@@ -78,27 +78,27 @@ def sensitivity(
     axes: list[Influence] = []
     hardware: list[Influence] = []
     if first is not None and start is not None:
-        free = [
+        free_axes = [
             name
             for name in UNUSED_VALUES
             if getattr(problem.parallel, name) is None
             and (problem.model.num_experts or not name.startswith("expert"))
         ]
-        for name in free:
+        for name in free_axes:
             step_s = (
                 start.step_s
                 if _does_not_use(start.parallel, name)
                 else _best_step_s(
-                    _problem_without_axis(here, name), rank_by=rank_by, predictor=predictor
+                    _problem_without_axis(full_problem, name), rank_by=rank_by, predictor=predictor
                 )
             )
             axes.append(_influence(f"without {name}", step_s, start.step_s))
-        hardware = _with_better_hardware(query, here, first, start)
+        hardware = _with_better_hardware(query, full_problem, first, start)
     return Sensitivity(
         start=start,
         scaling=tuple(scaling),
-        fewest_gpus_near_cheapest=min(near, default=None),
-        fastest_gpus_near_cheapest=max(near, default=None),
+        fewest_gpus_near_cheapest=min(counts_near_cheapest, default=None),
+        fastest_gpus_near_cheapest=max(counts_near_cheapest, default=None),
         axes=tuple(
             sorted(
                 axes,
@@ -134,31 +134,31 @@ def _with_better_hardware(
 
     The layout of rank 1 is compared as well, so that better hardware is never slower.
     """
-    own = resolve_configuration(_usual_query(first, query))
+    resolved = resolve_configuration(_usual_query(first, query))
     now = first.estimate.time
     assert now is not None  # A legal row.
     now_s = (
         _best_step_s(problem, rank_by=query.rank_by) if first.calibrated_estimate else now.step_s
     )
-    found = []
+    influences = []
     for name, better in _improved_clusters(problem.cluster):
-        same = replace(own, row=None, problem=replace(own.problem, cluster=better)).estimate(
-            with_fixes=False
-        )
+        same = replace(
+            resolved, row=None, problem=replace(resolved.problem, cluster=better)
+        ).estimate(with_fixes=False)
         assert same.time is not None
         ratio = same.time.step_s / now.step_s
         faster_s = _best_step_s(replace(problem, cluster=better), rank_by=query.rank_by)
         if faster_s is not None and now_s is not None:
             ratio = min(ratio, faster_s / now_s)
-        found.append(_influence(name, start.step_s * ratio, start.step_s))
-    return found
+        influences.append(_influence(name, start.step_s * ratio, start.step_s))
+    return influences
 
 
 def _usual_query(first: Recommendation, query: Query) -> Query:
     """Return the query with the layout of rank 1 and the usual settings that its estimate
     assumes.
     """
-    one = Configuration.of(first, query=query).query
+    one = Configuration.from_row(first, query=query).query
     return one if first.calibrated_estimate else answer_with_usual_settings(one)[0]
 
 
@@ -172,11 +172,11 @@ def _device_counts(problem: TrainingProblem) -> list[int]:
     """Return the cluster's number of devices, half of it, a quarter and so on, if layouts can use
     them.
     """
-    most = problem.cluster.num_gpus
+    max_count = problem.cluster.num_gpus
     return [
         count
         for count in device_counts(problem)
-        if most % count == 0 and (most // count).bit_count() == 1
+        if max_count % count == 0 and (max_count // count).bit_count() == 1
     ]
 
 

@@ -69,7 +69,7 @@ def _written_layout(problem: TrainingProblem, config: ParallelConfig) -> Pipelin
         "stages": config.pipeline_parallel_size,
         "chunks": config.virtual_pipeline_parallel_size,
     }
-    usual = problem.with_parallel(pipeline_layout=None).named(own).pipeline_layout
+    usual = problem.with_parallel(pipeline_layout=None).with_common_settings(own).pipeline_layout
     wanted = (
         problem.strategy.pipeline_layout
         if config.pipeline_layout is None

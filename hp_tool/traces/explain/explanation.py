@@ -311,7 +311,7 @@ def _make_suggestion(
         _values_by_path(configuration)
         for configuration in (
             Configuration(query=assumed, parallel=estimate.parallel),
-            Configuration.of(change, query=assumed),
+            Configuration.from_row(change, query=assumed),
         )
     )
     values: dict[str, Any] = {name: getattr(change, name) for name in Change.__slots__}
@@ -321,7 +321,7 @@ def _make_suggestion(
         with contextlib.suppress(UnsupportedError):
             flags = changed_options(
                 tool_options(Configuration(query=query, parallel=estimate.parallel), tool),
-                tool_options(Configuration.of(change, query=query), tool),
+                tool_options(Configuration.from_row(change, query=query), tool),
             )
     return Suggestion(
         **values, changed=changed, flags=flags or changed_options(_words(before), _words(after))

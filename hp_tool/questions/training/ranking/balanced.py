@@ -30,37 +30,40 @@ def balanced_problems(search: BestSearch) -> Iterator[tuple[TrainingProblem, Ope
     problem, model = search.problem, search.problem.model
     if not search.pipelined or problem.parallel.pipeline_layout is not None:
         return
-    every = OpenRows.joined(search.pipelined)
-    order = np.argsort(every.bound_s, kind="stable")
+    layouts = OpenRows.joined(search.pipelined)
+    order = np.argsort(layouts.bound_s, kind="stable")
     pairs = np.stack(
-        [every.candidates.pipeline_parallel_size, every.candidates.virtual_pipeline_parallel_size],
+        [
+            layouts.candidates.pipeline_parallel_size,
+            layouts.candidates.virtual_pipeline_parallel_size,
+        ],
         axis=1,
     )
     _, firsts, pair = np.unique(pairs[order], axis=0, return_index=True, return_inverse=True)
-    fastest = every.candidates.take(order[firsts])
-    alone = ends_alone_differ(model, problem.workload)
+    fastest = layouts.candidates.take(order[firsts])
+    only_ends_differ = ends_alone_differ(model, problem.workload)
     m = np.asarray(micro_batches(fastest, workload=problem.workload))
     for place, seconds in enumerate(layer_seconds(problem, fastest) if len(firsts) else ()):
         p, v = pairs[order[firsts[place]]].tolist()
-        sizes = balanced_chunks(seconds, stages=p, chunks=v, ends_alone=alone)
-        usual = chunk_layers(
+        sizes = balanced_chunks(seconds, stages=p, chunks=v, ends_alone=only_ends_differ)
+        default_sizes = chunk_layers(
             num_layers=model.num_hidden_layers, stages=p, chunks=v, begins_dense=model.begins_dense
         )
         if sizes is None:
             continue
-        after, before = (
+        balanced_s, default_s = (
             pipeline_seconds(seconds, each, stages=p, micro_batches=m[place])
-            for each in (sizes, usual)
+            for each in (sizes, default_sizes)
         )
-        if after > MAX_STEP_RATIO * before:
+        if balanced_s > MAX_STEP_RATIO * default_s:
             continue
         try:
-            other = problem.with_parallel(
+            balanced = problem.with_parallel(
                 pipeline_parallel_size=p,
                 virtual_pipeline_parallel_size=v,
                 pipeline_layout=text_of_chunks(sizes, mtp_layers=model.num_nextn_predict_layers),
             )
         except InputError:  # the framework has no layouts
             return
-        alike = every.take(order[pair == place])
-        yield other, replace(alike, bound_s=alike.bound_s * after / before)
+        same_sizes = layouts.take(order[pair == place])
+        yield balanced, replace(same_sizes, bound_s=same_sizes.bound_s * balanced_s / default_s)

@@ -144,21 +144,23 @@ def search_without_graphs(
     searches: list[BestSearch] = []
     bases: list[int] = []
 
-    def search_on(other: TrainingProblem, layouts: OpenRows | None) -> BestSearch:
+    def search_on(variant: TrainingProblem, layouts: OpenRows | None) -> BestSearch:
         reach_s = searches[-1].reach_s if searches else np.inf
-        search = BestSearch(other, keep=keep, rank_by=rank_by, predictor=predictor, reach_s=reach_s)
-        problems.append(other)
+        search = BestSearch(
+            variant, keep=keep, rank_by=rank_by, predictor=predictor, reach_s=reach_s
+        )
+        problems.append(variant)
         searches.append(search.run() if layouts is None else search.run_on(layouts))
         return search
 
     for base in usual_problems(problem) if predictor is None else (problem,):
         bases.append(len(searches))
         first = search_on(base, None)
-        for other in strategy_variants(base) if first.exchanged else ():
-            search_on(other, OpenRows.joined(first.exchanged))
-        for other, layouts in balanced_problems(first):
+        for variant in strategy_variants(base) if first.exchanged else ():
+            search_on(variant, OpenRows.joined(first.exchanged))
+        for variant, layouts in balanced_problems(first):
             if layouts.bound_s[0] <= searches[-1].reach_s:
-                search_on(other, layouts)
+                search_on(variant, layouts)
     rows = [search.rows for search in searches]
     if predictor is not None:
         rows = [_rerank(search, predictor) for search in searches]

@@ -89,13 +89,13 @@ def choose_rows(best: Best, *, count: int) -> Choice:
     )
 
 
-def _select_shown(others: NDArray[np.intp], kept: BoolArray, count: int) -> NDArray[np.intp]:
+def _select_shown(rows: NDArray[np.intp], must_show: BoolArray, count: int) -> NDArray[np.intp]:
     """Return the first `count` of the sorted `others`; later ones with `kept` replace the last
     without.
     """
-    first, later = others[:count], others[count:]
-    replaceable = first[~kept[first]]
-    later = later[kept[later]][: len(replaceable)]
+    first, later = rows[:count], rows[count:]
+    replaceable = first[~must_show[first]]
+    later = later[must_show[later]][: len(replaceable)]
     replaced = replaceable[len(replaceable) - len(later) :]
     return np.sort(np.concatenate([np.setdiff1d(first, replaced), later]))
 
@@ -118,16 +118,21 @@ def _is_tied(best: Best, first: int) -> BoolArray:
     """
     unmeasured = _unmeasured_features(best)
     differing = (unmeasured ^ unmeasured[first]).sum(axis=1)
-    first_of_all, mine = best.problems[0], best.problems[int(best.variant[first])].plain.workload
-    same = np.array([problem.plain.workload == mine for problem in best.problems])[best.variant]
-    apart = math.sqrt(2.0) * step_log_sd(
+    first_of_all, first_workload = (
+        best.problems[0],
+        best.problems[int(best.variant[first])].plain.workload,
+    )
+    same = np.array([problem.plain.workload == first_workload for problem in best.problems])[
+        best.variant
+    ]
+    different_training_sd = math.sqrt(2.0) * step_log_sd(
         case=first_of_all
     )  # errors of two trainings are assumed not to cancel
     bound = NORMAL_QUANTILE * np.where(
-        same, ratio_log_sd(first_of_all.profile, differing=differing), apart
+        same, ratio_log_sd(first_of_all.profile, differing=differing), different_training_sd
     )
-    alike: BoolArray = np.abs(np.log(best.rows.step_s / best.rows.step_s[first])) <= bound
-    return alike
+    tied: BoolArray = np.abs(np.log(best.rows.step_s / best.rows.step_s[first])) <= bound
+    return tied
 
 
 def _is_measured(best: Best) -> BoolArray:
@@ -208,14 +213,14 @@ def _count_axes(c: Candidates, *, layers: int) -> IntArray:
         (c.recompute_method == FULL_UNIFORM) & (c.recompute_num_layers > 1)
     )
     uneven = layers % (c.pipeline_parallel_size * c.virtual_pipeline_parallel_size) != 0
-    more = (
+    settings = (
         c.recompute_modules > CORE_ATTN,
         partial,
         uneven,
         c.zero_stage > 1,
         c.data_parallel_shard_size > 0,
     )
-    used: IntArray = np.stack([*(size > 1 for size in sizes), *more]).sum(axis=0)
+    used: IntArray = np.stack([*(size > 1 for size in sizes), *settings]).sum(axis=0)
     return used
 
 
@@ -227,23 +232,23 @@ def _surviving_fraction(c: Candidates, problem: TrainingProblem) -> FloatArray:
     """
     cluster, batch = problem.cluster, problem.workload.global_batch_size
     ranks = c.tensor_parallel_size * c.pipeline_parallel_size * c.context_parallel_size
-    most = (cluster.num_gpus - cluster.gpus_per_node) // ranks
-    left = np.zeros(len(c))
+    max_replicas = (cluster.num_gpus - cluster.gpus_per_node) // ranks
+    surviving = np.zeros(len(c))
     for row, (count, size) in enumerate(
-        zip(most.tolist(), c.micro_batch_size.tolist(), strict=True)
+        zip(max_replicas.tolist(), c.micro_batch_size.tolist(), strict=True)
     ):
-        left[row] = next((d for d in range(count, 0, -1) if batch % (d * size) == 0), 0)
-    return left / c.data_parallel_size
+        surviving[row] = next((d for d in range(count, 0, -1) if batch % (d * size) == 0), 0)
+    return surviving / c.data_parallel_size
 
 
 def recommendations_of(best: Best) -> tuple[Recommendation, ...]:
     """Return a recommendation for each row, ranked in the order of the rows."""
     described: dict[int, Recommendation] = {}
     for number, (problem, predictor) in enumerate(zip(best.problems, best.predictors, strict=True)):
-        own = best.variant == number
+        of_problem = best.variant == number
         for places in (
-            np.flatnonzero(own & ~best.rows.recorded),
-            np.flatnonzero(own & best.rows.recorded),
+            np.flatnonzero(of_problem & ~best.rows.recorded),
+            np.flatnonzero(of_problem & best.rows.recorded),
         ):
             rows = recommendations_of_rows(
                 best.rows.take(places), problem=problem, predictor=predictor

@@ -357,7 +357,7 @@ def recommendations_of_rows(
     if ranked.recorded[0] and (recorded := recorded_problem(problem)) is not None:
         problem = recorded
     costs = problem.scheduled(problem.costs(chosen), chosen)
-    configs = [problem.named(chosen.config(index)) for index in range(len(chosen))]
+    configs = [problem.with_common_settings(chosen.config(index)) for index in range(len(chosen))]
     estimates = [
         estimate_row(index, costs=costs, candidates=chosen, case=problem, config=config)
         for index, config in enumerate(configs)

@@ -127,7 +127,7 @@ def _compare_with_static(
         f"dynamic context parallelism (exchange by p2p only) is {faster} than the best static "
         f"layout, which {how}"
     )
-    known = {
+    estimates = {
         name: estimate
         for name in ("estimate", "calibrated_estimate")
         if (estimate := getattr(row, name)) is not None
@@ -136,7 +136,7 @@ def _compare_with_static(
         row,
         **{
             name: replace(each, provenance={**each.provenance, DYNAMIC_CONTEXT_KEY: words})
-            for name, each in known.items()
+            for name, each in estimates.items()
         },
     )
 
@@ -231,12 +231,12 @@ def _nearest_misses(
 ) -> tuple[Recommendation, ...]:
     """Return the nearest misses, with or without the free settings (`ranking.knobs`)."""
     problem, predictor = best.problems[0].plain, best.predictors[0]
-    found, least = nearest_misses(problem, predictor), miss_distance(problem)
+    nearest, distance = nearest_misses(problem, predictor), miss_distance(problem)
     for other in choose_free_knobs(_with_training(query, _chosen_values(query, best)), best):
         misses = nearest_misses(other, None if calibrations is None else calibrations(other))
-        if misses and (not found or least(misses[0]) < least(found[0])):
-            found = misses
-    return found
+        if misses and (not nearest or distance(misses[0]) < distance(nearest[0])):
+            nearest = misses
+    return nearest
 
 
 def _with_free_knobs(
@@ -351,13 +351,13 @@ def device_counts(problem: TrainingProblem) -> tuple[int, ...]:
         for p in axes.pipeline_parallel_size
         for c in axes.context_parallel_size
     }
-    most = cluster.num_gpus
-    fitting: set[int] = set()
-    for d in divisors(batch, limit=most):
+    max_count = cluster.num_gpus
+    counts_that_divide: set[int] = set()
+    for d in divisors(batch, limit=max_count):
         bounds.check_work()
-        counts = (model_ranks * d for model_ranks in ranks if model_ranks * d <= most)
-        fitting |= {n for n in counts if cluster.divides_into(n)}
-    return tuple(sorted(fitting | {cluster.num_gpus}))
+        counts = (model_ranks * d for model_ranks in ranks if model_ranks * d <= max_count)
+        counts_that_divide |= {n for n in counts if cluster.divides_into(n)}
+    return tuple(sorted(counts_that_divide | {cluster.num_gpus}))
 
 
 def fewest_devices(
