@@ -56,7 +56,7 @@ class PublicFile:
     """Query fields that the file determines, by dotted path."""
 
 
-def listed(path: Path = LIST) -> list[PublicFile]:
+def read_list(path: Path = LIST) -> list[PublicFile]:
     """Return the rows of the list."""
     with path.open(encoding="utf-8", newline="") as rows:
         return [
@@ -76,24 +76,24 @@ def listed(path: Path = LIST) -> list[PublicFile]:
         ]
 
 
-def outcome(file: PublicFile, text: str, *, folder: Path) -> tuple[str, str]:
+def classify(file: PublicFile, text: str, *, folder: Path) -> tuple[str, str]:
     """Return the outcome of importing a file (one of OUTCOMES), and the refusal or the wrong
     fields.
     """
     given = dict(file.given)
     variables, num_gpus = given.pop("variables", {}), given.pop("num_gpus", None)
-    beside = {
+    files = {
         name: (folder / name).read_text(encoding="utf-8")
         for name in given.pop("files", [])
         if (folder / name).is_file()
     }
     try:
         reading = read_configuration(
-            text if file.line is None else fenced(text, file.line),
+            text if file.line is None else code_block(text, file.line),
             num_gpus=num_gpus,
             overrides={"cluster.gpu": "h100-sxm-80gb"} | given,
             variables={name: str(value) for name, value in variables.items()},
-            files=beside,
+            files=files,
         )
         schema.parse_query(reading.query)
     except HpToolError as error:
@@ -109,7 +109,7 @@ def outcome(file: PublicFile, text: str, *, folder: Path) -> tuple[str, str]:
     return (OUTCOMES[3], "; ".join(wrong)) if wrong else (OUTCOMES[0], "")
 
 
-def fenced(text: str, line: int) -> str:
+def code_block(text: str, line: int) -> str:
     """Return the code block of a Markdown page that contains a line, counted from 1."""
     lines = text.splitlines()
     marks = [number for number, each in enumerate(lines, 1) if each.startswith("```")]
@@ -132,11 +132,11 @@ def main() -> None:
     folder = parser.parse_args().folder
     complete: Counter[str] = Counter()
     others: Counter[str] = Counter()
-    for file in listed():
+    for file in read_list():
         place = folder / file.repository.replace("/", "+")
         if (place / file.path).is_file():
             text = (place / file.path).read_text(encoding="utf-8")
-            result, why = outcome(file, text, folder=place)
+            result, why = classify(file, text, folder=place)
         else:
             result, why = OUTCOMES[4], ""
         (complete if file.complete else others)[result] += 1

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.formats.sets FOLDER`: how many files of public repositories are read.
+"""`python -m benchmarks.formats.sets FOLDER`: count how many public files are imported.
 
 The sets are scripts of ms-swift, commands of vLLM's recipes, configurations of torchtitan, and
 model types of the installed transformers. FOLDER contains each repository as OWNER+NAME; this
@@ -55,7 +55,7 @@ class File:
     given: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read(file: File) -> str:
+def refusal_of(file: File) -> str:
     """Return the refusal of a file; empty if it is imported.
 
     Supply the number of GPUs, a sequence length and values for speculative decoding if they are
@@ -274,32 +274,32 @@ def _language_counts(built: Any) -> list[int]:
     """Return the possible parameter counts of a model and of its language models."""
     holders = [
         built,
-        *(each for name in ("model", "language_model") for each in _parts(built, name)),
+        *(each for name in ("model", "language_model") for each in _attribute(built, name)),
     ]
     heads = [
         parameter
         for holder in holders
         for name in ("lm_head", "projection_head")
-        for part in _parts(holder, name)
+        for part in _attribute(holder, name)
         for parameter in part.parameters()
     ]
     embedding = max((tuple(each.shape) for each in heads), default=None)
-    counts = [_count(built.parameters())]
+    counts = [_num_parameters(built.parameters())]
     for holder in holders:
-        for inner in (*_parts(holder, "language_model"), *_parts(holder, "text_model")):
-            counts.append(_count(inner.parameters()))
-            counts.append(counts[-1] + _count(heads))
+        for inner in (*_attribute(holder, "language_model"), *_attribute(holder, "text_model")):
+            counts.append(_num_parameters(inner.parameters()))
+            counts.append(counts[-1] + _num_parameters(heads))
             own = (each for each in heads if tuple(each.shape) != embedding)
-            counts.append(counts[-2] + _count(own))
+            counts.append(counts[-2] + _num_parameters(own))
     return counts
 
 
-def _parts(module: Any, name: str) -> list[Any]:
+def _attribute(module: Any, name: str) -> list[Any]:
     part = getattr(module, name, None)
     return [] if part is None else [part]
 
 
-def _count(parameters: Iterable[Any]) -> int:
+def _num_parameters(parameters: Iterable[Any]) -> int:
     return sum(parameter.numel() for parameter in parameters)
 
 
@@ -320,7 +320,7 @@ def main() -> None:
             continue
         outcomes: Counter[str] = Counter()
         for file in files(given.folder):
-            refusal = read(file)
+            refusal = refusal_of(file)
             outcome = file.scope or ("refused" if refusal else "read")
             if not file.scope and _MECHANISM.search(refusal):
                 outcome = UNMODELLED
@@ -345,13 +345,13 @@ def print_counts(name: str, outcomes: Mapping[str, int]) -> None:
     """Print the share of a set that is imported: of all files, and of files with modelled
     layers.
     """
-    taken, others = outcomes["read"], dict(outcomes)
-    modelled = taken + outcomes["refused"]
+    num_read, others = outcomes["read"], dict(outcomes)
+    modelled = num_read + outcomes["refused"]
     whole = modelled + outcomes[UNMODELLED]
     for outcome in ("read", "refused", UNMODELLED):
         others.pop(outcome, None)
-    shares = [f"{taken / size:.0%} of {size}" for size in (whole, modelled) if size]
-    print(f"{name}: {taken} in scope read: {', '.join(shares)} (with modelled layers)")
+    shares = [f"{num_read / size:.0%} of {size}" for size in (whole, modelled) if size]
+    print(f"{name}: {num_read} in scope read: {', '.join(shares)} (with modelled layers)")
     print(f"    out of scope: {others}")
 
 

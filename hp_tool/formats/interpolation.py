@@ -1,5 +1,7 @@
-"""References within a YAML file, as OmegaConf writes them: ${key.of.file}, ${.beside}, ${..above},
-${multiply:2, 3}, ${oc.select:key, default}, ${oc.env:NAME, default}.
+"""Resolve references within a YAML file in OmegaConf's syntax.
+
+Supported are ${key.of.file}, ${.beside}, ${..above}, ${multiply:2, 3}, ${oc.select:key, default}
+and ${oc.env:NAME, default}.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""A configuration to read, with its environment, files and log."""
+"""A configuration to import, with its environment, files and log."""
 
 import functools
 import re

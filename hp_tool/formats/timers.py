@@ -1,5 +1,4 @@
-"""Timers that Megatron-LM prints into its log with --timing-log-level 1 or 2, over ranks as
---timing-log-option says.
+"""Read the timers that Megatron-LM prints into its log with --timing-log-level 1 or 2.
 
 Source: `Timers` of megatron/core/timers.py and `training_log` of megatron/training/training.py
 (Megatron Core 0.17.1 to 0.19.2). Each timer waits for its device. Timers of level 1 start

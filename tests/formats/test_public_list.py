@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from benchmarks.formats import sets
-from benchmarks.formats.public import PublicFile, fenced, listed, outcome
+from benchmarks.formats.public import PublicFile, classify, code_block, read_list
 
 PAGE = "# Serve\n\n```bash\nvllm serve Qwen/Qwen3-8B -tp 2\n```\n\n```bash\nls\n```\n"
 LOAD = {"inference.input_length": 100, "inference.output_length": 10}
@@ -28,7 +28,7 @@ FILE = PublicFile(
 
 
 def test_each_line_of_the_list_can_be_judged() -> None:
-    files = listed()
+    files = read_list()
     assert len({(each.repository, each.path) for each in files}) == len(files) >= 49
     for each in files:
         assert each.expected in ("read", "refused")
@@ -55,12 +55,12 @@ def test_each_line_of_the_list_can_be_judged() -> None:
     ],
 )
 def test_what_became_of_a_file_is_told(file: PublicFile, expected: str, tmp_path: Path) -> None:
-    assert outcome(file, PAGE, folder=tmp_path)[0] == expected
+    assert classify(file, PAGE, folder=tmp_path)[0] == expected
 
 
 def test_the_block_around_a_line_is_the_command() -> None:
-    assert fenced(PAGE, 4) == "vllm serve Qwen/Qwen3-8B -tp 2\n"
-    assert fenced(PAGE, 8) == "ls\n"
+    assert code_block(PAGE, 4) == "vllm serve Qwen/Qwen3-8B -tp 2\n"
+    assert code_block(PAGE, 8) == "ls\n"
 
 
 SWIFT = "NPROC_PER_NODE=2 swift {} --model {} --max_length 1024 --tuner_type {}\n"
@@ -92,7 +92,7 @@ def test_sets_know_what_is_in_scope(tmp_path: Path) -> None:
         '    return Trainer.Config(model_spec=model_registry("8B"))\n'
     )
     found = {
-        file.name: file.scope or sets.read(file)
+        file.name: file.scope or sets.refusal_of(file)
         for files in sets.SETS.values()
         for file in files(tmp_path)
     }

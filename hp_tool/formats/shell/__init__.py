@@ -1,6 +1,4 @@
-"""Interpret bash scripts without executing them: the commands that would run, with expanded
-words.
-"""
+"""Interpret bash scripts without executing them, and return the commands that they would run."""
 
 from hp_tool.formats.shell.script import Script, read_script
 from hp_tool.formats.shell.statements import SOURCED, Command, Note

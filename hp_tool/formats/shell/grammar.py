@@ -1,4 +1,4 @@
-"""The syntax tree of a bash script."""
+"""Parse a bash script into a syntax tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that a bash script would run, in order."""
+"""Interpret a bash script, and collect the commands that it would run."""
 
 from __future__ import annotations
 

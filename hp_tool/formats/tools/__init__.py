@@ -1,3 +1,1 @@
-"""Tools whose configurations are read or written: one module or package each, which registers its
-`Format`.
-"""
+"""One module or package per tool, which registers the tool's `Format`."""

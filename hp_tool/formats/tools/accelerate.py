@@ -1,4 +1,4 @@
-"""Accelerate 1.15: the YAML file of `accelerate launch --config_file` (config_args.py)."""
+"""Read and write Accelerate 1.15's YAML file for `accelerate launch --config_file`."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""LLaMA-Factory 0.9.5: its YAML file is read; a script for FSDP 2 with Accelerate is written."""
+"""Read LLaMA-Factory 0.9.5's YAML file, and write a script for FSDP 2 with Accelerate."""
 
 from typing import Any
 

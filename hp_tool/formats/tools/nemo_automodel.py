@@ -3,7 +3,6 @@
 from typing import Any
 
 from hp_tool.formats.fine_tuning import complete_layout, optimizer_fields
-from hp_tool.formats.frameworks_by_tool import FRAMEWORKS_BY_TOOL
 from hp_tool.formats.reading import (
     Reading,
     Settings,
@@ -142,7 +141,7 @@ def _read_training(keys: Settings, reading: Reading) -> dict[str, Any]:
     kind = SIXTEEN_BITS.get(dtype.removeprefix("torch.").replace("bf16", "bfloat16"))
     if kind is None and dtype not in ("float32", "torch.float32", "fp32", "auto"):
         reading.refuse(f"model.torch_dtype {dtype} is not supported; use 16 or 32 bits")
-    training: dict[str, Any] = {"framework": FRAMEWORKS_BY_TOOL["nemo-automodel"]}
+    training: dict[str, Any] = {"framework": "nemo-automodel"}
     if dtype.endswith(("32",)):
         training |= {"precision": "bf16", "parameter_precision": "fp32"}
     else:

@@ -12,7 +12,6 @@ from hp_tool.catalog import library
 from hp_tool.domain.declared import BATCH_FIELDS, SPLIT_FIELDS, parse_names
 from hp_tool.domain.setups import TrainingSetup
 from hp_tool.errors import InputError, UnsupportedError
-from hp_tool.formats.frameworks_by_tool import FRAMEWORKS_BY_TOOL
 from hp_tool.formats.reading import (
     Reading,
     as_settings,
@@ -344,7 +343,7 @@ def read_sections(
         "sequence_length": _degree(batch, "seq_len", default=2048),
         "global_batch_size": global_batch,
         "precision": _read_precision(model, batch, section("float8"), reading),
-        "framework": FRAMEWORKS_BY_TOOL["torchtitan"],
+        "framework": "torch-fsdp",
     }
     if batch.get("dtype", "float32") == "bfloat16":
         training |= dict.fromkeys(

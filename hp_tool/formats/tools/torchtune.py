@@ -4,7 +4,6 @@ import re
 from typing import Any
 
 from hp_tool.formats.fine_tuning import complete_layout, optimizer_fields
-from hp_tool.formats.frameworks_by_tool import FRAMEWORKS_BY_TOOL
 from hp_tool.formats.reading import (
     Reading,
     Settings,
@@ -81,7 +80,7 @@ def read(source: Source, reading: Reading) -> None:
 def _read_training(keys: Settings, reading: Reading) -> dict[str, Any]:
     precision = keys.text("dtype", "fp32")
     training: dict[str, Any] = {
-        "framework": FRAMEWORKS_BY_TOOL["torchtune"],
+        "framework": "torchtune",
         "precision": precision,
     }
     training |= pure_state_fields(precision) if precision != "fp32" else {}

@@ -1,1 +1,1 @@
-"""Hugging Face's Trainer, under DeepSpeed or Accelerate: its arguments and configuration files."""
+"""Read the arguments of Hugging Face's Trainer and the files of DeepSpeed and Accelerate."""

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hp_tool.formats.frameworks_by_tool import FRAMEWORKS_BY_TOOL
 from hp_tool.formats.launch import SWITCHES
 from hp_tool.formats.reading import (
     Read,
@@ -89,7 +88,7 @@ def read_accelerate(
     if kind == "FSDP":
         # The file alone names no trainer; Hugging Face's own splits neither matrices nor sequences.
         trained = bool(words) and replicas == (reading.num_gpus or 0)
-        training["framework"] = FRAMEWORKS_BY_TOOL["trainer" if trained else "fsdp"]
+        training["framework"] = "hf-trainer" if trained else "torch-fsdp"
         if trained and parallel["zero_stage"]:
             arguments.add_fsdp_precision(training, words)
         checkpointed = checkpointed or parallel["recompute"] == "full"

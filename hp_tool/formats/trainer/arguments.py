@@ -9,7 +9,6 @@ from typing import Any
 
 from hp_tool.catalog.library import stored_precision
 from hp_tool.errors import InputError
-from hp_tool.formats.frameworks_by_tool import FRAMEWORKS_BY_TOOL
 from hp_tool.formats.reading import (
     Ignored,
     Reading,
@@ -180,9 +179,7 @@ def read_arguments(
     training: dict[str, Any] = {
         "global_batch_size": global_batch,
         "precision": _read_precision(keys, arguments, reading),
-        "framework": FRAMEWORKS_BY_TOOL[
-            "trainer-deepspeed" if content is not None or stage else "trainer"
-        ],
+        "framework": "deepspeed" if content is not None or stage else "hf-trainer",
     }
     if (dtype_of_gradients := run.file_value("data-types.grad-accum-dtype")) in ("bf16", "fp16"):
         training["gradient_precision"] = dtype_of_gradients

@@ -1,1 +1,1 @@
-"""Megatron Bridge 0.3 and NeMo: YAML files are read, overrides of recipes written."""
+"""Read and write the configurations of Megatron Bridge 0.3 and NeMo."""

@@ -1,4 +1,4 @@
-"""Recipes and presets of Megatron Bridge by name, as keys of its configuration."""
+"""Look up recipes and presets of Megatron Bridge by name."""
 
 import csv
 import difflib

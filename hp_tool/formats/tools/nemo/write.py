@@ -1,4 +1,4 @@
-"""Megatron Bridge 0.3 (NeMo 25.11): overrides of a recipe's ConfigContainer.
+"""Write overrides for a recipe of Megatron Bridge 0.3 (NeMo 25.11).
 
 Keys are those of megatron/bridge/training/config.py.
 """

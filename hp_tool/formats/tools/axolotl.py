@@ -1,9 +1,14 @@
-"""Read axolotl's YAML file as arguments of Hugging Face's Trainer."""
+"""Read and write axolotl 0.21's YAML file, as arguments of Hugging Face's Trainer."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import yaml
+
+from hp_tool.domain.setups import TrainingSetup
+from hp_tool.formats import fine_tuning
+from hp_tool.formats.fine_tuning import OPTIMIZERS, adapter_targets, checkpoints_layers, model_path
 from hp_tool.formats.reading import (
     Reading,
     Setting,
@@ -12,9 +17,79 @@ from hp_tool.formats.reading import (
     sort_settings,
     table,
 )
+from hp_tool.formats.registry import Format, register
+from hp_tool.formats.scripts import FILL
+from hp_tool.formats.signs import Sign, has_any_key, matches_pattern
 from hp_tool.formats.source import Source, parse_keys
+from hp_tool.formats.tools.accelerate import fsdp_settings
 from hp_tool.formats.trainer import accelerate, arguments
 from hp_tool.formats.trainer.scripts import find_deepspeed_file
+from hp_tool.formats.writing import headline, trains_in_16_bits
+
+TOOL = "axolotl 0.21"
+
+
+def text(setup: TrainingSetup) -> str:
+    """Return axolotl's YAML file, for `axolotl train`.
+
+    Raises:
+        UnsupportedError: axolotl cannot express the setup.
+    """
+    fine_tuning.check_setup(setup, tool=TOOL, loss="unfused")
+    head = (
+        f"# {TOOL}: {headline(setup)}; axolotl train THIS --launcher torchrun -- --nnodes "
+        f"{setup.cluster.num_nodes} "
+        f"--nproc-per-node {setup.processes_per_node}\n# {FILL} 1: datasets, learning rate, "
+        "schedule and length; output_dir\n"
+    )
+    return head + yaml.safe_dump(config(setup), sort_keys=False)
+
+
+def config(setup: TrainingSetup) -> dict[str, Any]:
+    """Return the content of axolotl's file."""
+    w, c = setup.workload, setup.parallel
+    shard = c.data_parallel_shard_size or c.data_parallel_size
+    sharded = {
+        "dp_shard_size": shard,
+        "dp_replicate_size": c.data_parallel_size // shard,
+        "fsdp_version": 2,
+        "fsdp_config": fsdp_settings(setup),
+    }
+    content: dict[str, Any] = {
+        "base_model": model_path(setup),
+        "sequence_len": w.sequence_length,
+        "micro_batch_size": c.micro_batch_size,
+        "gradient_accumulation_steps": setup.accumulation_steps,
+        "bf16": "full" if trains_in_16_bits(setup) else w.precision == "bf16",
+        "fp16": w.precision == "fp16",
+        "optimizer": OPTIMIZERS[w.optimizer],
+        "attn_implementation": "sdpa" if w.attention == "flash" else "eager",
+        "sample_packing": False,
+        "pad_to_sequence_len": True,
+        "gradient_checkpointing": checkpoints_layers(setup),
+        **(sharded if c.zero_stage else {}),
+        "datasets": [
+            {
+                "path": "mhenrichsen/alpaca_2k_test",
+                "type": "completion" if w.task == "pretrain" else "alpaca",
+            }
+        ],
+        "learning_rate": 2e-4 if w.lora is not None else 2e-5,
+        "lr_scheduler": "cosine",
+        "num_epochs": 1,
+        "output_dir": "./out",
+    }
+    if w.lora is not None:
+        content |= {
+            "adapter": "qlora" if w.frozen_precision == "nf4" else "lora",
+            "load_in_4bit": w.frozen_precision == "nf4",  # nf4 with doubly quantised scales
+            "lora_r": w.lora.rank,
+            "lora_alpha": 2 * w.lora.rank,
+            "lora_dropout": w.lora.dropout,
+            "lora_target_modules": list(adapter_targets(setup, tool=TOOL)),
+        }
+    return content
+
 
 _ARGUMENTS = {
     "base-model": "model-name-or-path",
@@ -230,3 +305,29 @@ def _accelerate_content(
         "fsdp_config": {"fsdp_version": version, **keys},
         **({"parallelism_config": split} if max(degrees.values()) > 1 else {}),
     }
+
+
+register(
+    Format(
+        name="axolotl",
+        title="Axolotl",
+        signs=(
+            Sign(place="keys", rank=50, matches=has_any_key("base_model")),
+            Sign(
+                place="script",
+                rank=12,
+                matches=matches_pattern(r"(?m)^[^#\n]*(?<![/\w-])axolotl(\.cli|\s+train)"),
+                refused="a command of Axolotl (import the YAML file that it names)",
+            ),
+        ),
+        logs=("trainer",),
+        read=read,
+        write=text,
+        framework="hf-trainer",
+        axes=fine_tuning.AXES,
+        trained_weights="fp32",
+        reads="axolotl's YAML file for FSDP, or with `--file ds.json` for DeepSpeed",
+        writes="axolotl's YAML file for FSDP 2: full fine-tuning, LoRA or QLoRA",
+        checked="the fields of axolotl 0.21's schemas; read back by `import`",
+    )
+)

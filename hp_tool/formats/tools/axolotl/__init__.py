@@ -1,1 +1,0 @@
-"""axolotl 0.21: its YAML file, read and written."""
