@@ -194,13 +194,13 @@ class Reporter:
         wait_s = self._every_s
         while True:
             closing = self._closing.wait(wait_s)
-            taken = self._send()
-            wait_s = self._every_s if taken else min(2.0 * wait_s, LONGEST_WAIT_S)
+            accepted = self._send()
+            wait_s = self._every_s if accepted else min(2.0 * wait_s, LONGEST_WAIT_S)
             if closing and (not self._waiting or time.monotonic() >= self._until):
                 return
-            if closing and not taken:
+            if closing and not accepted:
                 time.sleep(CLOSING_WAIT_S)
-            if taken and len(self._waiting) >= self._at_once:
+            if accepted and len(self._waiting) >= self._at_once:
                 wait_s = 0.0
 
     def _send(self) -> bool:

@@ -56,21 +56,21 @@ def signature(spec: ModelSpec) -> tuple[float, ...]:
 
 def reduce_configuration(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config.json without keys that do not change the result."""
-    kept = {key: value for key, value in config.items() if value is not None}
-    whole = replace(catalog.model_from_mapping(kept), name="")
-    kinds = kept.get("mlp_layer_types", [])
-    counted = {**kept, "first_k_dense_replace": kinds.count("dense")}
+    reduced = {key: value for key, value in config.items() if value is not None}
+    full = replace(catalog.model_from_mapping(reduced), name="")
+    kinds = reduced.get("mlp_layer_types", [])
+    counted = {**reduced, "first_k_dense_replace": kinds.count("dense")}
     counted.pop("mlp_layer_types", None)
-    if kinds and _has_same_shape(counted, whole):
-        kept = counted
-    for key in sorted(kept, key=lambda name: (not isinstance(kept[name], Mapping), name)):
-        fewer = {name: value for name, value in kept.items() if name != key}
-        if isinstance(kept[key], Mapping) and key != "quantization_config":
-            smaller = {**kept, key: _shrink(kept, key, whole)}
-            fewer = smaller if not _has_same_shape(fewer, whole) else fewer
-        if key != "model_type" and _has_same_shape(fewer, whole):
-            kept = fewer
-    return kept
+    if kinds and _has_same_shape(counted, full):
+        reduced = counted
+    for key in sorted(reduced, key=lambda name: (not isinstance(reduced[name], Mapping), name)):
+        fewer = {name: value for name, value in reduced.items() if name != key}
+        if isinstance(reduced[key], Mapping) and key != "quantization_config":
+            smaller = {**reduced, key: _shrink(reduced, key, full)}
+            fewer = smaller if not _has_same_shape(fewer, full) else fewer
+        if key != "model_type" and _has_same_shape(fewer, full):
+            reduced = fewer
+    return reduced
 
 
 def _shrink(config: Mapping[str, Any], section: str, whole: ModelSpec) -> dict[str, Any]:
@@ -91,8 +91,8 @@ def _has_same_shape(config: Mapping[str, Any], whole: ModelSpec) -> bool:
 
 def _named_size(name: str, counted: float) -> float | None:
     sizes = re.findall(r"(?<![A-Za-z\d])(\d+(?:\.\d+)?)[Bb](?![a-z])", name)
-    named = (float(size) * 1e9 for size in sizes)
-    return next((size for size in named if abs(counted / size - 1.0) < 0.02), None)
+    named_sizes = (float(size) * 1e9 for size in sizes)
+    return next((size for size in named_sizes if abs(counted / size - 1.0) < 0.02), None)
 
 
 def entries(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -102,7 +102,7 @@ def entries(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         for each in library.entries("models")
         if each.path.name != FILE.name
     }
-    listed = {
+    listed_ids = {
         name.casefold()
         for each in elsewhere.values()
         for name in (*each.aliases, *(name for ids in each.checkpoints.values() for name in ids))
@@ -114,12 +114,12 @@ def entries(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         name, config = row["name"], row["config"]
         try:
             spec = catalog.model_from_mapping(config)
-            stated = STATED_KEYS.get(name) or library.stored_precision(name)
-            precision = stated or weight_precision(config)
+            stated_precision = STATED_KEYS.get(name) or library.stored_precision(name)
+            precision = stated_precision or weight_precision(config)
         except HpToolError as error:
             print(f"{name}: {error.message[:100]}")
             continue
-        if name.casefold() in listed:
+        if name.casefold() in listed_ids:
             continue
         if (known := elsewhere.get(signature(spec))) is not None:
             print(f"{known.name}: add {name} ({precision})")
@@ -138,15 +138,15 @@ def entries(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
             entry["aliases"].append(name)
         else:
             entry["checkpoints"].setdefault(precision, []).append(name)
-    named: dict[str, dict[str, Any]] = {}
+    by_name: dict[str, dict[str, Any]] = {}
     for entry in shapes.values():
-        narrow = (each for several in entry["checkpoints"].values() for each in several)
-        ids = [*entry["aliases"], *narrow]
+        quantized_ids = (each for several in entry["checkpoints"].values() for each in several)
+        ids = [*entry["aliases"], *quantized_ids]
         short = library.base_model(ids[0].rpartition("/")[2]).removesuffix("-bf16")
         if len(str(entry)) < MAX_CHARACTERS:
             given = entry.items()
-            named[short] = {key: value for key, value in given if value not in ([], {}, None)}
-    return dict(sorted(named.items()))
+            by_name[short] = {key: value for key, value in given if value not in ([], {}, None)}
+    return dict(sorted(by_name.items()))
 
 
 def main() -> None:

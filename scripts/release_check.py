@@ -34,33 +34,33 @@ def differences(tag: str | None, root: Path = ROOT) -> list[str]:
     (package,) = server["packages"]
     released = re.search(r"^date-released: (\S+)$", text("CITATION.cff"), re.MULTILINE)
     heading = f"## {expected} ({released[1] if released else 'no date'})"
-    named = {
+    versions_by_place = {
         "CITATION.cff": re.findall(r"^version: (\S+)$", text("CITATION.cff"), re.MULTILINE),
         "server.json": [server["version"], package["version"]],
         "server.json, runtimeArguments": re.findall(r"==([\w.]+)", json.dumps(package)),
         "tag": [tag.removeprefix("v")] if tag is not None else [],
     }
-    found = [
+    problems = [
         f"{place}: {other}, not {expected}"
-        for place, versions in named.items()
+        for place, versions in versions_by_place.items()
         for other in versions
         if other != expected
     ]
     if tag is not None and not tag.startswith("v"):
-        found.append(f"tag: {tag} does not start with v")
+        problems.append(f"tag: {tag} does not start with v")
     if f"\n{heading}\n" not in text("CHANGELOG.md"):
-        found.append(f"CHANGELOG.md: no heading {heading!r} (the date is that of CITATION.cff)")
+        problems.append(f"CHANGELOG.md: no heading {heading!r} (the date is that of CITATION.cff)")
     names = {server["name"], *re.findall(r"mcp-name: (\S+)", text("README.md"))}
     if len(names) != 1 or "mcp-name: " not in text("README.md"):
-        found.append("README.md: its comment mcp-name is not the name of server.json")
-    return found
+        problems.append("README.md: its comment mcp-name is not the name of server.json")
+    return problems
 
 
 def main() -> None:
     """Print the differences and exit."""
     tag = sys.argv[1] if len(sys.argv) > 1 else None
-    if found := differences(tag):
-        sys.exit("\n".join(found))
+    if problems := differences(tag):
+        sys.exit("\n".join(problems))
     print(f"{version()}: all files agree")
 
 

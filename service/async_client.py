@@ -67,11 +67,11 @@ class AsyncClient(Endpoints):
                         yield event
                 if stream.ended:
                     return
-                lost = unreachable_error(self._http.base_url, "the stream was cut off")
+                connection_error = unreachable_error(self._http.base_url, "the stream was cut off")
             except StoreError as error:
-                lost = error
+                connection_error = error
             after = stream.after
-            await asyncio.sleep(reconnects.wait_s(lost))
+            await asyncio.sleep(reconnects.wait_s(connection_error))
 
     async def _connected(
         self, stream: EventStream, reconnects: ReconnectPolicy
@@ -105,13 +105,13 @@ class AsyncClient(Endpoints):
             HpToolError: As in `Client.wait`.
             StoreError: As in `Client.wait`.
         """
-        seen, reconnects = 0, ReconnectPolicy(patience_s=patience_s)
+        last_seq, reconnects = 0, ReconnectPolicy(patience_s=patience_s)
         while True:
             async with aclosing(
-                self.events(search_id=search_id, after=seen, patience_s=patience_s)
+                self.events(search_id=search_id, after=last_seq, patience_s=patience_s)
             ) as events:
                 async for event in events:
-                    seen = event.seq
+                    last_seq = event.seq
                     on_event(event)
             try:
                 result = await self.result(search_id=search_id, wait_s=10.0)

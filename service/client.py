@@ -63,8 +63,8 @@ class Lines:
 
     def feed(self, chunk: bytes) -> list[str]:
         """Return the lines that `chunk` completes."""
-        *whole, self._rest = (self._rest + chunk).split(b"\n")
-        return [line.decode() for line in whole]
+        *complete, self._rest = (self._rest + chunk).split(b"\n")
+        return [line.decode() for line in complete]
 
 
 class EventStream:
@@ -234,11 +234,11 @@ class Client(Endpoints):
                         yield from stream.feed(chunk)
                 if stream.ended:
                     return
-                lost = unreachable_error(self._http.base_url, "the stream was cut off")
+                connection_error = unreachable_error(self._http.base_url, "the stream was cut off")
             except StoreError as error:
-                lost = error
+                connection_error = error
             after = stream.after
-            time.sleep(reconnects.wait_s(lost))
+            time.sleep(reconnects.wait_s(connection_error))
 
     def wait(
         self,
@@ -254,10 +254,10 @@ class Client(Endpoints):
             HpToolError: The search ended without any result, as it would in this process.
             StoreError: The server is unreachable for `patience_s` seconds.
         """
-        seen, reconnects = 0, ReconnectPolicy(patience_s=patience_s)
+        last_seq, reconnects = 0, ReconnectPolicy(patience_s=patience_s)
         while True:
-            for event in self.events(search_id=search_id, after=seen, patience_s=patience_s):
-                seen = event.seq
+            for event in self.events(search_id=search_id, after=last_seq, patience_s=patience_s):
+                last_seq = event.seq
                 on_event(event)
             try:
                 result = self.result(search_id=search_id, wait_s=10.0)

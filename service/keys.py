@@ -133,8 +133,8 @@ class Keyring:
         form = FORM.fullmatch(token_of(headers) or "")
         if form is None:
             return False
-        known = self._remembered.get(_digest(form[2]))
-        return known is not None and known[0].id == form[1]
+        remembered = self._remembered.get(_digest(form[2]))
+        return remembered is not None and remembered[0].id == form[1]
 
     def forget(self, key_id: str) -> None:
         """Remove a key from the cache, because it was revoked in this process."""

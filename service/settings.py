@@ -152,8 +152,8 @@ class Settings:
     @property
     def connections_per_address(self) -> int:
         """Maximum number of connections per address."""
-        own = self.max_connections_per_address
-        return max(self.max_connections // 2, 1) if own is None else own
+        configured = self.max_connections_per_address
+        return max(self.max_connections // 2, 1) if configured is None else configured
 
     @property
     def reserved_connections(self) -> int:

@@ -82,14 +82,14 @@ class Worker:
 
         Neither an error of a search nor an unreachable database ends the worker.
         """
-        others = [
+        threads = [
             threading.Thread(target=self._serve, name=f"searches-{n}", daemon=True)
             for n in range(1, self.searches)
         ]
-        for other in others:
+        for other in threads:
             other.start()
         self._serve(chores=True)
-        for other in others:
+        for other in threads:
             other.join()
 
     def _serve(self, *, chores: bool = False) -> None:

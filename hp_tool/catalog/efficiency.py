@@ -83,10 +83,10 @@ def efficiency_profile(
     """
     constants = _framework_constants(framework, _die_name(gpu))
     timed = gpu_efficiency(gpu).attention_kernels
-    own = None
+    default_kernel = None
     if calls_flash_attention(framework):
-        own = next((name for name in ("fa2", "cudnn") if name in timed), None)
-    if kernel := attention_kernel or own:
+        default_kernel = next((name for name in ("fa2", "cudnn") if name in timed), None)
+    if kernel := attention_kernel or default_kernel:
         constants = with_attention_kernel(constants, name=kernel, timed=timed)
     if overlap is not None:
         constants = with_overlap(
@@ -172,8 +172,8 @@ library.on_change(_sustained_constants.cache_clear)
 
 @functools.lru_cache(maxsize=64)
 def _clocks(die: str) -> Clocks:
-    known = _profiles(FOLDER / "clocks")
-    return _build(Clocks, known.get(die, known[_GENERIC]))
+    profiles = _profiles(FOLDER / "clocks")
+    return _build(Clocks, profiles.get(die, profiles[_GENERIC]))
 
 
 def frameworks() -> list[str]:
@@ -195,14 +195,14 @@ def _die_name(gpu: GpuSpec) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _die_efficiency(name: str) -> GpuEfficiency:
-    known = _profiles(FOLDER / "silicon")
-    if name not in known:
-        hint = records.nearest(name, known) or f"; known: {', '.join(sorted(known))}"
+    profiles = _profiles(FOLDER / "silicon")
+    if name not in profiles:
+        hint = records.nearest(name, profiles) or f"; known: {', '.join(sorted(profiles))}"
         raise InputError(
             f"unknown silicon {name[:100]!r}{hint}; remove it to use typical constants",
             field="cluster.gpu.silicon",
         )
-    return _build(GpuEfficiency, known[name])
+    return _build(GpuEfficiency, profiles[name])
 
 
 @functools.lru_cache(maxsize=256)
@@ -215,9 +215,9 @@ def _framework_constants(name: str, silicon: str) -> FrameworkEfficiency:
     if name in SAME_CODE:
         return dataclasses.replace(_framework_constants(SAME_CODE[name], silicon), framework=name)
     if name not in frameworks():
-        known = ", ".join((*frameworks(), *SAME_CODE, *STAND_INS))
+        names = ", ".join((*frameworks(), *SAME_CODE, *STAND_INS))
         raise UnsupportedError(
-            f"no efficiency profile for framework {name!r}; known: {known}",
+            f"no efficiency profile for framework {name!r}; known: {names}",
             field="training.framework",
         )
     profiles = _profiles(FOLDER / "frameworks" / name)
@@ -304,11 +304,11 @@ def _without_defaults(value: Any) -> Any:
         return value
     mapping = {}
     for field in dataclasses.fields(value):
-        made = field.default_factory
-        default = field.default if made is dataclasses.MISSING else made()
-        own = getattr(value, field.name)
-        if own != default:
-            mapping[field.name] = _without_defaults(own)
+        factory = field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
+        current = getattr(value, field.name)
+        if current != default:
+            mapping[field.name] = _without_defaults(current)
     return mapping
 
 
@@ -345,29 +345,29 @@ def engine_efficiency(
     Raises:
         UnsupportedError: The engine has no profile.
     """
-    known = engine_profiles()
+    all_profiles = engine_profiles()
     versions = sorted(
         (
             p
-            for p in known
+            for p in all_profiles
             if p.engine == engine
             and (not p.kernels_alone or _is_release_or_later(version, p.version))
         ),
         key=lambda p: version_key(p.version),
     )
     if not versions:
-        names = ", ".join(dict.fromkeys(profile.engine for profile in known))
+        names = ", ".join(dict.fromkeys(profile.engine for profile in all_profiles))
         raise UnsupportedError(
             f"no efficiency profile for engine {engine!r}; known: {names}", field="inference.engine"
         )
     on_this_die = [profile for profile in versions if silicon in profile.fitted_silicon] or versions
     if version is None:
         return on_this_die[-1]
-    own = _nearest_profile(versions, version)
-    if version_key(version) == version_key(own.version):
-        return own
-    constants = own if own in on_this_die else _nearest_profile(on_this_die, version)
-    settings = {name: getattr(own, name) for name in SETTINGS_OF_A_RELEASE}
+    nearest = _nearest_profile(versions, version)
+    if version_key(version) == version_key(nearest.version):
+        return nearest
+    constants = nearest if nearest in on_this_die else _nearest_profile(on_this_die, version)
+    settings = {name: getattr(nearest, name) for name in SETTINGS_OF_A_RELEASE}
     return dataclasses.replace(constants, **settings, measured=False)
 
 
@@ -412,8 +412,8 @@ def expert_efficiency(*, engine: str) -> ExpertEfficiency:
     """
     if engine == "megatron-core":
         return ISOLATED_EXPERTS
-    own = FOLDER / "experts" / f"{engine}.yaml"
-    return _build(ExpertEfficiency, own if own.is_file() else FOLDER / "experts.yaml")
+    path = FOLDER / "experts" / f"{engine}.yaml"
+    return _build(ExpertEfficiency, path if path.is_file() else FOLDER / "experts.yaml")
 
 
 @functools.cache
@@ -421,9 +421,9 @@ def defaults_efficiency(*, engine: str, silicon: str | None) -> DefaultsEfficien
     """Return the overheads of an engine with default settings on a die, fitted to its own runs;
     without runs, or with ROCm, to those of all engines.
     """
-    own = FOLDER / "defaults" / f"{engine}.yaml"
-    known = own.is_file() and silicon not in ROCM_SILICON
-    return _build(DefaultsEfficiency, own if known else FOLDER / "defaults.yaml")
+    path = FOLDER / "defaults" / f"{engine}.yaml"
+    has_own_fit = path.is_file() and silicon not in ROCM_SILICON
+    return _build(DefaultsEfficiency, path if has_own_fit else FOLDER / "defaults.yaml")
 
 
 @functools.cache

@@ -36,10 +36,10 @@ def measured_runs(kind: str) -> Index:
 
 def read_runs(path: Path) -> list[tuple[str, Measured]]:
     """Return pairs of (kind, group of runs) in a file."""
-    found = []
+    runs = []
     for row in csv.DictReader(documents.read_text(path).splitlines()):
         values: dict[str, Any] = {
             name: int(value) if name in NUMBERS else value for name, value in row.items()
         }
-        found.append((values.pop("kind"), Measured(**values)))
-    return found
+        runs.append((values.pop("kind"), Measured(**values)))
+    return runs

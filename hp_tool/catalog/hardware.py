@@ -172,11 +172,11 @@ def _node_type(entry: library.Entry) -> NodeType:
 def _device(query: ClusterQuery, node: NodeType | None) -> GpuSpec:
     if query.gpu is None and node is None:
         raise InputError("gpu or node_type is missing; set one of them", field="cluster.gpu")
-    named = query.gpu if query.gpu is not None else node.gpu if node else ""
+    requested = query.gpu if query.gpu is not None else node.gpu if node else ""
     device = (
-        check_spec(named, field="cluster.gpu")
-        if isinstance(named, GpuSpec)
-        else gpu(named, field="cluster.gpu")
+        check_spec(requested, field="cluster.gpu")
+        if isinstance(requested, GpuSpec)
+        else gpu(requested, field="cluster.gpu")
     )
     if not device.peak_flops_per_second:
         raise InputError(
@@ -358,7 +358,7 @@ def _mean_gpu(kinds: Sequence[ClusterSpec]) -> GpuSpec:
             "A CPU and a GPU cannot share a pipeline; use two kinds of GPU.",
             field="cluster.stages",
         )
-    known = [
+    precisions = [
         name for name in gpus[0].peak_flops_per_second if name in gpus[1].peak_flops_per_second
     ]
     idle = [gpu.idle_w for gpu in gpus]
@@ -368,7 +368,7 @@ def _mean_gpu(kinds: Sequence[ClusterSpec]) -> GpuSpec:
         memory_bytes=min(gpu.memory_bytes for gpu in gpus),
         peak_flops_per_second={
             name: _device_mean(kinds, [gpu.peak_flops_per_second[name] for gpu in gpus])
-            for name in known
+            for name in precisions
         },
         power_w=_device_mean(kinds, [gpu.power_w for gpu in gpus]),
         idle_power_w=_device_mean(kinds, idle),

@@ -79,18 +79,18 @@ def entry(kind: Kind, name: str, *, field: str | None = None) -> Entry:
     """
     if (match := _matches_name(kind, name)) is not None:
         return match
-    known = entries(kind)
+    all_entries = entries(kind)
     if kind == "models" and (reason := refusal_of_checkpoint(name)):
         raise UnsupportedError(
             f"model {name[:200]!r} is not supported: {reason}", field=field or "model"
         )
     hint = nearest(
-        name, [known_name for each in known for known_name in (each.name, *each.aliases)]
+        name, [known_name for each in all_entries for known_name in (each.name, *each.aliases)]
     )
-    if not hint and len(known) > 30:
-        hint = f"; `hp-tool {kind}` lists the {len(known)} known ones"
+    if not hint and len(all_entries) > 30:
+        hint = f"; `hp-tool {kind}` lists the {len(all_entries)} known ones"
     elif not hint:
-        hint = f"; known: {', '.join(each.name for each in known)}"
+        hint = f"; known: {', '.join(each.name for each in all_entries)}"
     missing = "".join(
         f"; HP_CATALOG_DIR names {folder}, which is not a folder" for folder in missing_folders()
     )
@@ -112,10 +112,10 @@ def _matches_name(kind: Kind, name: str) -> Entry | None:
     """
     match = _find(kind, name.casefold(), folders())
     if match is None and kind == "models":
-        found = (
+        candidates = (
             _find(kind, published_name, folders()) for published_name in _published_names(name)
         )
-        return next(filter(None, found), None)
+        return next(filter(None, candidates), None)
     return match
 
 
@@ -270,12 +270,12 @@ _PRECISION_PATTERNS = (
 def stored_precision(name: str) -> str | None:
     """Return the precision of a checkpoint's weights, if its name contains it."""
     tail = name.rstrip("/").rpartition("/")[2].casefold()
-    found = (
+    precisions = (
         kind
         for words, kind in _PRECISION_PATTERNS
         if re.search(rf"(?<![a-z0-9])({words})(?![a-z0-9])", tail)
     )
-    return next(found, None)
+    return next(precisions, None)
 
 
 def _published_names(name: str) -> Iterator[str]:

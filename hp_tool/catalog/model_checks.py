@@ -146,11 +146,12 @@ def _check_experts(spec: ModelSpec) -> None:
         raise _model_error(
             "n_group", f"n_group {groups} does not divide num_experts {experts or 0}"
         )
-    kept, each = spec.topk_group or groups, experts // groups
-    if kept > groups or kept * each < per_token:
+    chosen_groups, each = spec.topk_group or groups, experts // groups
+    if chosen_groups > groups or chosen_groups * each < per_token:
         raise _model_error(
             "topk_group",
-            f"{kept} of {groups} groups of {each} experts cannot give {per_token} experts a token",
+            f"{chosen_groups} of {groups} groups with {each} experts each contain fewer than "
+            f"num_experts_per_tok {per_token} experts; raise topk_group",
         )
 
 

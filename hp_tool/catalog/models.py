@@ -53,14 +53,16 @@ def checkpoint(name: object) -> str | None:
     entry = library.entry("models", name)
     ids = [alias for alias in entry.aliases if "/" in alias]
     every = [*ids, *itertools.chain(*entry.checkpoints.values())]
-    named = [
+    matching_ids = [
         each
         for each in every
         if name.casefold() in (each.casefold(), each.rpartition("/")[2].casefold())
     ]
-    if "/" in name and not named:
+    if "/" in name and not matching_ids:
         return name
-    return next(iter([*named, *(id_ for id_ in ids if id_.endswith("-Instruct")), *ids]), None)
+    return next(
+        iter([*matching_ids, *(id_ for id_ in ids if id_.endswith("-Instruct")), *ids]), None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,7 @@ def stored_checkpoint(name: object, *, precision: str) -> Checkpoint | None:
         return Checkpoint(path=path, precision=None)
     published = library.entry("models", str(name))
     tail = path.rpartition("/")[2]
-    narrow = (
+    in_precision = (
         each
         for each in published.checkpoints.get(precision, ())
         if re.fullmatch(rf"{re.escape(tail)}(-.*)?", each.rpartition("/")[2])
@@ -91,7 +93,7 @@ def stored_checkpoint(name: object, *, precision: str) -> Checkpoint | None:
     chosen = (
         path
         if "/" in str(name) and _checkpoint_precision(published, path) not in (None, "bf16")
-        else next(narrow, path)
+        else next(in_precision, path)
     )
     return Checkpoint(path=chosen, precision=_checkpoint_precision(published, chosen))
 
@@ -127,8 +129,8 @@ def published_precision(name: str | Mapping[str, Any] | ModelSpec) -> str:
         return weight_precision(fields) if is_config(fields) else "bf16"
     if not library.has_entry("models", name):
         return "bf16"
-    if (named := library.stored_precision(name)) is not None:
-        return named
+    if (named_precision := library.stored_precision(name)) is not None:
+        return named_precision
     stored = stored_checkpoint(name, precision="bf16")
     return "bf16" if stored is None or stored.precision is None else stored.precision
 
@@ -145,8 +147,8 @@ def keeps_attention_wide(name: str | Mapping[str, Any] | ModelSpec, *, precision
     if is_own_file(name):
         fields = library.sole_entry(_config_path(name), field="model").fields
         return keeps_attention_wide(fields, precision=precision)
-    known = library.has_entry("models", name)
-    return known and precision in library.entry("models", name).wide_attention
+    is_listed = library.has_entry("models", name)
+    return is_listed and precision in library.entry("models", name).wide_attention
 
 
 def is_own_file(name: object) -> bool:

@@ -25,18 +25,18 @@ class _Listed:
 
 @functools.lru_cache(maxsize=1)
 def _releases() -> dict[str, _Listed]:
-    known: dict[str, _Listed] = {}
+    by_program: dict[str, _Listed] = {}
     for folder in library.folders():
         for path in sorted((folder / "releases").glob("*.yaml")):
             for entry in library.file_entries(path):
-                before = known.get(entry.name, _Listed(releases=(), as_of=None, series=2))
-                listed = (str(each) for each in entry.fields.get("releases", ()))
-                known[entry.name] = _Listed(
-                    releases=tuple(dict.fromkeys((*before.releases, *listed))),
-                    as_of=entry.fields.get("as_of", before.as_of),
-                    series=entry.fields.get("series", before.series),
+                previous = by_program.get(entry.name, _Listed(releases=(), as_of=None, series=2))
+                numbers = (str(each) for each in entry.fields.get("releases", ()))
+                by_program[entry.name] = _Listed(
+                    releases=tuple(dict.fromkeys((*previous.releases, *numbers))),
+                    as_of=entry.fields.get("as_of", previous.as_of),
+                    series=entry.fields.get("series", previous.series),
                 )
-    return known
+    return by_program
 
 
 library.on_change(_releases.cache_clear)
@@ -55,15 +55,15 @@ class ReleaseAge:
 
 def release_age(program: str, release: str) -> ReleaseAge | None:
     """Return how far a release is behind the newest one; None without a dated list."""
-    listed = _releases().get(program)
-    if listed is None or listed.as_of is None:
+    known_releases = _releases().get(program)
+    if known_releases is None or known_releases.as_of is None:
         return None
-    numbers = listed.series
-    series = {release_numbers(each)[:numbers]: each for each in reversed(listed.releases)}
+    numbers = known_releases.series
+    series = {release_numbers(each)[:numbers]: each for each in reversed(known_releases.releases)}
     return ReleaseAge(
         newest=series[max(series)],
         minor_releases=sum(each > release_numbers(release)[:numbers] for each in series),
-        as_of=str(listed.as_of),
+        as_of=str(known_releases.as_of),
     )
 
 
@@ -95,11 +95,11 @@ def check_release(program: str, release: str, *, field: str) -> None:
         None,
     )
     hint = f"; use {series[0]}.{series[1]} for any patch" if series else ""
-    listed = ", ".join(known[:_NAMED_RELEASES]) + (
+    shown = ", ".join(known[:_NAMED_RELEASES]) + (
         f" and {len(known) - _NAMED_RELEASES} older ones" if len(known) > _NAMED_RELEASES else ""
     )
     message = (
-        f"{field} {release[:80]!r} is not a known release of {program}{hint}; known: {listed}"
+        f"{field} {release[:80]!r} is not a known release of {program}{hint}; known: {shown}"
         if known
         else f"predictions do not depend on the release of {program}; remove {field}"
     )

@@ -169,20 +169,20 @@ def admit(
         return
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(ADMISSION_LOCK)))
-    wanted = max(gpu_seconds_budget(query) - spent, 0.0)
+    requested = max(gpu_seconds_budget(query) - spent, 0.0)
     for limit in limits:
         used = used_today(connection, at=at, api_key_id=limit.api_key_id, cluster=limit.cluster)
         reserved = reserved_by_open_searches(
             connection, api_key_id=limit.api_key_id, cluster=limit.cluster
         )
-        left = limit.per_day - used - reserved
-        if left <= 0 or wanted > left:
+        remaining = limit.per_day - used - reserved
+        if remaining <= 0 or requested > remaining:
             holder = "this service" if limit.api_key_id is ANY_KEY else "this key"
             holder = holder if limit.cluster is None else f"cluster {limit.cluster}"
             raise LimitError(
-                f"This search may use {wanted:g} GPU-seconds, but {holder} has {max(left, 0.0):g} "
-                f"of {limit.per_day:g} left today ({used:g} used, {reserved:g} reserved by other "
-                "searches). Lower the budget, cancel a search, or wait until midnight UTC.",
+                f"This search may use {requested:g} GPU-seconds, but {holder} has "
+                f"{max(remaining, 0.0):g} of {limit.per_day:g} left today ({used:g} used, "
+                f"{reserved:g} reserved by other searches). Lower the budget, cancel a search, or wait until midnight UTC.",
                 field=BUDGET_FIELD,
                 code="quota_exhausted",
                 retry_after_s=(_midnight(at) + timedelta(days=1) - at).total_seconds(),
@@ -262,10 +262,10 @@ def reserved_by_open_searches(
         query = query.where(SEARCH.c.api_key_id == api_key_id)
     if cluster is not None:
         query = query.where(names_cluster(cluster))
-    left = (
+    remaining = (
         gpu_seconds_budget(stored) - float(spent) for stored, spent in connection.execute(query)
     )
-    return sum(max(seconds, 0.0) for seconds in left)
+    return sum(max(seconds, 0.0) for seconds in remaining)
 
 
 def gpu_seconds_budget(query: JsonObject) -> float:

@@ -64,12 +64,12 @@ def _first_waiting_searches() -> sa.Select[Any]:
         sa.or_(SEARCH.c.state == SearchState.QUEUED, IS_ABANDONED),
         sa.or_(SEARCH.c.cluster.is_(None), sa.not_(busy)),
     )
-    under_way = sa.exists().where(RUN.c.search_id == SEARCH.c.id, RUN.c.state.in_(OPEN_RUN))
+    has_open_run = sa.exists().where(RUN.c.search_id == SEARCH.c.id, RUN.c.state.in_(OPEN_RUN))
     # A time after now was stored before the clock was set back.
     released = sa.and_(
         SEARCH.c.state == SearchState.QUEUED, SEARCH.c.updated_at.between(RECENTLY, FUTURE)
     )
-    left_alone = sa.and_(SEARCH.c.started_at.is_not(None), under_way, sa.not_(released))
+    left_alone = sa.and_(SEARCH.c.started_at.is_not(None), has_open_run, sa.not_(released))
     fresh = sa.case((left_alone, 0), else_=1).label("fresh")
     order = (fresh, SEARCH.c.priority.desc(), SEARCH.c.created_at, SEARCH.c.id)
     place = sa.func.row_number().over(partition_by=SEARCH.c.owner, order_by=order).label("place")
@@ -125,10 +125,10 @@ class Coordination(StoreBase):
                 _check_edition(row.id, stored_by=row.edition, edition=edition)
                 # A claim by id ignores how many workers were lost.
                 is_lost = row.state == SearchState.RUNNING and search_id is None
-                lost = row.lost_claims + is_lost
-                if not is_lost or lost < MAX_LOST_CLAIMS:
+                lost_claims = row.lost_claims + is_lost
+                if not is_lost or lost_claims < MAX_LOST_CLAIMS:
                     break
-                _fail_lost_search(connection, candidate, lost=lost, at=at)
+                _fail_lost_search(connection, candidate, lost=lost_claims, at=at)
             else:
                 return None
             update_search(
@@ -138,7 +138,7 @@ class Coordination(StoreBase):
                 state=SearchState.RUNNING,
                 lease_holder=holder,
                 lease_token=row.lease_token + 1,
-                lost_claims=lost,
+                lost_claims=lost_claims,
                 lease_expires_at=at + _lease_duration(lease_s),
                 heartbeat_at=at,
                 started_at=row.started_at or at,
@@ -189,8 +189,8 @@ class Coordination(StoreBase):
                 # Cancel even if the engine does not respond: stray-job cleanup ends open runs.
                 state, stopped_because, error = SearchState.CANCELLED, "cancelled", None
                 if result is not None:
-                    ended = {"state": state, "stopped_because": stopped_because}
-                    result = {**result, "search": {**result.get("search", {}), **ended}}
+                    outcome = {"state": state, "stopped_because": stopped_because}
+                    result = {**result, "search": {**result.get("search", {}), **outcome}}
             elif state is not SearchState.FAILED and unfinished:
                 raise ConflictError(
                     f"Search {lease.search_id} still has {unfinished} open runs. Finish or abandon "

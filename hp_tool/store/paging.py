@@ -49,8 +49,8 @@ class RowList:
             raise InputError(f"limit is {limit}. Use 1 to {MAX_LIMIT}.", field="limit")
         query = self._filtered(sa.select(self.table) if query is None else query)
         if (cursor := self.paging.get("cursor")) is not None:
-            here, there = sa.tuple_(*self._key), sa.tuple_(*self._decode(cursor))
-            query = query.where(here > there if self._ascending else here < there)
+            row_key, cursor_key = sa.tuple_(*self._key), sa.tuple_(*self._decode(cursor))
+            query = query.where(row_key > cursor_key if self._ascending else row_key < cursor_key)
         rows = connection.execute(query.limit(limit + 1)).all()
         shown = rows[:limit]
         next_cursor = self.cursor(shown[-1].created_at, shown[-1].id) if len(rows) > limit else None
@@ -58,9 +58,9 @@ class RowList:
 
     def _filtered(self, query: sa.Select[Any]) -> sa.Select[Any]:
         created_at = self.table.c.created_at
-        for column, wanted in self.filters.items():
-            if wanted is not None:
-                query = query.where(column == wanted)
+        for column, required in self.filters.items():
+            if required is not None:
+                query = query.where(column == required)
         if since := self.paging.get("since"):
             query = query.where(created_at >= since)
         if until := self.paging.get("until"):
@@ -88,9 +88,9 @@ class RowList:
     @property
     def _digest(self) -> str:
         filters = {
-            str(column): str(wanted)
-            for column, wanted in self.filters.items()
-            if wanted is not None
+            str(column): str(required)
+            for column, required in self.filters.items()
+            if required is not None
         }
         instants = (self.paging.get("since"), self.paging.get("until"))
         span = [

@@ -41,22 +41,22 @@ class Retention(StoreBase):
     """Retention methods of `AccessStore`."""
 
     def prune(self, *, older_than_days: float, dry_run: bool = False) -> dict[str, int]:
-        before = self._before(older_than_days)
+        older_than = self._before(older_than_days)
         of_ended_search = sa.exists().where(
-            SEARCH.id == EVENT.search_id, SEARCH.state.in_(ENDED), SEARCH.finished_at < before
+            SEARCH.id == EVENT.search_id, SEARCH.state.in_(ENDED), SEARCH.finished_at < older_than
         )
         deleted = sa.and_(
-            MEASUREMENT.state == "deleted", MEASUREMENT.created_at < before, NOT_NEEDED
+            MEASUREMENT.state == "deleted", MEASUREMENT.created_at < older_than, NOT_NEEDED
         )
         return {
             "events": self._delete(tables.events, of_ended_search, dry_run=dry_run),
             "audit": self._delete(
-                tables.audit, tables.audit.c.created_at < before, dry_run=dry_run
+                tables.audit, tables.audit.c.created_at < older_than, dry_run=dry_run
             ),
             "idempotency_keys": self._delete(
-                tables.idempotency_keys, KEY.created_at < before, dry_run=dry_run
+                tables.idempotency_keys, KEY.created_at < older_than, dry_run=dry_run
             ),
-            "logs": self._cut_logs(before, dry_run=dry_run),
+            "logs": self._cut_logs(older_than, dry_run=dry_run),
             "measurements": self._delete(tables.measurements, deleted, dry_run=dry_run),
         }
 
@@ -81,8 +81,10 @@ class Retention(StoreBase):
         old: set[str] = set()
         with self._reading() as connection:
             if older_than_days is not None:
-                before = self._before(older_than_days)
-                old.update(connection.scalars(ended.where(SEARCH.finished_at < before, *deletable)))
+                older_than = self._before(older_than_days)
+                old.update(
+                    connection.scalars(ended.where(SEARCH.finished_at < older_than, *deletable))
+                )
             if keep is not None:
                 newest = ended.limit(keep).subquery()
                 old.update(

@@ -129,13 +129,13 @@ class Runs(StoreBase):
             if run.state is RunState.FINISHED:
                 raise ConflictError(f"Run {run_id} is already finished.")
             at = now(connection)
-            ended = {
+            values = {
                 "state": RunState.ABANDONED,
                 "cause": storable(cause),
                 "gpu_seconds": gpu_seconds,
                 "finished_at": at,
             }
-            return change_run(connection, run, at=at, **ended, account=_encode_account(account))
+            return change_run(connection, run, at=at, **values, account=_encode_account(account))
 
     def finish_run(
         self,
@@ -162,8 +162,8 @@ class Runs(StoreBase):
                 connection, measurement=measurement, search_id=run.search_id, run_id=run_id, at=at
             )
             run = read_run(connection, run_id)  # includes the stored measurement
-            ended = {"state": RunState.FINISHED, "gpu_seconds": gpu_seconds, "finished_at": at}
-            return change_run(connection, run, at=at, **ended, account=_encode_account(account))
+            values = {"state": RunState.FINISHED, "gpu_seconds": gpu_seconds, "finished_at": at}
+            return change_run(connection, run, at=at, **values, account=_encode_account(account))
 
     def runs(self, *, search_id: str) -> list[RunRecord]:
         with self._reading() as connection:

@@ -222,8 +222,8 @@ def unknown_jobs(url: str, job_names: Collection[str]) -> list[str]:
 
 def state_of(connection: sa.Connection) -> DatabaseState:
     """Return the state of a connection's database."""
-    before = datetime.now(UTC)
-    offset = now(connection) - before
+    asked_at = datetime.now(UTC)
+    offset = now(connection) - asked_at
     return DatabaseState(
         revision=revision(connection),
         needed_revision=HEAD,
@@ -239,8 +239,8 @@ def _overdue_webhooks(connection: sa.Connection) -> int:
     if not sa.inspect(connection).has_table(HOOK.name):
         return 0
     # A first attempt is due when the search ends, but its `next_attempt_at` is the submission time.
-    before = now(connection) - timedelta(seconds=OVERDUE_S)
-    late = HOOK.c.next_attempt_at <= before, SEARCH.c.finished_at <= before
+    overdue_since = now(connection) - timedelta(seconds=OVERDUE_S)
+    late = HOOK.c.next_attempt_at <= overdue_since, SEARCH.c.finished_at <= overdue_since
     number: int = connection.execute(pending_webhooks(sa.func.count()).where(*late)).scalar_one()
     return number
 

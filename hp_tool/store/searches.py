@@ -144,11 +144,11 @@ class Searches(StoreBase):
     ) -> Page[SearchRecord]:
         query = sa.select(*(column for column in SEARCH.c if column.name != "result"))
         c = SEARCH.c
-        wanted = _unique_words(words or "")[:MAX_QUERY_WORDS]
-        for word in wanted:
+        unique_words = _unique_words(words or "")[:MAX_QUERY_WORDS]
+        for word in unique_words:
             query = query.where(c.id.in_(sa.select(WORD.c.search_id).where(WORD.c.word == word)))
         filters = {c.state: state, c.owner: owner, c.kind: kind, c.model: model}
-        listing = RowList(table=SEARCH, filters=filters, paging=paging, words=wanted)
+        listing = RowList(table=SEARCH, filters=filters, paging=paging, words=unique_words)
         with self._reading() as connection:
             return listing.page(connection, query=query, limit=limit, record=search_record)
 

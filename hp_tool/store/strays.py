@@ -97,7 +97,7 @@ def _stray_queries(
     ended searches. Each query can use its own index, which an OR could not.
     """
     runs = WITH_MEASUREMENT.join(SEARCH, SEARCH.c.id == RUN.c.search_id)
-    here, ended = SEARCH.c.cluster == cluster, SEARCH.c.state.in_(ENDED)
+    on_cluster, is_ended = SEARCH.c.cluster == cluster, SEARCH.c.state.in_(ENDED)
     # The cluster reported no wall time of the last attempt, so the job may have run.
     silent = sa.and_(
         MEASURED.c.status.in_(("crashed", "preempted")),
@@ -105,10 +105,12 @@ def _stray_queries(
     )
     return (
         runs.where(
-            RUN.c.job_name.in_(list(job_names)), sa.or_(RUN.c.state.not_in(OPEN_RUN), ended)
+            RUN.c.job_name.in_(list(job_names)), sa.or_(RUN.c.state.not_in(OPEN_RUN), is_ended)
         ),
         runs.where(
-            sa.or_(RUN.c.state == RunState.ABANDONED, silent), RUN.c.finished_at >= since, here
+            sa.or_(RUN.c.state == RunState.ABANDONED, silent),
+            RUN.c.finished_at >= since,
+            on_cluster,
         ),
-        runs.where(RUN.c.state.in_(OPEN_RUN), ended, here),
+        runs.where(RUN.c.state.in_(OPEN_RUN), is_ended, on_cluster),
     )

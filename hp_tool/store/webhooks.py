@@ -77,7 +77,7 @@ class Deliveries(StoreBase):
                 return None
         with self._writing() as connection:
             at = now(connection)
-            lost = (
+            lost_attempts = (
                 HOOK.c.state == WebhookState.PENDING,
                 HOOK.c.attempts >= ATTEMPTS,
                 HOOK.c.next_attempt_at <= at,
@@ -86,7 +86,7 @@ class Deliveries(StoreBase):
                 "state": WebhookState.FAILED,
                 "last_error": "the worker died during the last attempt",
             }
-            connection.execute(sa.update(HOOK).where(*lost).values(failed))
+            connection.execute(sa.update(HOOK).where(*lost_attempts).values(failed))
             row = connection.execute(_due(at, except_of).with_for_update(skip_locked=True)).first()
             if row is None:
                 return None

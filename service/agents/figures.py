@@ -174,15 +174,15 @@ def measurement(row: Answer) -> dict[str, Any]:
 
 def run(trial: Answer) -> dict[str, Any]:
     """Return a summary of a profile run: its prediction and its measurement."""
-    before = trial["predicted"]
-    step_s = before.get("calibrated_step_s", before.get("step_s"))
+    prediction = trial["predicted"]
+    step_s = prediction.get("calibrated_step_s", prediction.get("step_s"))
     return _without_empty(
         {
             "number": trial["number"],
             "state": trial["state"],
             "parallel": parallel(trial["parallel"]),
             "predicted_step_s": step_s
-            and figure(step_s, before.get("calibrated_step_s_interval"), "fitted"),
+            and figure(step_s, prediction.get("calibrated_step_s_interval"), "fitted"),
             "measured": measurement(trial["measurement"] or {}),
             "cause": trial["cause"],
         }

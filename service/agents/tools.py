@@ -119,13 +119,13 @@ class Tools:
 
     def text(self, argument: str) -> str:
         """Return the argument; if it names a local file, the content of that file."""
-        named = (
+        names_file = (
             self.own_files
             and "\n" not in argument
             and len(argument) < 4096
             and Path(argument).is_file()
         )
-        return read_text(Path(argument)) if named else argument
+        return read_text(Path(argument)) if names_file else argument
 
     @compact_answers
     async def estimate(self, context: Context, query: QueryArgument) -> Answer:
@@ -192,15 +192,17 @@ class Tools:
         parts_s, best_parts_s = (
             (row.get("time") or row).get("parts_s") or {} for row in (estimate, best)
         )
-        lost = {name: seconds - best_parts_s.get(name, 0.0) for name, seconds in parts_s.items()}
-        lost = {
+        extra_parts_s = {
+            name: seconds - best_parts_s.get(name, 0.0) for name, seconds in parts_s.items()
+        }
+        extra_parts_s = {
             name: float(f"{seconds:.4g}")
-            for name, seconds in sorted(lost.items(), key=lambda item: -abs(item[1]))
+            for name, seconds in sorted(extra_parts_s.items(), key=lambda item: -abs(item[1]))
             if seconds
         }
         return figures.estimate(estimate) | {
             "best": figures.recommendation(rows[0]),
-            "seconds_more_than_best_by_part": lost,
+            "seconds_more_than_best_by_part": extra_parts_s,
         }
 
     @staticmethod
@@ -380,13 +382,13 @@ class Tools:
                 return answer
             if job["query"] is None:
                 raise ToolError("This watch has no query, so the job's nodes are unknown.")
-            left = await client.after_loss(query=job["query"], lost_nodes=lost_nodes)
+            recommendation = await client.after_loss(query=job["query"], lost_nodes=lost_nodes)
         advice = {
-            "text": left["text"],
-            "idle_gpus": left["idle_gpus"],
-            **figures.recommendation(left["recommendation"]),
+            "text": recommendation["text"],
+            "idle_gpus": recommendation["idle_gpus"],
+            **figures.recommendation(recommendation["recommendation"]),
         }
-        return answer | {"after_loss": advice, "query": left["query"]}
+        return answer | {"after_loss": advice, "query": recommendation["query"]}
 
     @compact_answers
     async def start_search(
@@ -421,7 +423,7 @@ class Tools:
         Repeat until `ended`, then call search_result.
         """
         async with self.connect(context) as client:
-            ended = await client.result(search_id=search_id, wait_s=wait_s) is not None
+            has_ended = await client.result(search_id=search_id, wait_s=wait_s) is not None
             search = await client.search(search_id=search_id)
             trials = (
                 await client.trials(search_id=search_id, limit=FOLLOWED_RUNS, order="newest")
@@ -433,7 +435,7 @@ class Tools:
             "runs": runs,
             "progress": search.progress,
         }
-        return {"state": search.state, "ended": ended} | {
+        return {"state": search.state, "ended": has_ended} | {
             name: value for name, value in details.items() if value
         }
 

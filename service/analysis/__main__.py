@@ -65,9 +65,9 @@ def restrict(limits: Limits) -> None:
         (resource.RLIMIT_FSIZE, MAX_ANSWER_BYTES + MIB, MAX_ANSWER_BYTES + MIB),
         (resource.RLIMIT_CORE, 0, 0),
     ):
-        known = resource.getrlimit(kind)[1]
-        if known != resource.RLIM_INFINITY:
-            soft, hard = min(soft, known), min(hard, known)
+        hard_limit = resource.getrlimit(kind)[1]
+        if hard_limit != resource.RLIM_INFINITY:
+            soft, hard = min(soft, hard_limit), min(hard, hard_limit)
         with contextlib.suppress(ValueError, OSError):  # Systems without this limit.
             resource.setrlimit(kind, (soft, hard))
 

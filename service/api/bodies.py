@@ -151,9 +151,9 @@ class LineSplitter:
 
     def feed(self, chunk: bytes) -> list[Line]:
         """Return the lines that `chunk` completes."""
-        *ends, rest = chunk.split(b"\n")
+        *ends, remainder = chunk.split(b"\n")
         complete = [line for end in ends for line in self._end_line(end)]
-        self._append(rest)
+        self._append(remainder)
         return complete
 
     def _append(self, piece: bytes) -> None:

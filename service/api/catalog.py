@@ -293,8 +293,8 @@ def _page(names: Iterable[str], *, limit: int, cursor: str | None) -> tuple[list
     """Return the names after the cursor, which is the last name of the previous page, and the next
     cursor.
     """
-    left = sorted(name for name in names if cursor is None or name > cursor)
-    return left[:limit], left[limit - 1] if len(left) > limit else None
+    following = sorted(name for name in names if cursor is None or name > cursor)
+    return following[:limit], following[limit - 1] if len(following) > limit else None
 
 
 def _find_entry(

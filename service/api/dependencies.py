@@ -144,11 +144,11 @@ async def refuse_unknown_parameters(request: Request) -> None:
     """
     if not request.query_params:
         return
-    known = sorted(_query_parameters(request.scope["route"].dependant))
+    allowed = sorted(_query_parameters(request.scope["route"].dependant))
     for name in request.query_params:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known) or 'none'}"
+        if name not in allowed:
+            near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(allowed) or 'none'}"
             raise InputError(
                 f"Unknown parameter {name[:100]!r}; {hint}", field=name[:100], code="unknown_key"
             )

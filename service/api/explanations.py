@@ -95,9 +95,9 @@ def check_fields(form: FormData, *, texts: tuple[str, ...]) -> None:
     """
     for name, value in form.multi_items():
         if name not in ("trace", *texts):
-            known = ", ".join(("trace", *texts))
+            allowed = ", ".join(("trace", *texts))
             raise InputError(
-                f"Unknown field {name[:100]!r}; known: {known}.",
+                f"Unknown field {name[:100]!r}; known: {allowed}.",
                 field=name[:100],
                 code="unknown_key",
             )

@@ -237,11 +237,11 @@ def learn(
     request: Request, store: AccessStore, *, gpu: str | None = None, framework: str | None = None
 ) -> tuple[MadeCalibration, ...]:
     """Fit calibrations to the stored measurements, and use them in this process at once."""
-    made = calibrate(
+    fitted = calibrate(
         store=store, gpu=gpu, framework=framework, owner=request.state.principal.owner or ""
     )
     _reload_calibrations(request)
-    return made
+    return fitted
 
 
 @calibrations.post("", status_code=status.HTTP_201_CREATED, dependencies=[Depends(refuse_body)])
@@ -255,9 +255,9 @@ def make(
     series without new measurements keeps its version. Estimates use a new version at once in this
     process and within seconds in others.
     """
-    made = learn(request, store, gpu=gpu, framework=framework)
+    fitted = learn(request, store, gpu=gpu, framework=framework)
     return PageView(
-        items=[CalibrationView.of(calibration.record) for calibration in made], next_cursor=None
+        items=[CalibrationView.of(calibration.record) for calibration in fitted], next_cursor=None
     )
 
 

@@ -178,8 +178,12 @@ def _expected(error: Mapping[str, Any]) -> str:
 
 
 def _received_value(error: Mapping[str, Any]) -> str:
-    sent = error.get("input")
-    return f", not {sent!r}" if isinstance(sent, str | int | float) and len(str(sent)) <= 40 else ""
+    received = error.get("input")
+    return (
+        f", not {received!r}"
+        if isinstance(received, str | int | float) and len(str(received)) <= 40
+        else ""
+    )
 
 
 def _allowed(request: Request) -> set[str]:

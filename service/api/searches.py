@@ -337,13 +337,13 @@ async def events(
     The event id is its seq.
     """
     watch: Watch = request.app.state.watch
-    seen = start
+    last_seq = start
     # An error cannot be returned any more; a client that reconnects gets it.
     with contextlib.suppress(StoreError):
         while await _is_still_allowed(request):
-            state, records = await run_in_threadpool(_state_and_events, store, search_id, seen)
+            state, records = await run_in_threadpool(_state_and_events, store, search_id, last_seq)
             for record in records:
-                seen = record.seq
+                last_seq = record.seq
                 # Unnamed, because browsers deliver named events only to listeners of that name.
                 yield ServerSentEvent(id=str(record.seq), data=EventView.of(record))
             if records:
@@ -351,7 +351,7 @@ async def events(
             if state.ended:
                 yield ServerSentEvent(event=STREAM_END, data={"state": state})
                 return
-            await watch.news(search_id, seen=Head(state, seen), limit_s=KEY_CHECK_INTERVAL_S)
+            await watch.news(search_id, seen=Head(state, last_seq), limit_s=KEY_CHECK_INTERVAL_S)
 
 
 async def _is_still_allowed(request: Request) -> bool:

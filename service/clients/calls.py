@@ -81,13 +81,13 @@ class Call(Generic[T]):
     def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
         """Build the request for an httpx client."""
         params = None if self.params is None else drop_none(self.params)
-        sent: JsonObject = {
+        arguments: JsonObject = {
             "json": self.json,
             "files": self.files,
             "params": params,
             "headers": self.headers,
         }
-        return http.build_request(self.method, self.path, timeout=self.timeout, **sent)
+        return http.build_request(self.method, self.path, timeout=self.timeout, **arguments)
 
     def read(self, response: httpx.Response) -> T:
         """Parse a response; raise the error that it reports."""

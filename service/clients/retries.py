@@ -57,8 +57,10 @@ def wait_s(request: httpx.Request, outcome: Outcome, *, attempt: int) -> float |
                 if retry_after_s <= MAX_RETRY_AFTER_S and attempt < MAX_ATTEMPTS
                 else None
             )
-    lost = isinstance(outcome, httpx.TransportError) or outcome.status_code in UNAVAILABLE_STATUSES
-    if lost and repeatable and attempt < MAX_LOST_ATTEMPTS:
+    response_lost = (
+        isinstance(outcome, httpx.TransportError) or outcome.status_code in UNAVAILABLE_STATUSES
+    )
+    if response_lost and repeatable and attempt < MAX_LOST_ATTEMPTS:
         return FIRST_WAIT_S * 2.0 ** (attempt - 1)
     return None
 

@@ -21,13 +21,13 @@ def too_large(limit: int) -> HpToolError:
 
 def limit_size(receive: Receive, limit: int) -> Receive:
     """Wrap `receive` so that it raises an error if the body exceeds the limit."""
-    seen = 0
+    received_bytes = 0
 
     async def received() -> Message:
-        nonlocal seen
+        nonlocal received_bytes
         message = await receive()
-        seen += len(message.get("body", b""))
-        if seen > limit:
+        received_bytes += len(message.get("body", b""))
+        if received_bytes > limit:
             raise too_large(limit)
         return message
 
@@ -40,13 +40,13 @@ def limit_time(receive: Receive) -> Receive:
     For bodies that are answered only after their end, because their sender then waits for nothing.
     """
     loop = asyncio.get_running_loop()
-    began_s, seen, complete = loop.time(), 0, False
+    began_s, received_bytes, complete = loop.time(), 0, False
 
     async def received() -> Message:
-        nonlocal seen, complete
+        nonlocal received_bytes, complete
         if complete:
             return await receive()  # A disconnect may come at any time.
-        end_s = began_s + MAX_BODY_S + seen / MIN_BYTES_PER_SECOND
+        end_s = began_s + MAX_BODY_S + received_bytes / MIN_BYTES_PER_SECOND
         try:
             async with asyncio.timeout(MAX_PAUSE_S), asyncio.timeout_at(end_s):
                 message = await receive()
@@ -56,7 +56,7 @@ def limit_time(receive: Receive) -> Receive:
                 f"after the first {MAX_BODY_S:g} s of the body."
             )
             raise HpToolError(reason, code="request_timeout") from None
-        seen += len(message.get("body", b""))
+        received_bytes += len(message.get("body", b""))
         complete = message["type"] != "http.request" or not message.get("more_body")
         return message
 

@@ -165,16 +165,16 @@ class RateLimits:
         now = self._clock()
         if bucket not in self._buckets and len(self._buckets) >= MAX_BUCKETS:
             self._buckets.clear()
-        left, seen = self._buckets.get(bucket, (capacity, now))
-        left = min(capacity, left + (now - seen) * per_second)
-        if left < 1.0:
-            self._buckets[bucket] = left, now
+        tokens_left, updated_at = self._buckets.get(bucket, (capacity, now))
+        tokens_left = min(capacity, tokens_left + (now - updated_at) * per_second)
+        if tokens_left < 1.0:
+            self._buckets[bucket] = tokens_left, now
             raise LimitError(
                 f"Rate limit: {bucket} may send {per_second:g} requests per second. Send many "
                 "queries as one POST /v1/batch.",
-                retry_after_s=(1.0 - left) / per_second,
+                retry_after_s=(1.0 - tokens_left) / per_second,
             )
-        self._buckets[bucket] = left - tokens, now
+        self._buckets[bucket] = tokens_left - tokens, now
 
 
 def check_host(headers: Headers, accepted: Set[str]) -> None:

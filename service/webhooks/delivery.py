@@ -82,18 +82,22 @@ def send_message(
         scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path
     )
     context = ssl_context or httpx.create_ssl_context() if encrypted else None
-    sent: dict[bytes | str, bytes | str] = {
+    request_headers: dict[bytes | str, bytes | str] = {
         "Host": url.netloc,
         "Content-Type": "application/json",
         "User-Agent": "hp-tool",
     }
-    sent.update(headers)
+    request_headers.update(headers)
     timeouts = dict.fromkeys(("connect", "read", "write", "pool"), limit_s)
     try:
         with (
             httpcore.ConnectionPool(ssl_context=context, network_backend=backend) as pool,
             pool.stream(
-                "POST", target, headers=sent, content=body, extensions={"timeout": timeouts}
+                "POST",
+                target,
+                headers=request_headers,
+                content=body,
+                extensions={"timeout": timeouts},
             ) as response,
         ):
             status = response.status

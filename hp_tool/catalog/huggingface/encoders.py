@@ -57,9 +57,9 @@ def _modernbert(config: Config) -> dict[str, Any]:
 
 
 def _bart(config: Config) -> dict[str, Any]:
-    for ours in ("encoder_ffn_dim", "encoder_attention_heads"):
-        why = f"another size than {ours} {config.get(ours)!r} is not modelled"
-        reject(config, ours.replace("encoder", "decoder"), unless=config.get(ours), why=why)
+    for key in ("encoder_ffn_dim", "encoder_attention_heads"):
+        why = f"another size than {key} {config.get(key)!r} is not modelled"
+        reject(config, key.replace("encoder", "decoder"), unless=config.get(key), why=why)
     return {}
 
 

@@ -127,8 +127,13 @@ def _sparse_attention(config: Config) -> dict[str, Any]:
     keys.
     """
     layers = layer_count(config)
-    own, shared = Block(), Block(shares_index=True)
-    meanings = {"full": own, "shared": shared, "F": own, "S": shared}
+    with_indexer, reuses_indexer = Block(), Block(shares_index=True)
+    meanings = {
+        "full": with_indexer,
+        "shared": reuses_indexer,
+        "F": with_indexer,
+        "S": reuses_indexer,
+    }
     blocks = None
     for key in ("indexer_types", "index_topk_pattern"):
         blocks = blocks or layer_list(config, key, meanings, layers=layers)
@@ -137,7 +142,10 @@ def _sparse_attention(config: Config) -> dict[str, Any]:
             max(parse_integer(config, "index_topk_freq", 1), 1),
             parse_integer(config, "index_skip_topk_offset", 2),
         )
-        blocks = [shared if max(layer - offset + 1, 0) % every else own for layer in range(layers)]
+        blocks = [
+            reuses_indexer if max(layer - offset + 1, 0) % every else with_indexer
+            for layer in range(layers)
+        ]
     return layer_fields(with_dense_mlps(blocks, dense_layers(config, layers=layers)))
 
 
@@ -248,7 +256,7 @@ def _minimax_m3(config: Config) -> dict[str, Any]:
         raise InputError(
             "sparse_attention_config must be a mapping", field="model.sparse_attention_config"
         )
-    sizes = {ours: config.get(ours, sparse.get(theirs)) for ours, theirs in _M3_INDEXER.items()}
+    sizes = {field: config.get(field, sparse.get(key)) for field, key in _M3_INDEXER.items()}
     everywhere = Block(indexed=False)
     kinds = {"full_attention": everywhere, "minimax_m3_sparse": Block()}
     blocks = layer_list(config, "layer_types", kinds, layers=layers)
@@ -294,7 +302,7 @@ def _mimo_v2(config: Config) -> dict[str, Any]:
     windowed = layer_list(config, "hybrid_layer_pattern", {0: False, 1: True}, layers=layers)
     windowed = windowed or layer_list(config, "layer_types", _WINDOWS, layers=layers) or usual
     kv_heads = parse_integer(config, "num_key_value_heads", 4)
-    narrow = Block(
+    windowed_block = Block(
         windowed=True,
         num_attention_heads=config.get("swa_num_attention_heads"),
         num_key_value_heads=config.get("swa_num_key_value_heads", 2 * kv_heads),
@@ -302,11 +310,13 @@ def _mimo_v2(config: Config) -> dict[str, Any]:
         v_head_dim=config.get("swa_v_head_dim"),
         attention_sinks=config.get("add_swa_attention_sink_bias", True),
     )
-    wide = Block(attention_sinks=config.get("add_full_attention_sink_bias", False))
+    full_block = Block(attention_sinks=config.get("add_full_attention_sink_bias", False))
     dense = dense_layers(config, layers=layers)
     if not {"mlp_layer_types", "moe_layer_freq"} & config.keys():
         dense = [layer == 0 for layer in range(layers)]
-    fields = layer_fields(with_dense_mlps([narrow if each else wide for each in windowed], dense))
+    fields = layer_fields(
+        with_dense_mlps([windowed_block if each else full_block for each in windowed], dense)
+    )
     window = parse_integer(config, "sliding_window_size", 0)
     return fields | {"sliding_window": window + 1 if window else config.get("sliding_window", 129)}
 
@@ -328,7 +338,7 @@ def _step(config: Config) -> dict[str, Any]:
         other.get("num_attention_heads") if isinstance(other, dict) else None,
     )
     usual = parse_integer(config, "num_attention_heads", 64)
-    narrow = Block(windowed=True, num_attention_heads=None if heads == usual else heads)
+    windowed_block = Block(windowed=True, num_attention_heads=None if heads == usual else heads)
     lists = {
         "mlp_layer_types",
         "moe_layer_freq",
@@ -336,7 +346,7 @@ def _step(config: Config) -> dict[str, Any]:
         "first_k_dense_replace",
     } & config.keys()
     dense = dense_layers(config, layers=layers) if lists else [layer < 3 for layer in range(layers)]
-    blocks = with_dense_mlps([narrow if each else _ATTENTION for each in windowed], dense)
+    blocks = with_dense_mlps([windowed_block if each else _ATTENTION for each in windowed], dense)
     return _window_field(config, blocks, 512) | layer_fields(blocks)
 
 

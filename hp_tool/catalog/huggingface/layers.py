@@ -26,7 +26,10 @@ def layer_fields(layers: Sequence[Block]) -> dict[str, Any]:
         return {"first_k_dense_replace": dense}
     lengths = (length for length in range(1, len(layers) + 1) if len(layers) % length == 0)
     length = next(length for length in lengths if layers[length:] == layers[:-length])
-    runs = ((layer, len(list(alike))) for layer, alike in itertools.groupby(layers[:length]))
+    runs = (
+        (layer, len(list(equal_layers)))
+        for layer, equal_layers in itertools.groupby(layers[:length])
+    )
     return {
         "first_k_dense_replace": 0,
         "blocks": tuple(_non_default_fields(replace(layer, count=count)) for layer, count in runs),

@@ -44,10 +44,12 @@ def attention_is_wide(config: Mapping[str, Any]) -> bool:
     stored = _stored_format(config)
     if not isinstance(stored, Mapping):
         return False
-    kept = (name for key in LEFT_WIDE for name in (stored.get(key) or ()) if isinstance(name, str))
+    unconverted = (
+        name for key in LEFT_WIDE for name in (stored.get(key) or ()) if isinstance(name, str)
+    )
     return any(
         "self_attn" in name and "vis" not in name and not name.endswith(SMALL_MODULES)
-        for name in kept
+        for name in unconverted
     )
 
 

@@ -43,7 +43,7 @@ def read_config(config: Config) -> ModelSpec:
             known types.
         InputError: A value is missing or of the wrong type.
     """
-    config, left_out, beside = _language_model(config)
+    config, left_out, found_towers = _language_model(config)
     written = {key: value for key, value in config.items() if value is not None}
     if written.get("model_type", "") not in (*FAMILIES, *REFUSED, ""):
         by_structure = read_by_structure(
@@ -51,7 +51,7 @@ def read_config(config: Config) -> ModelSpec:
         )
         if by_structure is not None:
             return by_structure
-    return _spec(written, FAMILIES[_model_type(config)], left_out, beside)
+    return _spec(written, FAMILIES[_model_type(config)], left_out, found_towers)
 
 
 def _spec(
@@ -135,10 +135,14 @@ def _language_model(config: Config) -> tuple[Config, str, dict[str, Tower]]:
     """
     key = next((key for key in _TEXT if isinstance(config.get(key), Mapping)), None)
     if key is None or config.get("is_encoder_decoder"):
-        beside = find_towers(
+        found_towers = find_towers(
             {name: config[name] for name in ("vision_config", "audio_config") if name in config}
         )
-        return config, ", ".join(describe_tower(*each) for each in beside.items()), beside
+        return (
+            config,
+            ", ".join(describe_tower(*each) for each in found_towers.items()),
+            found_towers,
+        )
     inner = dict(config[key])
     # Keys that the wrapping class has outside the language model's part.
     for shared in (
@@ -148,15 +152,19 @@ def _language_model(config: Config) -> tuple[Config, str, dict[str, Tower]]:
     ):
         if config.get(shared) is not None:
             inner.setdefault(shared, config[shared])
-    if "model_type" not in inner and (named := f"{config.get('model_type')}_text") in FAMILIES:
-        inner["model_type"] = named
+    if "model_type" not in inner and (text_type := f"{config.get('model_type')}_text") in FAMILIES:
+        inner["model_type"] = text_type
     if not inner.get("_name_or_path"):
         inner.setdefault("name", config.get("model_type"))
-    beside = find_towers(
+    found_towers = find_towers(
         {name: tower for name, tower in config.items() if name != key and name.endswith("_config")}
     )
     rest = f"all else of {config.get('model_type') or 'the file'} but its {key}"
-    return inner, ", ".join((*(describe_tower(*each) for each in beside.items()), rest)), beside
+    return (
+        inner,
+        ", ".join((*(describe_tower(*each) for each in found_towers.items()), rest)),
+        found_towers,
+    )
 
 
 def _model_type(config: Config) -> str:

@@ -87,5 +87,5 @@ def refusal_of_checkpoint(name: str) -> str:
     type; else "".
     """
     tail = re.sub("[^a-z0-9]", "", name.rpartition("/")[2].casefold())
-    found = [beginning for beginning in _BY_NAME if tail.startswith(beginning)]
-    return REFUSED[_BY_NAME[max(found, key=len)]] if found else ""
+    prefixes = [beginning for beginning in _BY_NAME if tail.startswith(beginning)]
+    return REFUSED[_BY_NAME[max(prefixes, key=len)]] if prefixes else ""

@@ -121,10 +121,10 @@ def read_by_structure(
     Raises:
         UnsupportedError: A family matches, but does not use some keys, which the error names.
     """
-    stated = config.get("num_parameters")
-    if not isinstance(stated, int | float):
+    stated_count = config.get("num_parameters")
+    if not isinstance(stated_count, int | float):
         return None
-    strange: set[str] = set()
+    unread_keys: set[str] = set()
     for name, family in families.items():
         recorded = RecordingConfig(config)
         try:
@@ -132,18 +132,18 @@ def read_by_structure(
             counted = total_parameters(spec)
         except (HpToolError, KeyError, TypeError, ValueError):
             continue
-        if spec.architecture != "decoder" or counted != stated:
+        if spec.architecture != "decoder" or counted != stated_count:
             continue
         unread = config.keys() - recorded.seen - HARMLESS
         if not unread:
             mark = f"read by structure, as {name}: its parameter count alone was checked"
             return replace(spec, left_out=", ".join(filter(None, (spec.left_out, mark))))
-        strange = unread if not strange else min(strange, unread, key=len)
-    if not strange:
+        unread_keys = unread if not unread_keys else min(unread_keys, unread, key=len)
+    if not unread_keys:
         return None
-    listed = ", ".join(sorted(strange))
+    key_list = ", ".join(sorted(unread_keys))
     raise UnsupportedError(
         f"model_type {config.get('model_type')!r} resembles a known family, but "
-        f"{listed} may change its layers; describe the model by its fields",
-        field=f"model.{min(strange)}",
+        f"{key_list} may change its layers; describe the model by its fields",
+        field=f"model.{min(unread_keys)}",
     )

@@ -300,10 +300,12 @@ def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardwar
     if (
         failed.status in ("timeout", "preempted")
         and ending.reason != "cancelled"
-        and (kept := logged_steps(output(folder)))
+        and (partial := logged_steps(output(folder)))
     ):
-        done = f"{len(kept.step_times_s)} steps measured: {failed.cause}"
-        return replace(kept, hardware=kept.hardware or hardware, wall_s=ending.wall_s, cause=done)
+        done = f"{len(partial.step_times_s)} steps measured: {failed.cause}"
+        return replace(
+            partial, hardware=partial.hardware or hardware, wall_s=ending.wall_s, cause=done
+        )
     exit_code = ending.exit_code if ending.reason == "exited" else None
     return replace(
         failed,

@@ -166,10 +166,10 @@ class KubernetesLauncher(StreamedLauncher):
     def _delete_old(self) -> None:
         with contextlib.suppress(LauncherError):
             for resource in self._items("configmaps", CANCELLED):
-                made = resource["metadata"].get("creationTimestamp")
+                created_at = resource["metadata"].get("creationTimestamp")
                 age_s = (
-                    (datetime.now(UTC) - datetime.fromisoformat(made)).total_seconds()
-                    if made
+                    (datetime.now(UTC) - datetime.fromisoformat(created_at)).total_seconds()
+                    if created_at
                     else 0.0
                 )
                 if age_s > max(self._options.keep_s, _MIN_KEEP_S):
@@ -196,10 +196,10 @@ class KubernetesLauncher(StreamedLauncher):
 
     def lasted_s(self, handle: str) -> float | None:
         job = self._running(handle) or {"metadata": {}}
-        made, ended = job["metadata"].get("creationTimestamp"), _ended_at(job)
+        created_at, ended_at = job["metadata"].get("creationTimestamp"), _ended_at(job)
         return (
-            max((ended - datetime.fromisoformat(made)).total_seconds(), 0.0)
-            if made and ended
+            max((ended_at - datetime.fromisoformat(created_at)).total_seconds(), 0.0)
+            if created_at and ended_at
             else None
         )
 
@@ -254,8 +254,8 @@ class KubernetesLauncher(StreamedLauncher):
         log.
         """
         pods = self._pods(handle)
-        if not pods and (left := self._ended(handle)) is not None:
-            yield left.get("data", {}).get(_LOG, "")
+        if not pods and (cancelled := self._ended(handle)) is not None:
+            yield cancelled.get("data", {}).get(_LOG, "")
         limit = f"--limit-bytes={jobs.MAX_OUTPUT_BYTES}"
         for pod in pods:
             try:

@@ -271,9 +271,9 @@ def _end_processes(folder: Path) -> None:
 
 def _await_processes(folder: Path, *, limit_s: float = _END_TIMEOUT_S) -> None:
     deadline = time.monotonic() + limit_s
-    while left := _processes(folder):
+    while remaining := _processes(folder):
         if time.monotonic() >= deadline:
-            for process in left:
+            for process in remaining:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
             return

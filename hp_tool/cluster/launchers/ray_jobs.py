@@ -241,9 +241,11 @@ class RayLauncher(streamed.StreamedLauncher):
         except (RuntimeError, ValueError, OSError) as error:  # OSError includes requests' errors
             text = " ".join(str(error).split())
             # Ray's messages end with their cause; a proxy's page begins with its status.
-            away = isinstance(error, OSError) or _TEMPORARY_ERROR.search(text) is not None
-            message = f"Ray at {self._options.address}: {text[:500] if away else text[-500:]}"
-            if away:
+            is_temporary = isinstance(error, OSError) or _TEMPORARY_ERROR.search(text) is not None
+            message = (
+                f"Ray at {self._options.address}: {text[:500] if is_temporary else text[-500:]}"
+            )
+            if is_temporary:
                 self._set_away(True)
                 raise EngineAwayError(message) from error
             raise LauncherError(message) from error

@@ -451,7 +451,9 @@ def _run(
     if done.returncode == 0:
         return done.stdout or done.stderr  # sbatch --test-only prints to stderr
     message = " ".join(done.stderr.split())[:500] or f"exit code {done.returncode}"
-    lost = ssh is not None and done.returncode == _SSH_FAILED
+    connection_failed = ssh is not None and done.returncode == _SSH_FAILED
     raise (
-        ControllerUnreachableError if lost or _UNREACHABLE_ERROR.search(message) else LauncherError
+        ControllerUnreachableError
+        if connection_failed or _UNREACHABLE_ERROR.search(message)
+        else LauncherError
     )(message)

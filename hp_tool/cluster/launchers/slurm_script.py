@@ -171,15 +171,15 @@ def _node_share(options: SlurmOptions) -> list[str]:
     """
     shares = {"--cpus-per-gpu": options.cpus_per_gpu, "--mem-per-gpu": options.memory_per_gpu}
     shared = any(shares.values())
-    whole = (
+    whole_nodes = (
         (options.gpu != "cpu" and not shared) if options.exclusive is None else options.exclusive
     )
     sets_memory = shared or any(
         argument.startswith("--mem") for argument in options.sbatch_arguments
     )
     return [
-        *(["--exclusive"] if whole else []),
-        *(["--mem=0"] if whole and options.gpu != "cpu" and not sets_memory else []),
+        *(["--exclusive"] if whole_nodes else []),
+        *(["--mem=0"] if whole_nodes and options.gpu != "cpu" and not sets_memory else []),
         *(f"{name}={value}" for name, value in shares.items() if value is not None),
     ]
 

@@ -115,7 +115,7 @@ def run_attached(source: Path) -> int:
         shutil.copyfile(source / name, work / name)
     os.environ.update(job["environment"])
     _print_marked({"began": time.time()})
-    ended = _run(Folder(work), to_log=False)
+    outcome = _run(Folder(work), to_log=False)
     result, reports = work / "result.json", work.glob("result.rank*.json")
     has_result = result.exists()
     results = (result, *sorted(reports, key=lambda path: path.lstat().st_mtime_ns)[:MAX_REPORTS])
@@ -125,9 +125,9 @@ def run_attached(source: Path) -> int:
     for path in (*printable, *(work / name for name in job["returns"])):
         if path.is_file():
             _print_marked({"file": path.name, "text": _read_end(path)})
-    _print_marked({"ended": ended})
+    _print_marked({"ended": outcome})
     shutil.rmtree(work, ignore_errors=True)
-    return 0 if has_result or ended.get("exit_code") == 0 else 1
+    return 0 if has_result or outcome.get("exit_code") == 0 else 1
 
 
 def _print_marked(value: dict[str, Any]) -> None:
@@ -263,10 +263,10 @@ class _OutputForwarder:
             os.fdopen(os.dup(1), "wb", buffering=0) as output,
         ):
             while chunk := source.read(2**16):
-                rest = memoryview(chunk) if self.size <= max_bytes else memoryview(b"")
+                remaining = memoryview(chunk) if self.size <= max_bytes else memoryview(b"")
                 self.size += len(chunk)
-                while rest:
-                    rest = rest[output.write(rest) :]
+                while remaining:
+                    remaining = remaining[output.write(remaining) :]
 
 
 def _end_descendants() -> None:

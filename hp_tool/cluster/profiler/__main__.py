@@ -141,22 +141,22 @@ def measure_rivals(request: RunRequest, first: Measurement) -> Iterator[JobResul
     for parallel in request.rivals:
         # A failing rank ends the others, so the first rank must have written earlier results.
         sys.modules["torch"].distributed.barrier()
-        started, own = time.monotonic(), replace(request, parallel=parallel, rivals=())
-        support.check_training(own)
+        started, rival_request = time.monotonic(), replace(request, parallel=parallel, rivals=())
+        support.check_training(rival_request)
         free_previous_model()
         measurement = replace(
-            _train(own, device=device),
+            _train(rival_request, device=device),
             hardware=first.hardware,
             versions=first.versions,
-            differences=support.supported_overlaps(own)[1]
+            differences=support.supported_overlaps(rival_request)[1]
             if request.training.framework == "megatron-core"
             else {},
             wall_s=time.monotonic() - started,
         )
         rivals.append(measurement if device.type == "cuda" else replace(measurement, **_NO_PEAKS))
-        known = {each.name: getattr(first, each.name) for each in fields(Measurement)}
+        first_fields = {each.name: getattr(first, each.name) for each in fields(Measurement)}
         total_s = (first.wall_s or 0.0) + sum(rival.wall_s or 0.0 for rival in rivals)
-        yield JobResult(**known | {"wall_s": total_s, "rivals": tuple(rivals)})
+        yield JobResult(**first_fields | {"wall_s": total_s, "rivals": tuple(rivals)})
 
 
 def free_previous_model() -> None:

@@ -115,13 +115,13 @@ def parse_devices(text: str, *, host: str) -> tuple[tuple[DeviceState, ...], str
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
     rows = [row for row in rows if len(row) == 8]
     states = []
-    for clock, most, reasons, errors, temperature, power, limit, _ in rows:
+    for clock, max_clock, reasons, errors, temperature, power, limit, _ in rows:
         mask = int(reasons, 16) if reasons.startswith("0x") else 0
         states.append(
             DeviceState(
                 host=host,
                 sm_clock_hz=_scaled(clock, 1e6),
-                sm_clock_max_hz=_scaled(most, 1e6),
+                sm_clock_max_hz=_scaled(max_clock, 1e6),
                 throttled_by=hex(mask & ~_IDLE) if mask & ~_IDLE else None,
                 uncorrected_ecc_errors=int(errors) if errors.isdecimal() else None,
                 temperature_c=_scaled(temperature),
@@ -186,9 +186,9 @@ def synchronize(device: torch.device) -> None:
 
 def max_over_ranks(seconds: float, *, device: torch.device) -> float:
     """Return the seconds of the slowest rank on all ranks. All ranks must call it."""
-    most = torch.tensor([seconds], dtype=torch.float64, device=device)
-    distributed.all_reduce(most, op=distributed.ReduceOp.MAX)
-    return float(most)
+    maximum = torch.tensor([seconds], dtype=torch.float64, device=device)
+    distributed.all_reduce(maximum, op=distributed.ReduceOp.MAX)
+    return float(maximum)
 
 
 def now(device: torch.device) -> float:

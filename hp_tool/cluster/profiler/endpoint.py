@@ -120,13 +120,13 @@ class Endpoint:
         enough = asyncio.Event()
         parallel, load = self._request.parallel, self._request.inference
         users, rate = load.concurrency, load.request_rate_per_second
-        room = asyncio.Semaphore(parallel.max_num_seqs * parallel.data_parallel_size)
+        slots = asyncio.Semaphore(parallel.max_num_seqs * parallel.data_parallel_size)
         waiting = 0
 
         async def send_request(arrived: float) -> None:
             nonlocal waiting
             waiting += 1
-            async with room:
+            async with slots:
                 waiting -= 1
                 ended.append(await self._answer(arrived))
             if len(ended) >= total:
@@ -283,9 +283,11 @@ def serving_times(
     measured = [later[first : first + n] for first in range(0, len(later), n)]
     began_s = max((each.ended_s for each in warm), default=started_s)
     seconds = max(each.ended_s for each in later) - began_s
-    ttft = tuple(statistics.fmean(each.ttft_s for each in one) for one in measured)
-    several = [[each.tpot_s for each in one if each.tokens > 1] or [0.0] for one in measured]
-    tpot = tuple(statistics.fmean(one) for one in several)
+    ttft = tuple(statistics.fmean(each.ttft_s for each in repetition) for repetition in measured)
+    several = [
+        [each.tpot_s for each in repetition if each.tokens > 1] or [0.0] for repetition in measured
+    ]
+    tpot = tuple(statistics.fmean(repetition) for repetition in several)
     rate = sum(each.tokens for each in later) / max(seconds, 1e-9)
     tails = Tails(
         ttft_s=Tail.from_values([each.ttft_s for each in later]),
@@ -342,13 +344,13 @@ def main(folder: Path) -> int:
         check_serving(request)
         measurement = asyncio.run(measure(request, where=where, key=key))
     except (EndpointError, httpx.HTTPError, HpToolError, ValueError) as error:
-        away = isinstance(error, httpx.ConnectError)  # independent of the configuration
+        is_unreachable = isinstance(error, httpx.ConnectError)  # independent of the configuration
         texts = (f"{where['url']}: {type(error).__name__}: {error}", traceback.format_exc())
         # A server may report the key in an error, so it is removed.
         cause, tail = (text.replace(key, "***") if key else text for text in texts)
         print(tail, file=sys.stderr)
         report = Measurement(
-            status="preempted" if away else "crashed",
+            status="preempted" if is_unreachable else "crashed",
             cause=cause[:_CAUSE_CHARACTERS],
             log_tail=tail[-_TAIL_CHARACTERS:],
         )

@@ -114,13 +114,15 @@ class FlashAttention(MegatronModule):
         keys, values = whole(key), whole(value)
         contexts = []
         for piece, queries in zip((rank, 2 * size - 1 - rank), query.chunk(2), strict=True):
-            seen = slice(0, piece + 1)
+            visible = slice(0, piece + 1)
             mask = torch.ones(
                 len(queries), (piece + 1) * len(queries), dtype=torch.bool, device=query.device
             )
             mask = mask.tril(piece * len(queries))
             contexts.append(
-                self._attend(queries, torch.cat(keys[seen]), torch.cat(values[seen]), mask=mask)
+                self._attend(
+                    queries, torch.cat(keys[visible]), torch.cat(values[visible]), mask=mask
+                )
             )
         return torch.cat(contexts)
 

@@ -253,11 +253,11 @@ def _start_userbuffers(request: ProfileRequest) -> None:
     from transformer_engine.pytorch.module import base
 
     parallel, training = request.parallel, request.training
-    narrow = training.precision == "fp8"
-    quantized: dict[str, Any] = {"use_fp8": narrow}
+    is_fp8 = training.precision == "fp8"
+    quantized: dict[str, Any] = {"use_fp8": is_fp8}
     if is_te_min_version("2.7.0"):
         modes = base.UserBufferQuantizationMode
-        quantized = {"quantization_modes": [modes.FP8 if narrow else modes.NONE]}
+        quantized = {"quantization_modes": [modes.FP8 if is_fp8 else modes.NONE]}
     rows = training.sequence_length * parallel.micro_batch_size // parallel.context_parallel_size
     base.initialize_ub(
         shape=[rows, request.model.hidden_size],
@@ -374,8 +374,8 @@ def _fill(
     if dim == 0:
         # Stride 2: a rank of a gated MLP has its share of the gate, followed by that of the up
         # projection.
-        part = weight.shape[0] // stride
-        rows = (rows // part * size + rank) * part + rows % part
+        rows_per_part = weight.shape[0] // stride
+        rows = (rows // rows_per_part * size + rank) * rows_per_part + rows % rows_per_part
     elif dim == 1:
         columns = columns + rank * weight.shape[1]
     block = max(1, _BLOCK // weight.shape[1])

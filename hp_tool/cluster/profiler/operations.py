@@ -119,17 +119,17 @@ def _collective(
     """
     size = distributed.get_world_size(group)
     count = operation.shape[0] // torch.empty((), **factory).element_size() // size * size
-    whole = torch.ones(count, **factory)
-    part = torch.ones(count // size, **factory)
+    full = torch.ones(count, **factory)
+    shard = torch.ones(count // size, **factory)
     match operation.name:
         case "all_reduce":
-            return lambda: distributed.all_reduce(whole, group=group)
+            return lambda: distributed.all_reduce(full, group=group)
         case "all_gather":
-            return lambda: distributed.all_gather_into_tensor(whole, part, group=group)
+            return lambda: distributed.all_gather_into_tensor(full, shard, group=group)
         case "reduce_scatter":
-            return lambda: distributed.reduce_scatter_tensor(part, whole, group=group)
-    received = torch.empty_like(whole)
-    return lambda: distributed.all_to_all_single(received, whole, group=group)
+            return lambda: distributed.reduce_scatter_tensor(shard, full, group=group)
+    received = torch.empty_like(full)
+    return lambda: distributed.all_to_all_single(received, full, group=group)
 
 
 def _group(

@@ -34,10 +34,10 @@ class BoundRendezvous(RendezvousHandler):
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._nodes, self._run_id = parameters.max_nodes, parameters.run_id
         self._timeout = timedelta(seconds=int(parameters.get("timeout") or 900))
-        one = self._nodes == 1
-        self._node = 0 if one else int(os.environ["PET_NODE_RANK"])
-        self._address = _LOOPBACK if one else os.environ["PET_MASTER_ADDR"]
-        self._port = 0 if one else int(os.environ["PET_MASTER_PORT"])
+        is_single_node = self._nodes == 1
+        self._node = 0 if is_single_node else int(os.environ["PET_NODE_RANK"])
+        self._address = _LOOPBACK if is_single_node else os.environ["PET_MASTER_ADDR"]
+        self._port = 0 if is_single_node else int(os.environ["PET_MASTER_PORT"])
         self._store: TCPStore | None = None
 
     def next_rendezvous(self) -> RendezvousInfo:

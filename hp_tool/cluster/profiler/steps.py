@@ -70,12 +70,13 @@ def run(request: ProfileRequest, step: Step, *, device: torch.device) -> Steps:
     stopped = None
     devices: tuple[DeviceState, ...] = ()
     driver: str | None = None
-    least, most = request.warmup
+    min_warmup, max_warmup = request.warmup
     while (
         stopped is None
-        and len(times) - count_warmup_steps(times, least=least, most=most) < request.steps
+        and len(times) - count_warmup_steps(times, least=min_warmup, most=max_warmup)
+        < request.steps
     ):
-        watch = DeviceWatch(device) if len(times) == least - 1 else None
+        watch = DeviceWatch(device) if len(times) == min_warmup - 1 else None
         distributed.barrier()
         started = now(device)
         loss, norm = step()
@@ -92,7 +93,7 @@ def run(request: ProfileRequest, step: Step, *, device: torch.device) -> Steps:
     if not all(map(math.isfinite, losses)):
         raise ArithmeticError(f"the loss is not finite: {losses}")
     parts_s = _profile_one_step(step, device=device) if request.breakdown else None
-    warmup = count_warmup_steps(times, least=least, most=most)
+    warmup = count_warmup_steps(times, least=min_warmup, most=max_warmup)
     return Steps(
         warmup_s=tuple(times[:warmup]),
         times_s=tuple(times[warmup:]),
@@ -109,8 +110,8 @@ def why_stop(request: ProfileRequest, times_s: Sequence[float]) -> str | None:
 
     All ranks call it with the slowest rank's times, warm-up included, so that they stop together.
     """
-    least, most = request.warmup
-    measured = times_s[count_warmup_steps(times_s, least=least, most=most) :]
+    min_warmup, max_warmup = request.warmup
+    measured = times_s[count_warmup_steps(times_s, least=min_warmup, most=max_warmup) :]
     if not measured or len(measured) >= request.steps:
         return None
     done = f"stopped after {len(measured)} of {request.steps} steps"
@@ -163,7 +164,7 @@ def _profile_one_step(step: Callable[[], object], *, device: torch.device) -> di
         step()
         synchronize(device)
     events = trace.events()
-    (whole,) = (
+    (step_interval,) = (
         (e.time_range.start, e.time_range.end)
         for e in events
         if e.name == _STEP and "CPU" in str(e.device_type)
@@ -179,7 +180,7 @@ def _profile_one_step(step: Callable[[], object], *, device: torch.device) -> di
             communication[kind].append(interval)
         elif cuda or event.name.startswith("aten::"):
             compute.append(interval)
-    own_parts = split_step(whole=whole, compute=compute, communication=communication)
+    own_parts = split_step(whole=step_interval, compute=compute, communication=communication)
     gathered: list[dict[str, float]] = [{}] * distributed.get_world_size()
     distributed.all_gather_object(gathered, own_parts)
     names = sorted({name for each in gathered for name in each})

@@ -38,19 +38,21 @@ def supported_overlaps(request: ProfileRequest) -> tuple[Switches, dict[str, tup
     Each difference names, by field, what this host lacks.
     """
     parallel = request.parallel
-    wanted = megatron_switches(
+    exported = megatron_switches(
         model=request.model,
         workload=request.training,
         parallel=parallel,
         dispatcher=parallel.moe_token_dispatcher_type or "alltoall",
         nvlink_domain_size=request.nvlink_domain_size,
     )
-    lacking = [
+    missing_packages = [
         package
         for package, module in _MODULES.items()
         if request.gpu == "cpu" or find_spec(module) is None
     ]
-    return drop_unavailable(wanted, lacking=[*lacking, *([CUDA] if request.gpu == "cpu" else [])])
+    return drop_unavailable(
+        exported, lacking=[*missing_packages, *([CUDA] if request.gpu == "cpu" else [])]
+    )
 
 
 def check_training(request: ProfileRequest) -> None:

@@ -115,12 +115,12 @@ class RegisteredTrainer:
 
 def registered_trainers() -> list[RegisteredTrainer]:
     """Return all registered trainers, sorted by name; raise InputError for an invalid file."""
-    listed = []
+    trainers = []
     for entry in library.entries("trainers"):
         command = _build_command(entry)
         shown = {name: getattr(command, name) for name in ("reader", "launch", "axes", "reducible")}
-        listed.append(RegisteredTrainer(name=entry.name, source=entry.source, **shown))
-    return listed
+        trainers.append(RegisteredTrainer(name=entry.name, source=entry.source, **shown))
+    return trainers
 
 
 def registered_trainer(name: str, *, field: str = "trainer") -> TrainerCommand:
@@ -192,9 +192,9 @@ def check_trainer(trainer: TrainerCommand) -> None:
                 f"{axis}.",
                 field="trainer.axes",
             )
-    named = set(placeholders(command))
+    used = set(placeholders(command))
     for what in trainer.reducible:
-        if named.isdisjoint(followed := _reduction_placeholders(what)):
+        if used.isdisjoint(followed := _reduction_placeholders(what)):
             raise InputError(
                 f"trainer.reducible: the command cannot run fewer {what}. Add "
                 f"{{{followed[0]}}} to it, or remove {what}.",
@@ -267,12 +267,12 @@ def unset_settings(
     Without an export in the command, these are all settings that the recipe changes; with exports,
     the first setting that an export does not support.
     """
-    named = [name for name in placeholders(trainer.command) if ":" in name]
-    if not named:
+    exports = [name for name in placeholders(trainer.command) if ":" in name]
+    if not exports:
         plain = problem if problem.usual is None else problem.usual.plain
         return tuple(changed_settings(before=plain, after=problem)) or ("training",)
     setup = training_setup(problem, parallel)
-    for name in named:
+    for name in exports:
         export = export_placeholders()[name]
         write = export.flags if name.startswith("flags:") else export.write
         assert write is not None
@@ -313,10 +313,10 @@ def build_program(
     values |= {name: export.file for name, export in files.items()}
     command: list[str] = []
     for argument in trainer.command:
-        whole = PLACEHOLDER.fullmatch(argument)
-        if setup is not None and whole is not None and whole["name"] == "flags":
+        full_match = PLACEHOLDER.fullmatch(argument)
+        if setup is not None and full_match is not None and full_match["name"] == "flags":
             command += _export_flags(
-                named[whole[0][1:-1]],
+                named[full_match[0][1:-1]],
                 setup,
                 fewer_layers=request.fidelity.num_hidden_layers is not None,
             )
@@ -404,9 +404,13 @@ def _placeholder_values(request: ProfileRequest, *, num_nodes: int) -> dict[str,
 
 
 def _fill(argument: str, values: Mapping[str, Any]) -> str | None:
-    whole = PLACEHOLDER.fullmatch(argument)
-    if whole is not None and whole["rest"].startswith("?"):
-        return whole["rest"][1:] if values[whole["name"]] not in (False, 0, None, "none") else None
+    full_match = PLACEHOLDER.fullmatch(argument)
+    if full_match is not None and full_match["rest"].startswith("?"):
+        return (
+            full_match["rest"][1:]
+            if values[full_match["name"]] not in (False, 0, None, "none")
+            else None
+        )
 
     def text(match: re.Match[str]) -> str:
         value = values[match["name"] + match["rest"]]

@@ -65,7 +65,7 @@ class TrainerLauncher:
 
     def fetch(self, handle: str) -> Measurement:
         """Return the measurement from the trainer's log, or from its result.json."""
-        ended = self._launcher.fetch(handle)
+        outcome = self._launcher.fetch(handle)
         file = self._trainer.metrics_file
         facts = read_log(self.output(handle, name=file).splitlines(), reader=self._trainer.reader)
         if file is not None and not facts.out_of_memory:
@@ -78,12 +78,12 @@ class TrainerLauncher:
         if self._trainer.reducible:
             text = self.output(handle, name=jobs.REQUEST)
             if not text:  # `ended` explains how the run ended
-                return ended
+                return outcome
             request = jobs.request_json().validate_json(text)
             assert isinstance(request, ProfileRequest)
             workload, num_gpus = request.training, request.num_gpus
         return measurement(
-            facts, ended=ended, workload=workload, num_gpus=num_gpus, settings=self._settings
+            facts, ended=outcome, workload=workload, num_gpus=num_gpus, settings=self._settings
         )
 
 

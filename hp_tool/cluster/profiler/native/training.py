@@ -113,17 +113,19 @@ class _Pipeline:
         parallel = request.parallel
         group, p = mesh["pp"].get_group(), parallel.pipeline_parallel_size
         total = p * parallel.virtual_pipeline_parallel_size
-        made = [
+        pipeline_stages = [
             PipelineStage(model, number, total, device, group=group) for number, model in stages
         ]
         count = request.training.global_batch_size // (
             parallel.data_parallel_size * parallel.micro_batch_size
         )
         self.schedule: Any
-        if len(made) > 1:
-            self.schedule = ScheduleInterleaved1F1B(made, n_microbatches=count, loss_fn=_loss)
+        if len(pipeline_stages) > 1:
+            self.schedule = ScheduleInterleaved1F1B(
+                pipeline_stages, n_microbatches=count, loss_fn=_loss
+            )
         else:
-            self.schedule = Schedule1F1B(made[0], n_microbatches=count, loss_fn=_loss)
+            self.schedule = Schedule1F1B(pipeline_stages[0], n_microbatches=count, loss_fn=_loss)
         self.first, self.last = stages[0][0] == 0, stages[-1][0] == total - 1
 
     def __call__(self, rows: torch.Tensor) -> torch.Tensor | None:
@@ -190,8 +192,8 @@ def build_stages(
     )
     stages = []
     for number in range(mesh["pp"].get_local_rank(), len(counts), p):
-        before = sum(counts[:number])
-        layers = range(before, before + counts[number])
+        first_layer = sum(counts[:number])
+        layers = range(first_layer, first_layer + counts[number])
         with torch.device("meta"):
             decoder = Decoder(
                 model, layers=layers, sequence_length=request.training.sequence_length
