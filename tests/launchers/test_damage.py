@@ -130,7 +130,7 @@ def test_a_job_that_damages_its_folder_can_be_cancelled(
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_job_harms_its_own_run_alone(
+def test_a_job_can_harm_only_its_own_run(
     damage: str, launcher: Launcher, tmp_path: Path, pool: ThreadPoolExecutor
 ) -> None:
     handle = _start(launcher, damage, rest_s=0.5, told=tmp_path / "told")

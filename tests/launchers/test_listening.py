@@ -66,7 +66,7 @@ def _own_addresses() -> list[str]:
     return [address for address in inet if not ipaddress.ip_address(address).is_loopback]
 
 
-def test_jobs_on_one_node_listen_to_their_host_alone(launcher: Launcher, tmp_path: Path) -> None:
+def test_jobs_on_one_node_listen_only_on_their_host(launcher: Launcher, tmp_path: Path) -> None:
     parallel = {"tensor_parallel_size": 2, "sequence_parallel": True}
     handle = launcher.submit(
         launcher.plan(request(parallel=parallel, steps=100_000), job_name="run")

@@ -78,7 +78,7 @@ def nothing_is_lost(world: World) -> Iterator[str]:
             yield f"job {job.name} brought a result; its run is {run.state}: {run.cause}"
 
 
-def nothing_is_doubled(world: World) -> Iterator[str]:
+def nothing_runs_twice(world: World) -> Iterator[str]:
     done = Counter(
         (run.search_id, run.digest) for run in world.runs() if run.state is RunState.FINISHED
     )
@@ -182,7 +182,7 @@ def events_are_in_order(world: World) -> Iterator[str]:
 PROMISES = (
     cancel_is_final,
     nothing_is_lost,
-    nothing_is_doubled,
+    nothing_runs_twice,
     no_job_is_orphaned,
     accounting_matches_what_ran,
     retries_are_bounded,

@@ -65,7 +65,7 @@ def test_nothing_is_lost() -> None:
 
 
 @pytest.mark.parametrize("fault", ["answer of the database", "database"])
-def test_nothing_is_doubled(fault: str) -> None:
+def test_nothing_runs_twice(fault: str) -> None:
     def taken_over_beside_a_bad_database(w: World, worker: Process) -> None:
         w.armed[fault] = 1
         w.submit(budget_runs=1, parallel_runs=1)
@@ -73,7 +73,7 @@ def test_nothing_is_doubled(fault: str) -> None:
         w.armed[fault] = 2
         worker.run(5)
 
-    held(audit.nothing_is_doubled, taken_over_beside_a_bad_database)
+    held(audit.nothing_runs_twice, taken_over_beside_a_bad_database)
 
 
 @pytest.mark.parametrize("fault", ["engine", "answer of the engine", "folder"])

@@ -132,7 +132,7 @@ def test_a_request_is_told_by_its_key_in_another_edition(tmp_path: Path) -> None
 
 @pytest.mark.components
 @pytest.mark.long
-def test_editions_work_side_by_side(tmp_path: Path) -> None:
+def test_different_editions_work_together(tmp_path: Path) -> None:
     """It says so once, finishes what it has, and stops; the newer worker takes the search."""
     url = f"sqlite:///{tmp_path / 'hp.sqlite3'}"
     go = tmp_path / "go"

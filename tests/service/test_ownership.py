@@ -144,7 +144,7 @@ def ask(http: TestClient, stand: Stand, address: Address, who: dict[str, str]) -
     )
 
 
-def test_tenants_are_apart(
+def test_owners_are_isolated(
     app: FastAPI, http: TestClient, store: SqlStore, query: dict[str, Any]
 ) -> None:
     (key, ada), (_, bob) = headers(store, "ada"), headers(store, "bob")

@@ -21,7 +21,7 @@ from tests.service.test_editions import QUERY
 
 @pytest.mark.components
 @pytest.mark.long
-def test_restores_mix_nothing_up(tmp_path: Path) -> None:
+def test_restores_do_not_mix_up_runs(tmp_path: Path) -> None:
     """Its searches run again, under other names; doctor tells what the lost time left behind."""
     path, saved, go = tmp_path / "hp.sqlite3", tmp_path / "saved.sqlite3", tmp_path / "go"
     url = f"sqlite:///{path}"

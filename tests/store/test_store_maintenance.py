@@ -107,7 +107,9 @@ def test_a_source_without_schema_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_backups_are_whole(tmp_path: Path, new_measurement: Callable[..., NewMeasurement]) -> None:
+def test_backups_are_complete(
+    tmp_path: Path, new_measurement: Callable[..., NewMeasurement]
+) -> None:
     url, path = f"sqlite:///{tmp_path}/s.sqlite3", tmp_path / "backups" / "s.backup"
     store = open_store(url)
     fill(store, new_measurement)
