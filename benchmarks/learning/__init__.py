@@ -1,3 +1,1 @@
-"""What calibrations learn from published runs, fed to them as measurements, and how well that holds
-on the other runs.
-"""
+"""Benchmarks of calibrations that learn from a few published runs and predict the other runs."""

@@ -1,6 +1,6 @@
 """`python -m benchmarks.learning [--data DIR] [--sets NAME ...] [--seeds N] [--memory] [--save
-FILE]`: what calibrations make of a few of the published runs, on all the others; `--memory`: of
-peak memory alone, which takes seconds.
+FILE]`: calibrate with a few published runs and score the predictions of all other runs. `--memory`
+scores peak memory only, which takes seconds.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def _rounded(value: object) -> object:
-    """Four digits after the point."""
+    """Round all floats in a report to four decimal places."""
     if isinstance(value, dict):
         return {key: _rounded(each) for key, each in value.items()}
     return round(value, 4) if isinstance(value, float) else value

@@ -42,32 +42,34 @@ from hp_tool.questions.schema import parse_query, query_mapping
 
 QUICKSTART = Path(__file__).parents[2] / "examples" / "quickstart.yaml"
 BIAS, SCATTER_LOG_SD = 1.2, 0.03
-"""Of every machine: true over predicted step time, and scatter of single layouts."""
+"""Ratio of true to predicted step time on every machine, and scatter of single layouts."""
 STEP_OVERHEAD_S = 0.02
-"""A cost of each step that the prediction does not have, where a truth multiplies the overhead."""
+"""Seconds per step that the prediction lacks, multiplied by a truth's factor `overhead`."""
 TAIL_DEGREES = 2.0
-"""Degrees of freedom of Student's t where tails are heavy."""
+"""Degrees of freedom of Student's t distribution for truths with heavy tails."""
 NOISES = (0.02, 0.20)
 CHECKPOINTS = (6, 12)
-"""Runs after which intervals are compared with the truth."""
+"""Numbers of runs after which intervals are compared with the truth."""
 MOST_RUNS, FURTHER_RUNS = 12, 4
 COVERED, WIDEST, MOST_GAIN = (0.83, 0.97), 2.2, {0.02: 0.02, 0.20: 0.06}
-"""Aims: share inside, median high/low after six runs, gain left at the stop by noise."""
+"""Targets: share inside the interval, median high/low after six runs, and gain left at the stop by
+noise.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
-    """How a machine differs from its prediction, beyond BIAS."""
+    """How a machine differs from its prediction, in addition to BIAS."""
 
     name: str
     factors: dict[str, float] = field(default_factory=dict)
-    """True over predicted seconds by part, or by group for parts without a factor of their own."""
+    """Ratio of true to predicted seconds by part, or by group for parts without an entry."""
     scatter_log_sd: float = SCATTER_LOG_SD
-    """Standard deviation of the logarithm, by layout."""
+    """Standard deviation of ln(true step time) between layouts."""
     stall_share: float = 0.0
-    """Share of layouts that take three times as long."""
+    """Fraction of layouts that run STALL_FACTOR times as long."""
     heavy_tails: bool = False
-    """Scatter and noise follow Student's t of TAIL_DEGREES, with the same scale."""
+    """Whether scatter and noise follow Student's t distribution with TAIL_DEGREES."""
     drift_log: float = 0.0
     """ln of the slowdown of the whole machine from one run to the next."""
 
@@ -87,7 +89,7 @@ STALL_FACTOR = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """One search."""
+    """Result of one search."""
 
     inside: dict[int, float]
     """Share of the layouts that have not run whose true time lies inside the 90% interval, by
@@ -98,16 +100,18 @@ class Trace:
     widths: dict[int, float]
     """Median high/low of these intervals, by number of runs."""
     stopped_after: int
-    """Runs; MOST_RUNS if the search did not stop by itself."""
+    """Number of runs at the stop; MOST_RUNS if the search did not stop earlier."""
     gain_left: float
-    """1 - best true time of the four next runs / that of the row that ran fastest, at least 0."""
+    """1 - best true time of the next four runs / true time of the fastest measured layout, at least
+    0.
+    """
     regret: float
-    """1 - best true time of all layouts / that of the row that ran fastest, at the stop."""
+    """1 - best true time of all layouts / true time of the fastest measured layout, at the stop."""
 
 
 @cache
 def quickstart() -> TuningProblem:
-    """Return the search that the README's first command starts, with its table of predictions.
+    """Return the search of the README's first command, with its table of predictions.
 
     A stored profile of this host's processor is not used, so that all hosts compute the same.
     """
@@ -138,13 +142,13 @@ def true_step_s(table: CandidateTable, truth: Truth, *, rng: np.random.Generator
 
 
 def _draws(truth: Truth, rng: np.random.Generator, rows: int) -> FloatArray:
-    """(rows,) standardised errors."""
+    """Draw standardised errors, shape (rows,)."""
     return rng.standard_t(TAIL_DEGREES, rows) if truth.heavy_tails else rng.standard_normal(rows)
 
 
 def searched(truth: Truth, *, noise: float, seed: int) -> Trace:
-    """Search one machine, on beyond the stop, so that all searches are compared after as many
-    runs.
+    """Search one machine. The search continues after its stop, so that all searches are compared
+    after equally many runs.
     """
     problem = quickstart()
     table = problem.search.table

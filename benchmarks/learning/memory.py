@@ -1,6 +1,4 @@
-"""Learning of memory: published peaks fed as measurements, and how well that holds on the other
-runs.
-"""
+"""Calibrate memory with a few published peaks and score the predictions of the other peaks."""
 
 from __future__ import annotations
 
@@ -31,14 +29,14 @@ from hp_tool.loop.calibration.memory import fit_memory
 from hp_tool.questions.training.evaluate import resolve_configuration
 
 LEAST_ROWS = 12
-"""Peaks are published seldom; MLPerf's twelve on B200 are mostly one setting of several
-submitters.
+"""Minimum number of peaks in a set. Few peaks are published; most of the 12 by MLPerf on B200 are
+one setting.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peaks:
-    """n runs whose peak is known, beside the bounds stated of it without a calibration."""
+    """n runs with a measured peak, and the interval that the cost model states for each."""
 
     runs: RunSet
     low_bytes: NDArray[np.float64]
@@ -46,7 +44,7 @@ class Peaks:
 
 
 def peak_sets(folder: Path) -> Iterator[Peaks]:
-    """Every set of at least LEAST_ROWS runs of one GPU."""
+    """Return every set of at least LEAST_ROWS runs on one GPU."""
     sources = {
         "Cut models": b200_cases(folder),
         "MLPerf": mlperf_cases(folder),
@@ -73,7 +71,7 @@ def _peaks(name: str, cases: Sequence[Case]) -> Peaks:
 
 
 def _bounds(case: Case) -> tuple[float, float]:
-    """Return the bounds of the stated interval, as multiples of what is predicted."""
+    """Return the bounds of the stated interval, divided by the prediction."""
     resolved = resolve_configuration(case.query)
     unmeasured = unmeasured_features(
         case=resolved.problem, candidate=Candidates.alone(resolved.config)
@@ -89,7 +87,7 @@ def _bounds(case: Case) -> tuple[float, float]:
 
 
 def compare(peaks: Peaks, taught: Rows, tested: Rows) -> dict[str, Any]:
-    """Scores by method on the tested rows."""
+    """Return scores by method on the tested rows."""
     seen, unseen = (peaks.runs.evidence.take(rows) for rows in (taught, tested))
     prediction = fit_memory(evidence=seen, prior=prior_for(kind="gpu")).predict(
         memory_bytes=unseen.memory_bytes, features=unseen.features
@@ -109,7 +107,9 @@ def compare(peaks: Peaks, taught: Rows, tested: Rows) -> dict[str, Any]:
 
 
 def learnt(peaks: Peaks, *, seeds: int) -> dict[str, Any]:
-    """Return, by number of random runs, mean scores on the rest over the seeds."""
+    """Return mean scores over the seeds on runs that a calibration did not see, by number of runs
+    it saw.
+    """
     by_count = {}
     for count in RUNS:
         if len(peaks.runs) - count >= LEAST_TESTED:

@@ -67,13 +67,13 @@ class Errors:
     """Mean errors of five layouts, as fractions."""
 
     before: float
-    """By the cost model."""
+    """Error of the cost model without any run."""
     by_step: float
-    """With one run's step time."""
+    """Error after learning one run's step time."""
     by_parts: float
-    """With its parts."""
+    """Error after learning that run's step time and parts."""
     least: float
-    """By the cost model of the true machine."""
+    """Error of a cost model that knows the machine exactly."""
 
 
 def problem_of(chance: np.random.Generator, truth: Truth) -> tuple[TrainingProblem, Candidates]:

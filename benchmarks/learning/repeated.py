@@ -36,17 +36,19 @@ from hp_tool.loop.learning.make import prepare
 from hp_tool.store import open_store, schema
 
 TAUGHT, REPEATED, NOISE_LOG_SD = 10, 20, 0.03
-"""Runs that a trial learns from, reports of each, and how far those scatter."""
+"""Distinct runs that a calibration learns from, reports of each run, and scatter of the reports."""
 SEEDS = 3
 
 
 def every_repeat() -> Any:
-    """Fits see every run that they are given."""
+    """Patch fits so that they use every repeat of a configuration."""
     return patch.object(calibration, "without_surplus", lambda evidence: evidence)
 
 
 def calibrate(url: str, *, every: bool) -> tuple[float, float]:
-    """Processor seconds of calibrating all clusters, and the process' peak memory in MiB."""
+    """Calibrate all clusters; return the processor seconds and the peak memory of the process in
+    MiB.
+    """
     with closing(open_store(url)) as store:
         prepare()
         begun = time.process_time()
@@ -60,7 +62,7 @@ def calibrate(url: str, *, every: bool) -> tuple[float, float]:
 
 
 def print_times(measurements: int) -> None:
-    """Calibrate one database in both ways."""
+    """Time the calibration of one database with every repeat and with a few repeats."""
     with tempfile.TemporaryDirectory(prefix="hp-repeated-") as folder:
         url = f"sqlite:///{Path(folder) / 'hp.sqlite3'}"
         schema.upgrade(url)
@@ -73,7 +75,7 @@ def print_times(measurements: int) -> None:
 
 
 def reported(taught: Evidence, dice: np.random.Generator) -> Evidence:
-    """Each run REPEATED times, its step time with noise."""
+    """Return each run REPEATED times, with noise on its step time."""
     rows = np.repeat(np.arange(len(taught)), REPEATED)
     runs = taught.take(rows)
     noise = np.exp(NOISE_LOG_SD * dice.standard_normal(len(rows)))
@@ -85,7 +87,7 @@ def reported(taught: Evidence, dice: np.random.Generator) -> Evidence:
 
 
 def errors(runs: RunSet) -> dict[str, dict[str, float]]:
-    """Mean scores on the runs that were not taught, by which repeats the fit saw."""
+    """Return mean scores on runs outside the calibration, for each selection of repeats."""
     trials: dict[str, list[dict[str, float]]] = {"every repeat": [], "a few repeats": []}
     for seed, order in enumerate(random_orders(runs, SEEDS)):
         taught, tested = order[:TAUGHT], runs.evidence.take(order[TAUGHT:])

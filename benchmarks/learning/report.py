@@ -1,4 +1,4 @@
-"""Tables of what was learnt, and which of the promises hold."""
+"""Format the scores as tables, and count the sets that meet each target."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from typing import Any
 from scipy.stats import binom
 
 HARM, BAD_COST, CONTRARY_COST = 0.01, 0.03, 0.01
-"""A calibration's mean error above that without one; one bad row of five above the same draw
-without; runs that contradict each other above one factor.
+"""Maximum increase of the mean error: by calibrating, by one bad row of five, and by contradictory
+runs compared with a single factor.
 """
 COVERED = (0.83, 0.97)
-"""Of 90 % intervals."""
+"""Accepted range of the coverage of 90% intervals."""
 BETTER_FROM = 3
-"""Runs from which a calibration is better than one factor."""
+"""Minimum number of runs from which a calibration should be better than a single factor."""
 NARROWER, NARROW_AT = 0.8, "5"
-"""ln(high / low) against that of the baseline."""
+"""Maximum ratio of ln(high / low) to the baseline's, and the number of runs at which it is checked.
+"""
 
 
 def as_text(report: dict[str, Any], baseline: dict[str, Any] | None = None) -> str:
@@ -71,7 +72,9 @@ def _change(before: dict[str, Any] | None) -> str:
 
 
 def promises(report: dict[str, Any], baseline: dict[str, Any]) -> Iterator[str]:
-    """Each promise with the share of sets and directions that hold it, and those that do not."""
+    """Yield each target with the number of sets and directions that meet it, and those that miss
+    it.
+    """
     every = {
         f"{name}, {kind} {key}": scores
         for name, kind, key, scores in _all(report)
@@ -148,8 +151,8 @@ def promises(report: dict[str, Any], baseline: dict[str, Any]) -> Iterator[str]:
 
 
 def _beyond_chance(scores: dict[str, Any]) -> float:
-    """How far a coverage lies outside of COVERED and of the central 95 % of what so many rows give
-    by chance.
+    """Return how far a coverage lies outside COVERED and outside the central 95% of the binomial
+    distribution for its number of rows.
     """
     least, most = (
         float(binom.ppf(q, scores["rows"], 0.9)) / scores["rows"] for q in (0.025, 0.975)

@@ -1,6 +1,4 @@
-"""Published runs of one GPU and framework as evidence: what calibrations may learn, and what they
-are held against.
-"""
+"""Published runs, grouped into sets of one GPU and framework, as evidence for calibrations."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.problem import TrainingProblem
 
 MIN_ROWS = 14
-"""Fewer say nothing of learning; the experts on H100 are as many."""
+"""Minimum number of runs in a set; the smallest set has 14."""
 CARDS = {
     "a100-sxm-40gb": "A100-40",
     "a100-sxm-80gb": "A100-80",
@@ -47,30 +45,30 @@ CARDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunSet:
-    """n timed runs that one calibration could have seen, beside their predictions."""
+    """n timed runs that one calibration may learn from, with their predictions."""
 
     name: str
     evidence: Evidence
     uncalibrated_log_sd: NDArray[np.float64]
-    """(n,) of the interval stated without a calibration."""
+    """(n,) standard deviation of ln(step time) that the cost model states."""
     labels: dict[str, NDArray[np.object_]]
-    """What runs may be carried over, each (n,): model, precision and task by name; size, length and
-    devices as numbers.
+    """(n,) properties of the runs, between whose values calibrations are transferred: model,
+    precision and task as names; size, length and devices as numbers.
     """
     cell: NDArray[np.object_]
-    """(n,) runs that differ in their layout alone share it."""
+    """(n,) key that runs share if they differ only in their layout."""
 
     def __len__(self) -> int:
         return len(self.cell)
 
     @property
     def predicted_s(self) -> NDArray[np.float64]:
-        """(n,) without calibration."""
+        """Return the uncalibrated step times in seconds, shape (n,)."""
         return np.sum(list(self.evidence.parts_s.values()), axis=0)
 
 
 def run_sets(folder: Path) -> list[RunSet]:
-    """Every set of at least MIN_ROWS runs."""
+    """Return every set of at least MIN_ROWS runs."""
     released, audited = release_cases(folder), mlperf_cases(folder)
     sources: dict[str, Iterable[Case]] = {
         "MPT": [*mpt_cases(folder), *mpt_h100_cases(folder)],
@@ -98,7 +96,7 @@ def run_sets(folder: Path) -> list[RunSet]:
 
 
 def of_cases(name: str, cases: Sequence[Case]) -> RunSet:
-    """The cases as one set."""
+    """Return a set of the given cases."""
     pieces, doubts, labels, cells = [], [], [], []
     for number, case in enumerate(cases):
         resolved = resolve_configuration(case.query)
@@ -121,7 +119,7 @@ def of_cases(name: str, cases: Sequence[Case]) -> RunSet:
 
 
 def _nanotron(folder: Path) -> list[RunSet]:
-    """The runs of the grid that did not fail, by model."""
+    """Return the successful runs of nanotron's grid, one set per model."""
     sets = []
     rows = [row for row in grid_rows(folder) if row["status"] == "ok"]
     for model in sorted({row["model"] for row in rows}):

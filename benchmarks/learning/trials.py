@@ -1,6 +1,4 @@
-"""Draws of a few runs that a calibration learns from, and its errors, coverage and width on the
-others.
-"""
+"""Calibrate with a few random runs; score error, coverage and width on the other runs."""
 
 from __future__ import annotations
 
@@ -22,19 +20,21 @@ from hp_tool.loop.calibration.evidence import scaled
 
 RUNS = (1, 2, 3, 5, 10, 20)
 BAD = {"x5": 5.0, "x0.2": 0.2, "x1.5": 1.5}
-"""What one of BAD_AMONG measured step times is multiplied by."""
+"""Factors by which one of BAD_AMONG step times is multiplied."""
 BAD_AMONG = 5
 CONTRARY, CONTRARY_AMONG = 1.5, 6
-"""Runs that contradict each other: every other of them takes so many times longer, and the rest as
-much shorter.
+"""Factor and number of contradictory runs: every other step time is multiplied by the factor, the
+rest are divided by it.
 """
 RANKED_AFTER = (5, 10)
 LEAST_TESTED = 5
-"""Runs that a draw or a direction leaves to be predicted."""
+"""Minimum number of runs that must be left for predictions."""
 LEAST_RANKED = 3
-"""Layouts of a cell whose order can be right or wrong."""
+"""Minimum number of layouts in a cell whose ranking is scored."""
 CARRIED = (5, 20)
-"""Runs that are carried to another model, size, length, number of devices, precision or task."""
+"""Numbers of runs that a calibration learns from before it predicts runs with another value of a
+label.
+"""
 NAMES, NUMBERS = ("model", "precision", "task"), ("size", "length", "devices")
 LEAST_CARRIED = 3
 Rows = NDArray[np.intp]
@@ -42,9 +42,7 @@ Rows = NDArray[np.intp]
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """Predictions of n runs: medians, and the standard deviation or the bounds of their 90 %
-    intervals.
-    """
+    """Predicted step times of n runs, optionally with the bounds of their 90% intervals."""
 
     step_s: NDArray[np.float64]
     low_s: NDArray[np.float64] | None = None
@@ -52,7 +50,7 @@ class Predictions:
 
 
 def calibrated(evidence: Evidence, unseen: Evidence) -> Predictions:
-    """What a calibration fitted to `evidence` says of the runs asked for."""
+    """Predict unseen runs by a calibration fitted to `evidence`."""
     fit = fit_calibration(evidence=evidence, prior=prior_for(kind="gpu")).step_time
     step = fit.predict(
         parts_s=unseen.parts_s, layer_passes=unseen.layer_passes, features=unseen.features
@@ -62,7 +60,7 @@ def calibrated(evidence: Evidence, unseen: Evidence) -> Predictions:
 
 
 def uncalibrated(runs: RunSet, rows: Rows) -> Predictions:
-    """What is said without a calibration."""
+    """Predict runs without a calibration."""
     predicted, factor = (
         runs.predicted_s[rows],
         np.exp(NORMAL_QUANTILE * runs.uncalibrated_log_sd[rows]),
@@ -71,8 +69,8 @@ def uncalibrated(runs: RunSet, rows: Rows) -> Predictions:
 
 
 def simple(evidence: Evidence, unseen: Evidence) -> dict[str, Predictions]:
-    """One factor (the mean or median of ln measured / predicted), and the factor of the run most
-    alike.
+    """Predict unseen runs by simple rules: one factor (the mean or median of measured / predicted),
+    or the factor of the most similar run.
     """
     predicted, wanted = (np.sum(list(each.parts_s.values()), axis=0) for each in (evidence, unseen))
     ratios = np.log(evidence.measured_step_s / predicted)
@@ -88,9 +86,9 @@ def simple(evidence: Evidence, unseen: Evidence) -> dict[str, Predictions]:
 
 
 def score(predictions: Predictions, measured_s: NDArray[np.float64]) -> dict[str, float]:
-    """Mean error; coverage of the intervals, the mean of ln(high / low), and their interval score
-    (Gneiting and Raftery 2007): that width, and 2 / 0.1 times how far outside of them a measurement
-    lies.
+    """Return the mean error, and the coverage, mean ln(high / low) and interval score of the
+    intervals. The interval score (Gneiting and Raftery 2007) is the width plus 2 / 0.1 times the
+    distance of a measurement outside the interval.
     """
     scores = {"error": float(np.mean(np.abs(predictions.step_s / measured_s - 1.0)))}
     if predictions.low_s is not None and predictions.high_s is not None:
@@ -112,7 +110,9 @@ def score(predictions: Predictions, measured_s: NDArray[np.float64]) -> dict[str
 def compare(
     runs: RunSet, taught: Rows, tested: Rows, *, evidence: Evidence | None = None
 ) -> dict[str, Any]:
-    """Scores by method on the tested rows; `evidence` stands for what the taught rows measured."""
+    """Return scores by method on the tested rows. `evidence` replaces the measurements of the
+    taught rows.
+    """
     seen, unseen = (
         runs.evidence.take(taught) if evidence is None else evidence,
         runs.evidence.take(tested),
@@ -132,8 +132,8 @@ def compare(
 def _ranked(
     runs: RunSet, tested: Rows, methods: dict[str, Predictions]
 ) -> dict[str, dict[str, float]]:
-    """Mean rank correlation, and share of the best throughput that the layout predicted best gives
-    away, over cells.
+    """Return the mean over cells of the rank correlation and of the throughput lost by choosing the
+    layout predicted fastest.
     """
     by_method: dict[str, dict[str, list[float]]] = {}
     measured = runs.evidence.measured_step_s[tested]
@@ -157,8 +157,8 @@ def _ranked(
 
 
 def learning(runs: RunSet, *, seeds: int) -> dict[str, Any]:
-    """Return, by number of random runs, mean scores on the rest, and how often the calibration was
-    worse than none.
+    """Return mean scores on the other runs, and how often the calibration was worse than none, by
+    number of random runs.
     """
     by_count = {}
     for count in RUNS:
@@ -172,7 +172,9 @@ def learning(runs: RunSet, *, seeds: int) -> dict[str, Any]:
 
 
 def disturbed(runs: RunSet, *, seeds: int) -> dict[str, Any]:
-    """With one bad row of five: its error beside that of the same draw without."""
+    """Return scores after one bad row of five, and the increase of the error over the same draw
+    without it.
+    """
     by_kind = {}
     clean = [
         compare(runs, order[:BAD_AMONG], order[BAD_AMONG:]) for order in random_orders(runs, seeds)
@@ -206,8 +208,8 @@ def contrary(runs: RunSet, *, seeds: int) -> dict[str, Any]:
 
 
 def carried(runs: RunSet, *, seeds: int) -> dict[str, Any]:
-    """Return, by direction, scores on runs of the other side; a side with more runs than are
-    carried gives random ones.
+    """Return scores of calibrations that learn from runs on one side of a label and predict the
+    other side. If a side has more runs than the calibration learns from, they are drawn at random.
     """
     by_direction = {}
     for direction, source, target in _directions(runs):
@@ -225,8 +227,8 @@ def carried(runs: RunSet, *, seeds: int) -> dict[str, Any]:
 
 
 def _directions(runs: RunSet) -> Iterator[tuple[str, Rows, Rows]]:
-    """(name, rows to learn from, rows to predict): each value of a name to the others, the lower
-    half of a number to the upper and back.
+    """Yield (name, rows to learn from, rows to predict): from each value of a name to all others,
+    and between the lower and upper half of a number in both directions.
     """
     for name in NAMES:
         values = runs.labels[name]
@@ -245,14 +247,14 @@ def _sides(side: NDArray[np.bool_]) -> tuple[Rows, Rows]:
 
 
 def random_orders(runs: RunSet, seeds: int) -> list[Rows]:
-    """A random order of the rows for each seed; the first k of it are a draw of k."""
+    """Return a random order of the rows for each seed; its first k rows are a draw of k."""
     start = zlib.crc32(runs.name.encode())
     return [np.random.default_rng([start, seed]).permutation(len(runs)) for seed in range(seeds)]
 
 
 def mean_scores(trials: Sequence[dict[str, Any]], *, ranking: bool = False) -> dict[str, Any]:
-    """Means over trials by method, and the share of trials in which the calibration was worse than
-    none.
+    """Return means over trials by method, and the fraction of trials in which the calibration was
+    worse than none.
     """
     methods = [name for name in trials[0] if name != "ranking"]
     means: dict[str, Any] = {
@@ -273,7 +275,7 @@ def mean_scores(trials: Sequence[dict[str, Any]], *, ranking: bool = False) -> d
 
 
 def tried(runs: RunSet, *, seeds: int) -> dict[str, Any]:
-    """All trials of one set."""
+    """Return all scores of one set."""
     return {
         "rows": len(runs),
         "learning": learning(runs, seeds=seeds),

@@ -1,1 +1,1 @@
-"""The proof of the search: measured grids replayed, and a real search on this machine."""
+"""Benchmarks of the search: replays of measured grids, and a real search on this machine."""

@@ -1,5 +1,5 @@
-"""Are the search's own constants more than a good guess for this grid? `python -m
-benchmarks.search.design [--grid FILE.csv]`.
+"""Change the constants of the search's prior one at a time, and compare the regret on a measured
+grid: `python -m benchmarks.search.design [--grid FILE.csv]`.
 
 The prior's hyperparameters, changed one at a time. For each model the setting with the least regret
 (mean after 1, 3, 5 and 10 runs) on the cells of the other models is chosen, and what it does on the
@@ -37,11 +37,11 @@ ALTERNATIVES: dict[str, tuple[float, ...]] = {
     "residual_log_sd": (0.05, 0.2),
     "group_log_sd": (0.1, 0.4),
 }
-"""Values of the prior's fields beside those that it ships with: about half and twice."""
+"""Alternative values of the prior's fields: about half and twice the shipped ones."""
 
 
 def settings() -> dict[str, Prior]:
-    """Priors by name."""
+    """Return the shipped prior and its alternatives by name."""
     changed = {
         f"{name} {value:g}": dataclasses.replace(prior_for(kind="gpu"), **{name: value})
         for name, values in ALTERNATIVES.items()
@@ -52,7 +52,7 @@ def settings() -> dict[str, Prior]:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One setting on one cell."""
+    """One prior on one cell."""
 
     cell: Cell
     profile: EfficiencyProfile
@@ -62,7 +62,9 @@ class Task:
 
 
 def regrets(task: Task) -> list[float]:
-    """Mean regret at each checkpoint, over the seeds; a cell with fewer rows keeps its last."""
+    """Return the mean regret over the seeds at each checkpoint. A cell with fewer rows repeats its
+    last regret.
+    """
     quiet()
     table, rows = table_of(task.cell, task.profile), legal_rows(task.cell)
     after = []
@@ -81,8 +83,9 @@ def regrets(task: Task) -> list[float]:
 
 
 def choose(by_setting: dict[str, dict[str, list[list[float]]]]) -> list[dict[str, Any]]:
-    """For each model: the setting that the others choose, and the model's own regrets under it and
-    as shipped.
+    """Return, for each model, the setting with the least regret on the other models' cells, and the
+    regrets on its own cells with that setting and with the shipped one. `by_setting` has the
+    regrets of each cell, by setting and model.
 
     `by_setting`: regrets of each cell, by setting and model.
     """

@@ -1,5 +1,5 @@
-"""A measured grid as cells to search in: each a model on a number of nodes, with what every
-configuration answered.
+"""Read a measured grid as cells to search: the configurations of one model on one number of nodes,
+with their measurements.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from hp_tool.domain.units import GIB
 from hp_tool.domain.workload import TrainingWorkload
 
 NANOTRON = FOLDER / "training" / "nanotron.csv"
-"""The grid in the repository."""
+"""Path of nanotron's published grid."""
 MIN_ROWS = 20
-"""A smaller cell says nothing about a search."""
+"""Minimum number of rows in a cell; smaller cells are left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """n configurations of one model on one cluster, and what was measured for them."""
+    """n configurations of one model on one cluster, with their measurements."""
 
     model: ModelSpec
     cluster: ClusterSpec
     workload: TrainingWorkload
     candidates: Candidates
     step_s: FloatArray
-    """(n,) median of the runs that succeeded; NaN where all failed."""
+    """(n,) median seconds of the successful runs; NaN if all failed."""
     memory_bytes: FloatArray
-    """(n,) peak; NaN where not measured."""
+    """(n,) peak bytes; NaN if not measured."""
     rows: int
-    """Rows of the file, duplicates counted."""
+    """Number of rows in the file, including duplicates."""
     repeats: tuple[tuple[float, ...], ...]
     """Step seconds of each configuration that ran more than once."""
 
@@ -58,8 +58,8 @@ class Cell:
 
     @property
     def second_best_gap(self) -> float:
-        """How much slower the second-best configuration is; decides whether the best one can be
-        told by luck alone.
+        """Return how much slower the second-best configuration is, as a fraction. If it is close,
+        noise decides which one a search finds.
         """
         fastest = np.sort(self.step_s[np.isfinite(self.step_s)])
         return float(fastest[1] / fastest[0] - 1.0) if len(fastest) > 1 else float("inf")
@@ -68,9 +68,9 @@ class Cell:
 def read_grid(
     path: Path, *, shapes: Shapes, gpu: str, sequence_length: int, framework: str
 ) -> tuple[list[Cell], dict[str, int]]:
-    """The cells of at least MIN_ROWS rows, and how many rows were read, dropped (data-parallel size
-    x micro-batch x accumulation is not the batch) and left in cells too small. Columns `gpu` and
-    `sequence_length` override the defaults.
+    """Return the cells of at least MIN_ROWS rows, and the numbers of rows read, dropped
+    (data-parallel size x micro-batch x accumulation is not the batch) and in smaller cells. Columns
+    `gpu` and `sequence_length` override the defaults.
     """
     rows = read_grid_file(path)
     kept = [

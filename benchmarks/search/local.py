@@ -1,4 +1,5 @@
-"""A real search on this machine against measuring everything: `python -m benchmarks.search.local`.
+"""Compare a real search on this machine with a run of every candidate: `python -m
+benchmarks.search.local`.
 
 Searches the quickstart's space (63 candidates on two processes) as `hp-tool tune` does, then runs
 the candidates one by one, and tells how much slower the configuration found is than the best of
@@ -34,8 +35,8 @@ def measured(
     launcher: Launcher | None = None,
     on_event: OnEvent = lambda kind, payload: None,
 ) -> tuple[TuneResult, dict[ParallelConfig, float], float]:
-    """A search of its own, with nothing known before: its answer, seconds a step of each
-    configuration in its first whole run, and the seconds it took.
+    """Run a search without earlier measurements. Return its answer, the step time of each
+    configuration in its first complete run, and the seconds the search took.
     """
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -62,8 +63,8 @@ def compare(
     launcher: Launcher | None = None,
     on_event: OnEvent = lambda kind, payload: None,
 ) -> dict[str, Any]:
-    """The search as the query has it, then `candidates` of the space run whole, each in a run of
-    the same length.
+    """Run the query's search, then `candidates` configurations of its space, each in a complete run
+    of the same length.
 
     regret: 1 - best step time / step time of the configuration recommended, both from the second
     pass, so that neither was chosen by the run it is judged by; the search's own time where the

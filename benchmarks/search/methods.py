@@ -1,5 +1,5 @@
-"""Who chooses the next run: the product's sampler, Optuna's own, chance, and an ordered
-enumeration.
+"""Methods that choose the next run: the product's sampler, Optuna's samplers, random choice, and
+ordered enumeration.
 """
 
 from __future__ import annotations
@@ -23,34 +23,33 @@ from hp_tool.loop.search.table import CandidateTable
 
 METHODS = ("hp_tool", "hp_tool_carried", "optuna_tpe", "optuna_gp", "random", "enumeration")
 MAX_MISSES = 20
-"""Proposals of a baseline that name no row of the cell, or one already run, before a row is drawn
-for it.
+"""Maximum consecutive proposals of a baseline that are not a new row of the cell. After that, a row
+is drawn at random.
 """
 ENUMERATED = ("tensor_parallel_size", "pipeline_parallel_size", "micro_batch_size", "zero_stage")
-"""Order of the loops of NVIDIA's auto-configurator, outermost first, each from small to large."""
+"""Order of the nested loops of NVIDIA's auto-configurator, outermost first, each from small to
+large.
+"""
 
 
 class Method(Protocol):
-    """Proposes one row after another and is told what each brought."""
+    """Proposes rows one by one and receives the result of each."""
 
     begins_job: bool
-    """Whether the last row proposed has a job of its own, or runs in the processes of the one
-    before.
+    """Whether the last proposed row starts a new job, instead of running in the previous row's job.
     """
 
     def ask(self) -> int:
-        """A row not asked for before."""
+        """Return a row that was not returned before."""
 
     def tell(self, row: int, *, step_s: float, memory_bytes: float, out_of_memory: bool) -> None:
-        """Seconds (NaN: it failed), peak bytes (NaN: unknown), and whether the failure was for want
-        of memory.
+        """Receive a row's step time (NaN if it failed), peak bytes (NaN if unknown), and whether it
+        ran out of memory.
         """
 
 
 class Ours:
-    """The product's sampler in a plain Optuna study, as a search uses it: over the rows that the
-    framework accepts.
-    """
+    """The product's sampler in an Optuna study, on the rows that the framework accepts."""
 
     def __init__(
         self,
@@ -62,7 +61,9 @@ class Ours:
         prior: Prior | None = None,
         together: int = 1,
     ) -> None:
-        """`rows`: the legal ones of the table. `together`: configurations of one job."""
+        """Create the method. `rows` are the legal rows of the table; `together` is the number of
+        configurations in a job.
+        """
         prior = prior or prior_for(kind="gpu")
         self.rows = rows
         self.sampler = CostModelSampler(
@@ -108,10 +109,9 @@ class Ours:
 
 
 class Baseline:
-    """One of Optuna's samplers over the same axes as categories. It minimises log seconds; a failed
-    run counts as the slowest seen. Proposals that name no row cost nothing, nor does asking for a
-    row again: the sampler is told that they failed and is asked anew, and after MAX_MISSES of them
-    a row is drawn for it.
+    """One of Optuna's samplers, with the axes as categories. It minimises ln(seconds); a failed run
+    counts as the slowest so far. Proposals that are not a new row cost nothing: the sampler is told
+    that they failed and asked again. After MAX_MISSES of them, a row is drawn at random.
     """
 
     begins_job = True
@@ -146,7 +146,7 @@ class Baseline:
 
 
 class Ordered:
-    """Rows in an order fixed beforehand."""
+    """Rows in a fixed order."""
 
     begins_job = True
 
@@ -157,11 +157,11 @@ class Ordered:
         return next(self._order)
 
     def tell(self, row: int, *, step_s: float, memory_bytes: float, out_of_memory: bool) -> None:
-        """Nothing is learnt."""
+        """Ignore the result."""
 
 
 def quiet() -> None:
-    """Optuna says nothing of single trials."""
+    """Turn off Optuna's log messages for single trials."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 
@@ -175,9 +175,9 @@ def create(
     seed: int,
     together: int = 1,
 ) -> Method:
-    """The method of this name over one cell's table; `carried`: measurements of other models on the
-    same cluster. `legal`: rows that the framework accepts, which the baselines do not know.
-    `together`: configurations of one of our jobs.
+    """Create a method by name for one cell's table. `carried` are measurements of other models on
+    the same cluster. `legal` are the rows that the framework accepts, which only this search knows.
+    `together` is the number of configurations in a job of this search.
     """
     quiet()
     if name in ("hp_tool", "hp_tool_carried"):

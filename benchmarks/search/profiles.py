@@ -1,5 +1,5 @@
-"""The cost model's constants for each cell: a framework's, fitted without the runs of the cell's
-model where it was fitted on such a grid.
+"""Constants of the cost model for each cell. If a framework's constants were fitted to the replayed
+grid, they are refitted without the runs of the cell's model.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from hp_tool.catalog.efficiency import efficiency_profile
 from hp_tool.domain.efficiency import EfficiencyProfile, FrameworkEfficiency
 
 REFITTED = "nanotron"
-"""The framework whose catalogue constants come from a grid of this kind, and are therefore not
-shown its models' cells.
+"""Framework whose catalogue constants were fitted to such a grid; they are refitted without the
+searched model.
 """
 
 
@@ -26,12 +26,12 @@ class Profiles:
 
     framework: str
     stock: EfficiencyProfile
-    """The catalogue's: for models that its fit has not seen."""
+    """Constants of the catalogue, for models outside its fit."""
     without: Mapping[str, FrameworkEfficiency]
-    """By model: constants that the other models' rows give."""
+    """Constants fitted to the rows of all other models, by model."""
 
     def of(self, model: str) -> EfficiencyProfile:
-        """What a search for this model may know before its first run."""
+        """Return the constants that a search for this model may use before its first run."""
         if model not in self.without:
             return self.stock
         return EfficiencyProfile(gpu=self.stock.gpu, framework=self.without[model])
@@ -42,8 +42,8 @@ class Profiles:
 
 
 def profiles_without(*, grid: Path, gpu: str, framework: str) -> Profiles:
-    """Profiles for searching a grid, leaving out one model at a time of those that the catalogue's
-    constants were fitted on.
+    """Return the profiles for searching a grid. Each model in the fit of the catalogue's constants
+    gets constants fitted without it.
     """
     device = catalogue_gpu(gpu)
     without = {}

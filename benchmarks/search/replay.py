@@ -1,4 +1,4 @@
-"""How many real runs until a configuration within 2 % of the best: `python -m
+"""Count the runs until a search finds a configuration within 2% of the best: `python -m
 benchmarks.search.replay [--grid FILE.csv]`.
 
 Replays a measured grid. Each cell (a model on a number of nodes) is searched by each method with
@@ -30,15 +30,15 @@ from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.loop.calibration import Evidence
 
 NOISE_LOG_SD = 0.04
-"""Run-to-run scatter where the grid has too few repeats to tell: repeated runs on clusters differ
-by up to 13 %.
+"""Assumed standard deviation of ln(time) between runs, if the grid has too few repeats: repeated
+runs on clusters differ by up to 13%.
 """
 MIN_REPEATS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One method on one cell, all seeds."""
+    """All searches of one cell by one method, one per seed."""
 
     cell: Cell
     profile: EfficiencyProfile
@@ -50,7 +50,7 @@ class Task:
 
 
 def run_task(task: Task) -> list[Trace]:
-    """A trace for each seed."""
+    """Return a trace for each seed."""
     table = table_of(task.cell, task.profile)
     carried = Evidence.empty()
     if task.method == "hp_tool_carried":
@@ -77,9 +77,9 @@ def run_task(task: Task) -> list[Trace]:
 
 
 def noise_of(cells: list[Cell]) -> float:
-    """Standard deviation of ln(time) among repeats: 1.4826 x the median deviation from a
-    configuration's median; a robust figure, because some repeats met a fault. NOISE_LOG_SD where
-    fewer than MIN_REPEATS configurations were repeated.
+    """Return the standard deviation of ln(time) between repeats: 1.4826 x the median deviation from
+    a configuration's median, which is robust against faults. Return NOISE_LOG_SD if fewer than
+    MIN_REPEATS configurations were repeated.
     """
     deviations = [
         np.abs(np.log(times) - np.median(np.log(times))) for cell in cells for times in cell.repeats

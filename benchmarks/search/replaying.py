@@ -1,5 +1,5 @@
-"""One search replayed on one cell: which rows were run, when a good one was found, what was
-believed after ten.
+"""Replay one search on one cell: the rows that ran, when a good one was found, and the predictions
+after ten runs.
 """
 
 from __future__ import annotations
@@ -23,58 +23,56 @@ from hp_tool.loop.calibration import Evidence
 from hp_tool.loop.search.table import CandidateTable, candidate_table
 
 GOOD_ENOUGH = 0.02
-"""Found: a configuration at most this much slower than the cell's best."""
+"""Maximum slowdown against a cell's best configuration that counts as found."""
 CHECKPOINTS = (1, 3, 5, 10)
-"""Runs after which the regret is taken."""
+"""Numbers of runs after which the regret is recorded."""
 MEASUREMENTS = 10
-"""Successful runs after which predictions of the others are judged."""
+"""Number of successful runs after which predictions of the other rows are scored."""
 CONFIDENCE = 0.9
 STARTUP_S = 60.0
-"""What a run costs before its first step, and all that one costs which fails at once: loading,
-rendezvous, first kernels.
-"""
+"""Assumed seconds from a job's start to its first step, and of a run that fails at once."""
 STEPS, HOPELESS_STEPS = 7, 3
-"""Steps of a profile run: two to warm up and five measured, as a search's defaults have it; one
-measured if it is hopeless.
+"""Steps of a profile run (two to warm up, five measured), and of a run that is stopped early as
+hopeless.
 """
 HOPELESS = 3.0
-"""Times the best step so far, or the first run's prediction (`search.hopeless_factor`)."""
+"""Ratio to the best step time so far, or to the first run's prediction, from which a run is stopped
+early (`search.hopeless_factor`).
+"""
 OUT_OF_MEMORY_FROM = 1.0
-"""A grid that does not say why a run failed: it counts as out of memory where the cost model
-predicts more than this share of the device, which makes that likelier than not, as a crash
-elsewhere. A real run says which it was.
+"""Fraction of a device's memory. If a grid gives no cause of a failed run, the run counts as out of
+memory if its predicted memory exceeds this fraction, else as crashed.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beliefs:
-    """Predictions for configurations not yet run, against what they measured."""
+    """Scores of predictions for configurations that have not run."""
 
     rank_correlation: float
     throughput_median_error: float
     memory_median_error: float
     coverage: float
-    """Share of measured step times inside their intervals of probability CONFIDENCE."""
+    """Fraction of measured step times inside their intervals of probability CONFIDENCE."""
     memory_coverage: float
-    """The same of peaks."""
+    """Fraction of measured peaks inside such intervals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """What one replayed search did."""
+    """Result of one replayed search."""
 
     found_at: int
-    """Runs, failed ones counted, up to the first good-enough configuration; 0: not among those
-    asked for.
+    """Number of runs, including failed ones, until a good-enough configuration ran; 0 if none did.
     """
     regret: dict[int, float]
-    """By number of runs: share of the best throughput that the best configuration measured so far
-    gives away.
+    """Throughput lost by the best configuration measured so far, as a fraction of the best, by
+    number of runs.
     """
     after_job: float
-    """The same after the first job, which may run several configurations."""
+    """Regret after the first job, which may run several configurations."""
     gpu_seconds: float
-    """Of all configurations up to the first good-enough one."""
+    """GPU-seconds of all runs up to the first good-enough configuration."""
     beliefs: Beliefs | None
 
 
@@ -85,7 +83,7 @@ def case_of(cell: Cell, profile: EfficiencyProfile) -> TrainingCase:
 
 
 def table_of(cell: Cell, profile: EfficiencyProfile) -> CandidateTable:
-    """The cell's configurations as the product's search sees them.
+    """Return the cell's configurations as the product's search sees them.
 
     A grid's memory is what the first pipeline stage held, so that is what is predicted of it, and
     capacities are the first stage's share of a device whose worst stage fills it: a row fits where
@@ -104,9 +102,7 @@ def table_of(cell: Cell, profile: EfficiencyProfile) -> CandidateTable:
 
 
 def legal_rows(cell: Cell) -> NDArray[np.intp]:
-    """Rows that the framework accepts by its own rules; the product's search never proposes
-    another.
-    """
+    """Return the rows that the framework accepts; the product's search proposes no others."""
     codes = legality(
         case=case_of(
             cell, efficiency_profile(gpu=cell.cluster.gpu, framework=cell.workload.framework)
@@ -117,13 +113,15 @@ def legal_rows(cell: Cell) -> NDArray[np.intp]:
 
 
 def ran_out(cell: Cell, table: CandidateTable) -> np.ndarray:
-    """(n,) failed rows that count as out of memory."""
+    """Return the failed rows that count as out of memory, shape (n,)."""
     likely = table.memory_bytes > OUT_OF_MEMORY_FROM * table.device_bytes
     return np.isnan(cell.step_s) & likely
 
 
 def evidence_of(cell: Cell, table: CandidateTable) -> Evidence:
-    """Everything the cell measured, as another search on the same cluster would have stored it."""
+    """Return all measurements of the cell, as another search on the same cluster would have stored
+    them.
+    """
     out_of_memory = ran_out(cell, table)
     rows = np.flatnonzero(np.isfinite(cell.step_s) | out_of_memory)
     name = "-".join(map(str, cell.key))
@@ -145,9 +143,9 @@ def replay(
     noise_log_sd: float,
     runs: int | None = None,
 ) -> Trace:
-    """Search until a good-enough row was run and every checkpoint passed, or for `runs` runs; each
-    row answers with its measured seconds times a factor of its own, drawn anew for each seed.
-    Regrets are of the true seconds.
+    """Search until a good-enough row ran and every checkpoint passed, or for `runs` runs. A row's
+    result is its measured step time times noise, drawn once per seed. Regrets use the measured step
+    time without that noise.
     """
     rng = np.random.default_rng([seed, *map(ord, str(cell.key))])
     answers = cell.step_s * rng.lognormal(0.0, noise_log_sd, len(cell.step_s))
@@ -201,7 +199,9 @@ def replay(
 
 
 def model_alone(cell: Cell, table: CandidateTable, *, top: int) -> float:
-    """Regret of the best of the first `top` rows by prediction, among those predicted to fit."""
+    """Return the regret of the best of the `top` rows predicted fastest, among those predicted to
+    fit.
+    """
     predicted: FloatArray = np.where(
         table.memory_bytes <= table.usable_bytes, sum(table.parts_s.values()), np.inf
     )
@@ -213,7 +213,7 @@ def _waits(method: Method, beliefs: Beliefs | None) -> bool:
 
 
 def _regret(cell: Cell, answers: FloatArray, done: list[int]) -> float:
-    """1 - best time / time of the row that answered fastest; 1 while nothing worked."""
+    """Return 1 - best time / time of the row measured fastest; 1 if every row failed."""
     worked = [row for row in done if np.isfinite(answers[row])]
     if not worked:
         return 1.0

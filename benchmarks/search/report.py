@@ -1,5 +1,5 @@
-"""Traces into the figures people ask for: runs, regrets, beliefs, and whether the differences are
-more than chance.
+"""Summarise traces: runs, regrets, prediction errors, and tests whether methods differ by more than
+chance.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from hp_tool.loop.search.table import CandidateTable
 
 OURS = ("hp_tool", "hp_tool_carried")
 CLOSE_SECOND = 0.1
-"""Cells whose second-best configuration is within this of the best: elsewhere only one run answers,
-found or not.
+"""Maximum gap of a cell's second-best configuration. In other cells only one configuration is good
+enough, so finding it is partly luck.
 """
 
 
@@ -30,7 +30,7 @@ def summarise(
     traces: Mapping[tuple[tuple[str, int, int], str], list[Trace]],
     methods: Sequence[str],
 ) -> dict[str, Any]:
-    """{cells, overall, tests}: figures by cell, over all cells (each cell counts the same), and
+    """Return {cells, overall, tests}: scores by cell, means over all cells with equal weight, and
     paired tests.
     """
     by_cell = [{method: traces[cell.key, method] for method in methods} for cell in cells]
@@ -82,8 +82,8 @@ def _cell(cell: Cell, table: CandidateTable, traces: Mapping[str, list[Trace]]) 
 
 
 def memory_floor(cell: Cell, table: CandidateTable) -> float:
-    """Median relative error of each peak when every other row of the cell is known: what ten of
-    them cannot beat by much.
+    """Return the median relative error of each peak if all other rows of the cell are known: a
+    lower bound for ten known rows.
     """
     process = fit_memory(evidence=evidence_of(cell, table), prior=prior_for(kind="gpu")).process
     return (
@@ -143,8 +143,8 @@ def _overall(cells: Sequence[dict[str, Any]], close: Sequence[bool], method: str
 
 
 def _paired(cells: Sequence[dict[str, Any]], ours: str, other: str) -> dict[str, float]:
-    """Wilcoxon's signed-rank test on the cells' mean runs: seeds of one cell are no independent
-    cells.
+    """Apply Wilcoxon's signed-rank test to the mean runs of each cell, because seeds of one cell
+    are not independent.
     """
     pairs = np.array([(cell["runs"][ours]["mean"], cell["runs"][other]["mean"]) for cell in cells])
     difference = pairs[:, 0] - pairs[:, 1]
@@ -157,7 +157,7 @@ def _paired(cells: Sequence[dict[str, Any]], ours: str, other: str) -> dict[str,
 
 
 def as_text(report: dict[str, Any]) -> str:
-    """Tables for people."""
+    """Format the report as tables."""
     grid, methods = report["grid"], list(report["overall"])
     lines = [
         f"{grid['rows']} rows; {grid['dropped']} dropped, whose sizes do not multiply to the "

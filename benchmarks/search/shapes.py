@@ -1,4 +1,4 @@
-"""The models of a grid: by name, by the shape columns of its rows, or from a file of shapes."""
+"""Find the models of a grid by name, by the shape columns of its rows, or in a file of shapes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ COLUMNS = {
     "shared_experts": "num_shared_experts",
     "first_dense_layers": "first_k_dense_replace",
 }
-"""Short column names, beside those of Hugging Face's config.json, which are taken too."""
+"""Short column names, which are accepted in addition to the fields of Hugging Face's config.json.
+"""
 _FLAGS = ("gated_mlp", "tie_word_embeddings")
 _LLAMA = {
     "num_attention_heads": 32,
@@ -42,8 +43,8 @@ _LLAMA = {
 
 
 def read_shapes(path: Path) -> Shapes:
-    """Shapes by model name: a CSV file with a `model` column, or a YAML or JSON mapping of names to
-    fields.
+    """Read shapes by model name from a CSV file with a `model` column, or a YAML or JSON mapping of
+    names to fields.
     """
     if path.suffix.lower() == ".csv":
         with path.open(newline="", encoding="utf-8") as stream:
@@ -55,7 +56,9 @@ def read_shapes(path: Path) -> Shapes:
 
 
 def model_of(row: Row, shapes: Shapes) -> ModelSpec:
-    """`--shapes` first, then the row's own columns, the grids' Llama shapes, the catalogue."""
+    """Return a row's model from `--shapes`, else from the row's columns, the Llama shapes of
+    published grids, or the catalogue.
+    """
     name = row["model"]
     fields = _fields(shapes[name]) if name in shapes else _fields(row)
     if "num_hidden_layers" not in fields and name in SHAPES:
@@ -74,7 +77,9 @@ def model_of(row: Row, shapes: Shapes) -> ModelSpec:
 
 
 def _fields(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a config.json from columns of either naming; empty cells say nothing."""
+    """Return the fields of config.json from columns with short or full names; empty cells are
+    ignored.
+    """
     known = {**{name: name for name in COLUMNS.values()}, **COLUMNS}
     fields: dict[str, Any] = {
         known[c]: int(float(v)) for c, v in columns.items() if c in known and v not in ("", None)

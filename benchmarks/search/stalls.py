@@ -1,4 +1,4 @@
-"""Which configurations stall, and how well that foresees others: `python -m
+"""Fit which configurations stall, and score predictions of stalls for other models: `python -m
 benchmarks.search.stalls [--grid FILE.csv]`.
 
 Fits the share of runs that stall as exp(alone + pipeline x [it crosses nodes] + nodes x
@@ -27,27 +27,29 @@ from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration.evidence import STATED, STEP_LOG_SD, FloatArray, scaled
 
 STALLED = 0.4
-"""Logarithm over the prediction from which on a run counts as stalled."""
+"""Minimum ln(measured / predicted) of a run that counts as stalled."""
 KNOWN = (3, 10)
-"""Runs of a cell that are known, drawn anew SEEDS times."""
+"""Number of known runs in a cell, drawn anew SEEDS times."""
 SEEDS = 6
 WEIGHTS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """The runs of one cell."""
+    """The runs of one cell, and which of them stalled."""
 
     model: str
     usual: float
-    """Share that the cost model states."""
+    """Fraction of runs that stall, as stated by the cost model."""
     kinds: FloatArray
-    """(n, 4) one, whether a pipeline crosses nodes, log2(nodes), whether messages stall."""
+    """(n, 4) features: 1, whether a pipeline crosses nodes, log2(nodes), and whether messages
+    stall.
+    """
     points: FloatArray
     stalled: FloatArray
 
     def shares(self, constants: FloatArray) -> FloatArray:
-        """(n,) that stall by these constants."""
+        """Return the stall probabilities for these constants, shape (n,)."""
         return np.clip(
             np.exp(self.kinds[:, : len(constants)] @ constants),
             assumed().stalls.unseen_share,
@@ -56,7 +58,7 @@ class Seen:
 
 
 def seen_of(grid: Path, **where: Any) -> list[Seen]:
-    """The cells, each beside predictions by constants that its model's rows did not fit."""
+    """Return the cells with predictions by constants that were fitted without the cell's model."""
     profiles = profiles_without(grid=grid, gpu=where["gpu"], framework=where["framework"])
     cells = []
     for cell in read_grid(grid, shapes={}, **where)[0]:
@@ -85,12 +87,12 @@ def seen_of(grid: Path, **where: Any) -> list[Seen]:
 
 
 def loss(shares: FloatArray, stalled: FloatArray) -> float:
-    """Nats a run."""
+    """Return the mean negative log likelihood of the runs, in nats per run."""
     return -float(np.mean(stalled * np.log(shares) + (1.0 - stalled) * np.log1p(-shares)))
 
 
 def fit(cells: list[Seen], *, by_kind: bool = True) -> FloatArray:
-    """(4,) constants, or (1,): one share for all."""
+    """Fit the constants, shape (4,), or one common share, shape (1,)."""
     stalled, start = (
         np.concatenate([cell.stalled for cell in cells]),
         np.array([-1.5, 0.0, 0.0, 0.0])[: 4 if by_kind else 1],

@@ -1,3 +1,3 @@
-"""How soon a slowdown of a running job is told, and how often one is told that is none, on
-simulated step times.
+"""Benchmarks of `watch` on simulated step times: how soon a slowdown is reported, and how often an
+alarm is false.
 """

@@ -1,6 +1,6 @@
-"""`python -m benchmarks.watch [--jobs N] [--processes N]`: of N jobs of each noise that become
-slower, how many are told in time, how many too early; and false alarms of N jobs of 10,000 steps
-that do not.
+"""`python -m benchmarks.watch [--jobs N] [--processes N]`: simulate N jobs of each kind of noise.
+Print how many slowdowns are reported in time and too early, and the false alarms of N steady jobs
+of 10,000 steps.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from hp_tool.watch.slowdowns.changes import Changes
 
 WITHIN, LENGTH = 20, 10_000
 AFTER = (100, 200, 500, 2000)
-"""Steps before a sudden slowdown of published noise."""
+"""Steps before a sudden slowdown of a job with published noise."""
 LATER, BEYOND = 500, 700
-"""Steps before a slowdown of other noise, and steps that follow it."""
+"""Steps before, and after the start of, a slowdown of a job with another kind of noise."""
 
 
 def delays(
@@ -31,9 +31,9 @@ def delays(
     plant: Callable[..., None] = sudden,
     beyond: int = 200,
 ) -> list[int | None]:
-    """Return steps from the slowdown to the alarm of each job, 1 for its first step; below 1 for
-    one that came too early, None for none within `beyond` steps. A job that becomes faster is not
-    told.
+    """Return the number of steps from the slowdown to each job's alarm: 1 for the first slow step,
+    below 1 for a false alarm before it, and None without an alarm within `beyond` steps. Alarms
+    that a job became faster are ignored.
     """
     return [
         _delay(seed, after=after, kind=kind, plant=plant, beyond=beyond) for seed in range(jobs)
@@ -53,14 +53,14 @@ def _delay(
 
 
 def alarms(seed: int, *, kind: str = "published", steps: int = LENGTH) -> int:
-    """Return the alarms of a clean job, slower and faster together."""
+    """Return the number of alarms of a steady job, for slower and faster steps together."""
     return len(
         Changes().add(KINDS[kind](np.random.default_rng(1_000_000 + seed), steps=steps).tolist())
     )
 
 
 def false_alarms(*, jobs: int, steps: int = LENGTH, kind: str = "published") -> int:
-    """Return the alarms of clean jobs, slower and faster together."""
+    """Return the number of alarms of steady jobs, for slower and faster steps together."""
     return sum(alarms(seed, kind=kind, steps=steps) for seed in range(jobs))
 
 

@@ -1,5 +1,5 @@
-"""Simulated step times: published noise (heavy tails, stalls, checkpoints), and noise that
-remembers, follows the load of a day or stops for evaluation.
+"""Simulate step times with published noise (heavy tails, stalls, checkpoints), correlated noise,
+daily load, or pauses for evaluation.
 """
 
 from collections.abc import Callable
@@ -11,35 +11,35 @@ from hp_tool.loop.assumptions import assumed
 
 Floats = npt.NDArray[np.float64]
 NOISE = 0.03
-"""Robust standard deviation of ln step time."""
+"""Robust standard deviation of ln(step time)."""
 SHAPE = 0.25
-"""Of the generalized extreme value distribution, which the slowest of many parallel tasks follows
-(arXiv 1611.04167).
+"""Shape parameter of the generalized extreme value distribution of the slowest of many parallel
+tasks (arXiv 1611.04167).
 """
 STALLED = 0.01
-"""Share of single steps that stall, by an exponential excess of ln time as runs of published grids
-do (`assumptions.yaml`).
+"""Fraction of single steps that stall, with an exponential excess of ln(time) as in published grids
+(`assumptions.yaml`).
 """
 PERIODS = (20, 50, 100, 500)
 """Steps between checkpoints."""
 CHECKPOINT = (1.0, 10.0)
-"""Step times that one takes: 20 to 200 s of steps of 20 s, as arXiv 2104.04473 saves a trillion
-parameters in 49 s.
+"""Length of a checkpoint in step times: 20 to 200 s for steps of 20 s. arXiv 2104.04473 saves a
+trillion parameters in 49 s.
 """
 CORRELATION = 0.9
-"""Of consecutive steps of an AR(1) job: its memory is 10 steps."""
+"""Correlation of consecutive steps of an AR(1) job, which decays over 10 steps."""
 WAVE, DAY = 0.03, 4320
-"""Amplitude of ln step time over a day, and steps of 20 s in one."""
+"""Amplitude of ln(step time) over a day, and number of 20-second steps in a day."""
 EVALUATIONS = (100, 250, 500, 1000)
 """Steps between evaluations."""
 PAUSED_STEPS = (1, 12)
-"""Steps that an evaluation slows, at least and at most."""
+"""Minimum and maximum number of steps that an evaluation slows."""
 PAUSE = (1.5, 5.0)
-"""Times as long as these steps take."""
+"""Slowdown of these steps."""
 
 
 def step_times(rng: np.random.Generator, *, steps: int, noise: float = NOISE) -> Floats:
-    """Return seconds of `steps` steps of one job, whose median is 1."""
+    """Return the seconds of `steps` steps of one job; their median is 1."""
 
     def quantile(share: npt.ArrayLike) -> Floats:
         return ((-np.log(share)) ** -SHAPE - 1.0) / SHAPE
@@ -53,7 +53,7 @@ def step_times(rng: np.random.Generator, *, steps: int, noise: float = NOISE) ->
 
 
 def with_checkpoints(times: Floats, rng: np.random.Generator) -> Floats:
-    """Lengthen every so manieth step by a checkpoint, from the first ones on."""
+    """Lengthen one step per period by a checkpoint."""
     period = int(rng.choice(PERIODS))
     saves = (np.arange(len(times)) + rng.integers(period)) % period == 0
     times[saves] += rng.uniform(*CHECKPOINT)
@@ -61,7 +61,7 @@ def with_checkpoints(times: Floats, rng: np.random.Generator) -> Floats:
 
 
 def remembering(rng: np.random.Generator, *, steps: int) -> Floats:
-    """Return step times whose ln is an AR(1) process of standard deviation NOISE, with
+    """Return step times whose logarithm is an AR(1) process with standard deviation NOISE, with
     checkpoints.
     """
     shocks = rng.normal(0.0, NOISE * np.sqrt(1.0 - CORRELATION**2), steps)
@@ -83,7 +83,7 @@ def pauses(rng: np.random.Generator, *, steps: int) -> Floats:
 
 
 def with_pauses(times: Floats, rng: np.random.Generator) -> Floats:
-    """Lengthen some steps in a row by an evaluation, again and again."""
+    """Lengthen several consecutive steps by an evaluation, periodically."""
     period, length = (
         int(rng.choice(EVALUATIONS)),
         int(rng.integers(PAUSED_STEPS[0], PAUSED_STEPS[1] + 1)),
@@ -94,7 +94,7 @@ def with_pauses(times: Floats, rng: np.random.Generator) -> Floats:
 
 
 def everything(rng: np.random.Generator, *, steps: int) -> Floats:
-    """Return step times with noise that remembers, a daily wave, checkpoints and pauses."""
+    """Return step times with correlated noise, daily load, checkpoints and pauses."""
     return with_pauses(remembering(rng, steps=steps) * _wave(rng, steps), rng)
 
 
@@ -109,26 +109,26 @@ KINDS: dict[str, Callable[..., Floats]] = {
     "evaluation pauses": pauses,
     "all of these": everything,
 }
-"""Jobs by the kind of their noise."""
+"""Functions that simulate a job, by kind of noise."""
 
 
 def sudden(times: Floats, after: int, *, by: float = 0.1) -> None:
-    """Make all steps from `after` on slower."""
+    """Slow all steps from `after` on."""
     times[after:] *= 1.0 + by
 
 
 def every_tenth(times: Floats, after: int) -> None:
-    """Make every tenth step four times slower, which costs 30 % of a step in the mean."""
+    """Make every tenth step four times slower, which lengthens the mean step by 30%."""
     times[after::10] *= 4.0
 
 
 def creep(times: Floats, after: int) -> None:
-    """Make steps slower little by little, by 20 % over 500 steps."""
+    """Slow the steps gradually, by 20% over 500 steps."""
     times[after:] *= 1.0 + 0.2 * np.minimum(np.arange(len(times) - after) / 500.0, 1.0)
 
 
 def bursts(times: Floats, after: int) -> None:
-    """Make 30 of every 200 steps slower by 30 %."""
+    """Slow 30 of every 200 steps by 30%."""
     times[after:] *= np.where(np.arange(len(times) - after) % BURST_PERIOD < BURST, 1.3, 1.0)
 
 
@@ -139,4 +139,5 @@ FAULTS: dict[str, tuple[Callable[[Floats, int], None], int]] = {
     "20 % slower over 500 steps": (creep, 400),
     "30 of 200 steps 30 % slower": (bursts, BURST_PERIOD + BURST),
 }
-"""What makes a job slower, and the steps within which that is to be told."""
+"""Functions that slow a job, and the number of steps within which the slowdown should be reported.
+"""
