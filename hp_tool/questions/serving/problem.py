@@ -206,26 +206,12 @@ def resolve_serving(query: Query) -> ServingProblem:
         UnsupportedError: A feature is not modelled.
     """
     if query.kind != "inference" or query.inference is None:
-        raise InputError("expected a query of kind inference", field="kind")
+        raise InputError("Expected a query of kind inference.", field="kind")
     _reject_unmodelled(query, query.inference)
-    model = _with_longest_request(resolve_model(query.model), query.inference)
-    if not any(cached_width(kind, 1) for _, kind in model.kinds):
-        raise UnsupportedError(
-            f"{model.name}: serving a model without attention layers is not supported",
-            field="model.mixer",
-        )
-    if model.architecture != "decoder":
-        raise UnsupportedError(
-            f"{model.name}: serving {model.architecture} models is not supported", field="model"
-        )
-    for name in ("expert_imbalance", "two_batch_overlap"):
-        if model.num_experts is None and getattr(query.inference, name) is not None:
-            raise InputError(
-                f"{model.name} has no experts; remove {name}", field=f"inference.{name}"
-            )
+    model = _served_model(query, query.inference)
     workload, trace = _resolve_trace(resolve_workload(query))
     assumed = {} if query.inference.precision else {"inference.precision": workload.precision}
-    named_rate = query.inference.prefix_cache_hit_rate
+    named_hit_rate = query.inference.prefix_cache_hit_rate
     concurrency, rate = workload.concurrency, workload.request_rate_per_second
     load = workload.load
     offline = load is not None and load.arrival == "offline"
@@ -245,43 +231,16 @@ def resolve_serving(query: Query) -> ServingProblem:
             "`recommend` with inference.disaggregated.",
             field="cluster.stages",
         )
-    if workload.engine_version is not None:
-        check_release(workload.engine, workload.engine_version, field="inference.engine_version")
-    engine = engine_efficiency(
-        engine=workload.engine, version=workload.engine_version, silicon=cluster.gpu.silicon
-    )
-    engine = with_device_defaults(
-        engine,
-        gpu=cluster.gpu,
-        release=workload.engine_version,
-        model=model,
-        speculative=workload.speculative is not None,
-    )
-    engine = _with_memory_fraction(engine, workload, query.constraints)
-    if workload.engine_settings == "defaults":
-        defaults = defaults_efficiency(engine=workload.engine, silicon=cluster.gpu.silicon)
-        engine = _with_default_scatter(engine, defaults)
-    case = serving_case(
-        model=model,
-        cluster=cluster,
-        workload=workload,
-        engine=engine,
-        wide_attention=keeps_attention_wide(query.model, precision=str(workload.precision)),
-    )
-    if workload.engine_settings == "defaults":
-        case = dataclasses.replace(
-            case,
-            slowdown=defaults.slowdown,
-            experts=_with_default_scatter(case.experts, defaults),
-        )
+    case = _resolve_case(query, workload, model=model, cluster=cluster)
     if trace is not None:
         case = dataclasses.replace(
             case, longest_request=int((trace.input_tokens + trace.output_tokens).max())
         )
     # A hit rate in the query is one that an engine reported, so prompts did resume there.
     resumes = None
-    if trace is not None and trace.prefix_tokens.any() and not named_rate and state_block(case) > 1:
-        resumes = resume_interval(case, release=workload.engine_version or engine.version)
+    has_prefixes = trace is not None and trace.prefix_tokens.any()
+    if trace is not None and has_prefixes and not named_hit_rate and state_block(case) > 1:
+        resumes = resume_interval(case, release=workload.engine_version or case.engine.version)
         trace = dataclasses.replace(
             trace, prefix_tokens=resumed_tokens(trace.prefix_tokens, resumes)
         )
@@ -303,6 +262,64 @@ def resolve_serving(query: Query) -> ServingProblem:
         engine_version=workload.engine_version,
         assumed=assumed,
         chosen={"cluster.num_gpus": cluster.num_gpus} if unlimited else {},
+    )
+
+
+def _served_model(query: Query, workload: InferenceWorkload) -> ModelSpec:
+    """Return the model of the query.
+
+    Raises:
+        UnsupportedError: Serving the model is not supported.
+        InputError: A field of the workload does not apply to the model.
+    """
+    model = _with_longest_request(resolve_model(query.model), workload)
+    if not any(cached_width(kind, 1) for _, kind in model.kinds):
+        raise UnsupportedError(
+            f"{model.name}: serving a model without attention layers is not supported",
+            field="model.mixer",
+        )
+    if model.architecture != "decoder":
+        raise UnsupportedError(
+            f"{model.name}: serving {model.architecture} models is not supported", field="model"
+        )
+    for name in ("expert_imbalance", "two_batch_overlap"):
+        if model.num_experts is None and getattr(workload, name) is not None:
+            raise InputError(
+                f"{model.name} has no experts; remove {name}", field=f"inference.{name}"
+            )
+    return model
+
+
+def _resolve_case(
+    query: Query, workload: InferenceWorkload, *, model: ModelSpec, cluster: ClusterSpec
+) -> ServingCase:
+    """Return the case of a query, with the constants and settings of its engine."""
+    name, release, gpu = workload.engine, workload.engine_version, cluster.gpu
+    if release is not None:
+        check_release(name, release, field="inference.engine_version")
+    engine = with_device_defaults(
+        engine_efficiency(engine=name, version=release, silicon=gpu.silicon),
+        gpu=gpu,
+        release=release,
+        model=model,
+        speculative=workload.speculative is not None,
+    )
+    engine = _with_memory_fraction(engine, workload, query.constraints)
+    case = serving_case(
+        model=model,
+        cluster=cluster,
+        workload=workload,
+        engine=engine,
+        wide_attention=keeps_attention_wide(query.model, precision=str(workload.precision)),
+    )
+    if workload.engine_settings != "defaults":
+        return case
+    defaults = defaults_efficiency(engine=name, silicon=gpu.silicon)
+    return dataclasses.replace(
+        case,
+        engine=_with_default_scatter(engine, defaults),
+        slowdown=defaults.slowdown,
+        experts=_with_default_scatter(case.experts, defaults),
     )
 
 
