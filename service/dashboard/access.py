@@ -92,7 +92,7 @@ class KeysPage(Page):
     allowed: dict[ScopeName, str]
     """What each scope allows."""
     fields: dict[str, str]
-    """The form's values as last submitted."""
+    """Values of the form that was submitted last, after an error."""
     issued: str | None
     """The key just created, shown once."""
     error: ErrorFields | None
@@ -117,7 +117,7 @@ class AuditRow(View):
     href: str | None
     """Page of the object; None if there is none."""
     result: str
-    """`done`, or the meaning of the HTTP status."""
+    """`done`, or the HTTP error in words."""
     tone: Tone
 
 
@@ -132,7 +132,7 @@ class AuditPage(Page):
 
 @page_at(router, "/keys", template="keys.html", section="Keys")
 def keys_context(store: SystemStoreDep, cursor: Cursor = None) -> KeysPage:
-    """Return API keys for their page."""
+    """List API keys."""
     page = store.list_keys(limit=MAX_ROWS, cursor=cursor)
     return KeysPage(
         title="Keys",
@@ -151,7 +151,7 @@ def keys_context(store: SystemStoreDep, cursor: Cursor = None) -> KeysPage:
 def audit_context(
     store: SystemStoreDep, owner: Annotated[str, Query(max_length=200)] = "", cursor: Cursor = None
 ) -> AuditPage:
-    """Return the audit log for its page."""
+    """List entries of the audit log, newest first."""
     page = store.audit(owner=owner or None, limit=MAX_ROWS, cursor=cursor)
     return AuditPage(
         title="Audit",

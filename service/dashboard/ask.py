@@ -123,7 +123,7 @@ class AskPage(Page):
     models: tuple[str, ...]
     gpus: tuple[str, ...]
     priced: tuple[str, ...]
-    """GPUs of the price list."""
+    """GPUs with a price in the price list."""
     clusters: tuple[str, ...]
     """Names of registered clusters."""
     nodes: tuple[str, ...]
@@ -139,7 +139,7 @@ class AskPage(Page):
     view: ConfigurationView | None = None
     configuration_href: str | None = None
     run_href: str | None = None
-    """Page to run the configuration in each tool."""
+    """Page with the launch commands of the configuration."""
     form_href: str
     """Address of the form of a search for this query."""
     recent: tuple[SearchRow, ...] = ()
@@ -156,7 +156,7 @@ class AskPage(Page):
     num_gpus: int | None = None
     """Number of devices of the rows, if the objective chose it."""
     assumed: str | None = None
-    """Rule of the ranking that the query does not state, in words."""
+    """Assumption of the ranking that the query does not set, in words."""
     legal: int = 0
     feasible: int = 0
     pruned: int = 0
@@ -250,7 +250,7 @@ class Asked:
             return replace(page, error=error.as_dict())
 
     async def answered(self) -> AskPage:
-        """Return the page with its answer; rankings of many machines wait for their turn."""
+        """Return the page with its answer; comparisons of machines wait for the caller's turn."""
         if not self.question.several:
             return await to_thread.run_sync(self.answer)
         try:
@@ -308,7 +308,7 @@ AskedDep = Annotated[Asked, Depends(read_question)]
 
 @router.get(f"{PATH}.json", response_model=AskPage)
 async def ask_json(question: AskedDep) -> AskPage:
-    """Return a query and its answer, for its page."""
+    """Answer the query in the address."""
     return await question.answered()
 
 

@@ -88,7 +88,7 @@ class MeasuredClusterRow(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationsPage(Page):
-    """All series."""
+    """The newest calibration of each series, and the measured clusters."""
 
     series: tuple[SeriesRow, ...]
     clusters: tuple[MeasuredClusterRow, ...]
@@ -139,7 +139,7 @@ class SeriesPage(Page):
     lessons: tuple[ResidualRow, ...]
     outliers: int
     unseen: int
-    """Number of fitted runs that are not listed."""
+    """Number of runs in the fit that the page does not list."""
     figures: dict[str, Any]
     """Plots in the format of plot.js."""
 
@@ -148,7 +148,7 @@ class SeriesPage(Page):
 def calibrations_context(
     store: StoreDep, principal: PrincipalDep, fitted: RefittedDep
 ) -> CalibrationsPage:
-    """Return calibrations for their page."""
+    """List the newest calibration of each series."""
     newest: dict[tuple[str, ...], CalibrationRecord] = {}
     for record in store.list_calibrations(limit=MAX_CALIBRATIONS).items:  # Newest first.
         newest.setdefault(
@@ -186,7 +186,7 @@ def series_context(
     model_family: Word = "",
     owner: Word = "",
 ) -> SeriesPage:
-    """Return one series of calibrations for its page."""
+    """Return the versions, errors and runs of one series of calibrations."""
     page = store.list_calibrations(cluster_key=cluster_key, framework=framework, limit=MAX_VERSIONS)
     records = [
         record

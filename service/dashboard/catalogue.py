@@ -137,7 +137,7 @@ class ClusterRow(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEntry:
-    """The form that adds an entry, with its values as last sent."""
+    """The form that adds an entry; after an error, with the submitted values."""
 
     name: str = ""
     text: str = ""
@@ -160,14 +160,14 @@ class NamesPage(Page):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelsPage(NamesPage):
-    """Models."""
+    """A page of the list of models."""
 
     rows: tuple[ModelRow, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpusPage(Page):
-    """GPUs."""
+    """The list of GPUs."""
 
     words: str
     rows: tuple[GpuRow, ...]
@@ -175,7 +175,7 @@ class GpusPage(Page):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClustersPage(NamesPage):
-    """Servers and clusters."""
+    """A page of the list of servers and clusters."""
 
     rows: tuple[ClusterRow, ...]
 
@@ -198,7 +198,7 @@ class EntryPage(Page):
 def models_context(
     store: StoreDep, principal: PrincipalDep, words: Words = "", page: PageNumber = 1
 ) -> ModelsPage:
-    """Return models for their page."""
+    """List models whose names contain `words`."""
     listing = api.models(store)
     registered = {entry.name for entry in listing.registered}
     part, of = _entries_page(listing, "model", principal, words=words, page=page)
@@ -220,7 +220,7 @@ def models_context(
 
 @page_at(router, "/gpus", template="gpus.html", section="GPUs")
 def gpus_context(words: Words = "") -> GpusPage:
-    """Return GPUs for their page."""
+    """List GPUs whose names contain `words`."""
     lowest = lowest_offers()
     rows = tuple(
         GpuRow.of(
@@ -244,7 +244,7 @@ def gpus_context(words: Words = "") -> GpusPage:
 def clusters_context(
     store: StoreDep, principal: PrincipalDep, words: Words = "", page: PageNumber = 1
 ) -> ClustersPage:
-    """Return clusters for their page."""
+    """List clusters whose names contain `words`."""
     listing = api.clusters(store)
     registered = {entry.name for entry in listing.registered}
     part, of = _entries_page(listing, "cluster", principal, words=words, page=page)
@@ -262,7 +262,7 @@ def clusters_context(
 
 @page_at(router, "/models/{name}", template="entry.html", section="Models")
 def model_context(name: str, store: StoreDep, principal: PrincipalDep) -> EntryPage:
-    """Return one model for its page."""
+    """Return the fields of one model."""
     return _entry_page(
         api.model(name, store),
         section="models",
@@ -272,13 +272,13 @@ def model_context(name: str, store: StoreDep, principal: PrincipalDep) -> EntryP
 
 @page_at(router, "/gpus/{name}", template="entry.html", section="GPUs")
 def gpu_context(name: str) -> EntryPage:
-    """Return one GPU for its page."""
+    """Return the fields of one GPU."""
     return _entry_page(catalog.gpu(name, field="name"), section="gpus", removable=False)
 
 
 @page_at(router, "/clusters/{name}", template="entry.html", section="Clusters")
 def cluster_context(name: str, store: StoreDep, principal: PrincipalDep) -> EntryPage:
-    """Return one cluster for its page."""
+    """Return the fields of one cluster."""
     removable = _owns(store, principal, kind="cluster", name=name)
     return _entry_page(api.cluster(name, store), section="clusters", removable=removable)
 

@@ -93,7 +93,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """A run that can be compared."""
+    """A measured run that the page offers for comparison."""
 
     value: str
     """Address of its page."""
@@ -139,7 +139,7 @@ class ComparePage(Page):
     speeds: tuple[Speed | None, ...] = ()
     """Time of each view relative to the first; None for the first, and if nothing is known."""
     without: tuple[str, ...] = ()
-    """For each view, the address of this page without it; empty for two views."""
+    """For each view, the address of the comparison of the others; empty for two views."""
     choices: tuple[Choice, ...] = ()
     """Runs to choose from, if the address names none."""
     recommended: int | None = None
@@ -147,7 +147,7 @@ class ComparePage(Page):
     verdict: str = ""
     """Sentence: which to use, which is faster, by how much, and which does not fit."""
     range_note: str = ""
-    """Meaning of the verdict's range; empty without one."""
+    """Explanation of the range in the verdict; empty if the verdict has no range."""
     predicted: str = "predicted"
     """Word for values without a run: `calibrated` if they were fitted to the search's runs."""
     differences: tuple[Difference, ...] = ()
@@ -164,7 +164,7 @@ class Side:
 
     query: Query
     run: RunRecord | None = None
-    """The run, if the configuration is a run."""
+    """The run whose configuration it is; None for a query."""
     known: Estimate | InferenceEstimate | None = None
     """Estimate from the run's search, which replaces that of the newest calibration."""
 
@@ -178,7 +178,7 @@ def compare_context(
     second: QueryText | None = None,
     more: More = (),
 ) -> ComparePage:
-    """Return configurations side by side for their page; each is a query, or the address of a
+    """Compare configurations; each is a query, or the address of a
     search's run.
 
     If one is given, it is compared with the recommended configuration of the same query. If none is
@@ -252,7 +252,7 @@ def _read_side(named: str | tuple[SearchRecord, RunRecord], *, find: Find) -> Si
 def run_context(
     search_id: str, run_id: str, calibrations: CalibrationsDep, find: FindDep, store: StoreDep
 ) -> ConfigurationPage:
-    """Return the configuration of a search's run for its page, which has a short address."""
+    """Return a run of a search: its prediction, its measurement and its configuration."""
     record, run = (
         store.get_search(search_id=search_id),
         store.get_run(search_id=search_id, run_id=run_id),

@@ -121,7 +121,7 @@ class ConfigurationView(View):
     evidence: str
     """The measurements behind its figures."""
     evidence_href: str | None
-    """Page of the measurements behind its figures; None without any."""
+    """Page of the measurements behind its figures; None if no measurement calibrated them."""
     memory: Stack | None
     """By pipeline stage."""
     shown_stages: int
@@ -178,7 +178,7 @@ def configuration_context(
     store: StoreDep,
     search: SearchId = None,
 ) -> ConfigurationPage:
-    """Return one configuration for its page.
+    """Return the predictions for one configuration.
 
     `search` is a search with its evidence; without one the newest calibration is used.
     """

@@ -89,7 +89,7 @@ def calibration_in_words(value: Any) -> str:
 def list_sources(
     estimate: Estimate | InferenceEstimate, calibrated: Estimate | None
 ) -> tuple[Fact, ...]:
-    """Return the sources of an estimate's numbers, and those that calibration adds."""
+    """Return the sources of an estimate's numbers by name, with those of its calibration."""
     added = calibrated.provenance if calibrated else {}
     known = {
         **estimate.provenance,

@@ -78,7 +78,7 @@ class ChangeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """An explained recording for its page."""
+    """The explanation of a recorded step."""
 
     headline: str
     sentences: tuple[str, ...]

@@ -27,7 +27,7 @@ class FixRow:
     figures: tuple[Metric, ...]
     """Figures of the fix; the same ones for every fix."""
     remaining: tuple[str, ...]
-    """Targets that it still misses."""
+    """Targets that the changed configuration still misses."""
     price: str = ""
     """Latencies that become much longer."""
 

@@ -91,7 +91,7 @@ def _heading(file: Path) -> str:
 
 @page_at(router, "", template="guide.html", section="Guide")
 def guide_index_context() -> GuidePage:
-    """Return the documentation's pages by section for their page."""
+    """List the pages of the documentation by section."""
     return GuidePage(
         title="Guide", json_href="/guide.json", name="", text="", sections=guide_sections()
     )

@@ -47,7 +47,9 @@ class MachinesAnswer:
     pruned: int
     commands: tuple[Way, ...]
     enough: tuple[str, ...] = ()
-    """If the numbers of GPUs in the query miss the limits, what meets them with any number."""
+    """If no number of GPUs in the query meets the limits: the machines that do with more GPUs, in
+    words.
+    """
     enough_href: str | None = None
     """Address of the query with any number of GPUs."""
 

@@ -126,7 +126,7 @@ class MeasurementRow(MeasuredRow):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasurementsPage(Page):
-    """Measurements: held ones, then the others, newest first."""
+    """Measurements: those that wait for review, then the others, newest first."""
 
     gpu: str
     model: str
@@ -152,7 +152,7 @@ def measurements_context(
     model: Word = "",
     cursor: Cursor = None,
 ) -> MeasurementsPage:
-    """Return measurements for their page."""
+    """List measurements: those that wait for review, then the newest."""
     find = partial(
         store.measurements, gpu=gpu or None, model=model or None, status=status, limit=MAX_ROWS
     )

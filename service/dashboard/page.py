@@ -102,7 +102,7 @@ class Page:
 
     @property
     def csv_href(self) -> str:
-        """Return the address of the page's table as a file, if it has one."""
+        """Return the address of the CSV file of the page's table."""
         return self.json_href.replace(".json", ".csv", 1)
 
 
@@ -215,10 +215,10 @@ def stream_page(
     whole: Callable[[], Awaitable[P]],
     section: str | None = None,
 ) -> StreamingResponse:
-    """Stream the HTML of `template` with the immediate part of `page`, then that of the template
-    `rest`.
+    """Stream the HTML of `template` in two parts.
 
-    The latter replaces `{{ rest }}` with the rest of the page once it is computed.
+    The part before `{{ rest }}` is sent at once. The template `rest`, rendered with the result of
+    `whole`, follows as soon as it is computed.
     """
     mark = Markup("<!-- the rest -->")
 

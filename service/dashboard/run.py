@@ -56,7 +56,7 @@ class RunPage(Page):
     """The expected result."""
     configuration_href: str | None = None
     warning: str | None = None
-    """Why the default tool of its framework or engine cannot run it."""
+    """Why the default tool of its framework or engine cannot run it, in words."""
     ways: tuple[Way, ...] = ()
     """The default tool of its framework or engine first, those that cannot run it last."""
     error: ErrorFields | None = None
@@ -66,7 +66,7 @@ class RunPage(Page):
 def ways_context(
     query: QueryText, request: Request, find: FindDep, calibrations: CalibrationsDep
 ) -> RunPage:
-    """Return the ways to run a configuration for its page."""
+    """Return the launch commands of a configuration for each tool."""
     json_href = address("/run.json", {"query": query})
     try:
         parsed = read_query(query.encode(), find=find)

@@ -151,7 +151,7 @@ class SearchPage(Page, View):
 
 @page_at(router, "/searches/{search_id}", template="search.html", section="Searches")
 def search_context(search_id: str, store: StoreDep) -> SearchPage:
-    """Return one search for its page."""
+    """Return one search without its runs."""
     return search_page(store.get_search(search_id=search_id), store=store)
 
 
@@ -185,7 +185,7 @@ class RunsPage(Page):
 
 @page_at(router, "/searches/{search_id}/runs", template="runs.html", section="Searches", csv=True)
 def runs_context(search_id: str, store: StoreDep) -> RunsPage:
-    """Return all runs of a search in columns, for their plain table."""
+    """Return all runs of a search in columns."""
     record = store.get_search(search_id=search_id)
     table = trials.trial_table(record=record, runs=store.run_figures(search_id=search_id))
     return RunsPage(
@@ -217,7 +217,7 @@ def change_budget(search_id: str, values: Form, store: StoreDep) -> RedirectResp
 
 @router.post("/searches/{search_id}/longer", include_in_schema=False)
 def run_longer(search_id: str, values: Form, store: StoreDep, find: FindDep) -> RedirectResponse:
-    """Create a search with the same query and a longer limit per run."""
+    """Start the search again with a longer time limit per run."""
     sent = dict(store.get_search(search_id=search_id).query)
     sent["search"] = (sent.get("search") or {}) | {
         "run_timeout_s": parse_integer(values.get("run_timeout_s", ""), field="run_timeout_s")

@@ -128,7 +128,7 @@ def searches_context(
     filters: Annotated[SearchFilters, Depends()],
     cursor: Cursor = None,
 ) -> SearchesPage:
-    """Return the list of searches for its page."""
+    """List searches that match the filters, newest first."""
     page = store.list_searches(
         state=filters.state,
         kind=filters.kind,

@@ -138,7 +138,7 @@ class WatchPage(Page):
 
 @page_at(router, "/watches", template="watches.html", section="Watch")
 def watches_context(request: Request, store: WatchStoreDep, cursor: Cursor = None) -> WatchesPage:
-    """Return watched jobs for their page."""
+    """List watched jobs, newest first."""
     page = store.list_watches(limit=MAX_ROWS, cursor=cursor)
     rows = tuple(WatchRow.of(record) for record in page.items)
     return WatchesPage(
@@ -161,7 +161,7 @@ def watch_context(
         Query(ge=1, le=MAX_LOST_NODES, description="Also what to run without so many of its nodes"),
     ] = None,
 ) -> WatchPage:
-    """Return one watched job for its page."""
+    """Return one watched job; with `lost_nodes`, also advice on continuing without them."""
     record = store.get_watch(watch_id=watch_id)
     reported = store.watch_sources(watch_id=watch_id)
     verdict, course = verdict_of(record, reported), summarize_course(record, reported)

@@ -65,7 +65,7 @@ class WorkersPage(Page):
 
 @page_at(router, "/workers", template="workers.html", section="Workers")
 def workers_context(store: StoreDep) -> WorkersPage:
-    """Return workers and clusters for their page."""
+    """List workers, the clusters that open searches need, and running searches."""
     records, queued = (
         searches_in(store, state) for state in (SearchState.RUNNING, SearchState.QUEUED)
     )

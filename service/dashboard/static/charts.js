@@ -44,7 +44,7 @@ function clipped(figure) {
   const cut = (list) => list?.map((y) => (y > usual ? top : y));
   const above = new Map(figure.traces.flatMap(({ keys = [], x, y, text }) => keys.flatMap((key, n) => (y[n] > usual ? [[key, { key, x: x[n], y: y[n], text: text[n] }]] : []))));
   const points = [...above.values()];
-  const outside = { mode: "points", name: "Above the axis", symbol: "arrow", size: 10, color: "--warn", x: points.map(({ x }) => x), y: points.map(() => top), text: points.map(({ text }) => text), keys: points.map(({ key }) => key), labels: points.map(({ y }) => seconds(y)) };
+  const outside = { mode: "points", name: "Slower, not to scale", symbol: "arrow", size: 10, color: "--warn", x: points.map(({ x }) => x), y: points.map(() => top), text: points.map(({ text }) => text), keys: points.map(({ key }) => key), labels: points.map(({ y }) => seconds(y)) };
   const traces = figure.traces.map((trace) => ({ ...trace, y: trace.y.map((y) => (y > usual ? null : y)), ends: trace.ends?.map(cut) }));
   return { ...figure, traces: [...traces, outside] };
 }
