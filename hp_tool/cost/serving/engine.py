@@ -119,94 +119,121 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
     running = np.minimum(in_flight, most)
 
     stages = c.pipeline_parallel_size
-    share = running / stages  # sequences of one pipeline micro-batch
+    stage_sequences = running / stages  # sequences of one pipeline micro-batch
     context = length + 0.5 * output
     # If the queue is never empty, each pass contains as many prompts as requests end in it.
     endless = case.prefill_group == math.inf
-    group = np.maximum(share / output, 1.0) if endless else np.minimum(case.prefill_group, running)
+    group = (
+        np.maximum(stage_sequences / output, 1.0)
+        if endless
+        else np.minimum(case.prefill_group, running)
+    )
     computed = case.computed_length
-    none = np.zeros(len(c))
-    k, yields = drafted_tokens(case.speculative), tokens_per_pass(case.speculative)
-    rows = share * (1 + k)
-    beside = rows if engine.schedule == "mixed" else 1.0
+    zeros = np.zeros(len(c))
+    k, tokens_each_pass = drafted_tokens(case.speculative), tokens_per_pass(case.speculative)
+    rows = stage_sequences * (1 + k)
+    decoding_rows = rows if engine.schedule == "mixed" else 1.0
     chunk = np.minimum(
-        np.maximum(group, 1.0) * computed, np.maximum(c.max_num_batched_tokens - beside, 1.0)
+        np.maximum(group, 1.0) * computed, np.maximum(c.max_num_batched_tokens - decoding_rows, 1.0)
     )
     prompts = chunk / computed
-    wait, arrivals = engine.batch_wait_iterations, running * yields / output
+    batch_wait, arrivals = engine.batch_wait_iterations, running * tokens_each_pass / output
     # Speculation reduces the number of passes per request. A higher acceptance rate must not make
     # prompts cheaper, so arrivals are counted per token, not per pass.
-    together = _groups_with_prompts(c, share / output * (1.0 + wait), group)
+    groups_fraction = _groups_with_prompts(c, stage_sequences / output * (1.0 + batch_wait), group)
     verify = _pass_seconds(
-        case, c, Pass(tokens=rows, decoding=share, prefill_requests=none, drafted=k), context
+        case,
+        c,
+        Pass(tokens=rows, decoding=stage_sequences, prefill_requests=zeros, drafted=k),
+        context,
     )
     # CUDA graphs cover only decoding: a pass with prompts takes at least the time to launch its
     # kernels one by one.
     launches = min_launch_seconds(case)
     step = verify * drafting_factor(case.speculative)
-    decode = step / yields  # seconds per token
+    decode = step / tokens_each_pass  # seconds per token
     # Chunks that exceed the iterations of a request are not batched with decoding.
-    riding = (
-        np.minimum(((output - 1.0) / yields + 1.0) * prompts * together / running, 1.0)
+    mixed_fraction = (
+        np.minimum(
+            ((output - 1.0) / tokens_each_pass + 1.0) * prompts * groups_fraction / running, 1.0
+        )
         if engine.schedule == "mixed"
-        else none
+        else zeros
     )
-    extra = none
-    if np.any(riding < 1.0):
-        extra = _pass_seconds(
+    prefill_s = zeros
+    if np.any(mixed_fraction < 1.0):
+        prefill_s = _pass_seconds(
             case,
             c,
-            Pass(tokens=chunk, decoding=none, prefill_requests=prompts, routed=together * chunk),
+            Pass(
+                tokens=chunk,
+                decoding=zeros,
+                prefill_requests=prompts,
+                routed=groups_fraction * chunk,
+            ),
             context,
             launches,
         )
     if engine.schedule == "mixed":
-        routed = rows + together * chunk
-        both = Pass(
-            tokens=rows + chunk, decoding=share, prefill_requests=prompts, routed=routed, drafted=k
+        routed = rows + groups_fraction * chunk
+        mixed_pass = Pass(
+            tokens=rows + chunk,
+            decoding=stage_sequences,
+            prefill_requests=prompts,
+            routed=routed,
+            drafted=k,
         )
-        extra = (
-            riding * (_pass_seconds(case, c, both, context, launches) - verify)
-            + (1.0 - riding) * extra
+        prefill_s = (
+            mixed_fraction * (_pass_seconds(case, c, mixed_pass, context, launches) - verify)
+            + (1.0 - mixed_fraction) * prefill_s
         )
-    around = prompt_overhead(case)
+    overhead_s = prompt_overhead(case)
     # seconds of one prompt for the attention group that processes it
-    alone = (extra / prompts + around) / stages
+    group_prompt_s = (prefill_s / prompts + overhead_s) / stages
     # seconds of one prompt in each group, for all groups, because they run in lockstep
-    prompt = alone / together
+    prompt = group_prompt_s / groups_fraction
     if output == 1.0:
-        alone = prompt  # one output token: the whole request counts as time to first token
+        group_prompt_s = prompt  # one output token: the whole request counts as time to first token
     # seconds that the other pipeline stages add to the latency of a chunk
-    own = extra * (1.0 - 1.0 / stages)
+    stage_delay_s = prefill_s * (1.0 - 1.0 / stages)
 
-    before = (
+    prompts_before = (
         np.minimum(group + 0.5 * case.wave_share * running, running) if output > 1.0 else running
     )
     # Chunks batched with decoding also take the time of a decoding iteration.
     passes = (
-        np.maximum(before / prompts, 1.0) if engine.schedule == "mixed" and output > 1.0 else 1.0
+        np.maximum(prompts_before / prompts, 1.0)
+        if engine.schedule == "mixed" and output > 1.0
+        else 1.0
     )
-    passes = passes + wait * (1.0 + 0.5 * wait * arrivals) / (1.0 + wait * arrivals)
-    first = passes * step + before * alone + own
-    interference = running * prompt - before * alone
+    passes = passes + batch_wait * (1.0 + 0.5 * batch_wait * arrivals) / (
+        1.0 + batch_wait * arrivals
+    )
+    first = passes * step + prompts_before * group_prompt_s + stage_delay_s
+    interference = running * prompt - prompts_before * group_prompt_s
     busy = first + interference + (output - 1.0) * decode
     front_end = running * (engine.request_overhead_s + engine.stream_overhead_s * output)
     served = np.maximum(busy, front_end) if case.independent else np.hypot(busy, front_end)
     waiting = served - busy
-    own_share = _share_before_first_token(engine, output)
-    early = waiting * (
-        own_share + engine.backlog_share * (front_end / served) ** 2 * (1.0 - own_share)
+    share_before_first = _share_before_first_token(engine, output)
+    early_wait_s = waiting * (
+        share_before_first
+        + engine.backlog_share * (front_end / served) ** 2 * (1.0 - share_before_first)
     )
-    apart = first_token_wait_seconds(case) + case.independent * (
+    outside_s = first_token_wait_seconds(case) + case.independent * (
         engine.request_overhead_s + running * engine.stream_overhead_s
     )
     # Requests outside GPU and front end occupy no slot, so others wait less for one.
-    queue = np.maximum(served * (in_flight - running) / running - apart, 0.0)
-    early, served, waiting = early + apart, served + apart, waiting + apart
+    queue = np.maximum(served * (in_flight - running) / running - outside_s, 0.0)
+    early_wait_s, served, waiting = (
+        early_wait_s + outside_s,
+        served + outside_s,
+        waiting + outside_s,
+    )
     latency = queue + served
     return ServingCosts(
-        ttft_s=queue + early + first,
-        tpot_s=decode + (interference + waiting - early) / (output - 1.0)
+        ttft_s=queue + early_wait_s + first,
+        tpot_s=decode + (interference + waiting - early_wait_s) / (output - 1.0)
         if output > 1.0
         else np.zeros(len(c)),
         request_latency_s=latency,
@@ -224,7 +251,7 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
         running=running,
         max_running=most,
         prompt_s=prompt,
-        wave_s=(before - group) * alone,
+        wave_s=(prompts_before - group) * group_prompt_s,
         kv_limited=(by_cache < in_flight) & (by_cache < c.max_num_seqs),
         fits=fits,
         sustained=np.ones(len(c), dtype=bool),
