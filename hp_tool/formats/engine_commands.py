@@ -308,7 +308,7 @@ def read_command(
     )
     replicas = 1
     if engine == "sglang" and groups > 1:
-        # All ranks are TP's, and limits are those of all groups.
+        # --tp counts all ranks, and limits are those of all attention groups.
         if "enable-dp-attention" in flags:
             parallel["tensor_parallel_size"] = t = max(t // groups, 1)
             for name in ("max_num_seqs", "max_num_batched_tokens"):
@@ -328,7 +328,7 @@ def read_command(
         or "enable-deepep-moe" in flags
         or "enable-ep-moe" in flags
     )
-    if engine == "sglang" and deepep:  # The server uses all ranks.
+    if engine == "sglang" and deepep:  # DeepEP divides experts over all ranks.
         parallel["expert_parallel_size"] = t * parallel.get("attention_data_parallel_size", 1)
     slots = flags.get("moe-config.load-balancer.num-slots")
     experts = None if slots is None or model is None else source.num_experts_of(model)
@@ -462,7 +462,7 @@ def _read_speculation(
     if steps is None and "speculative-num-draft-tokens" in flags:
         steps = (
             _parse_number(flags, "speculative-num-draft-tokens") - 1
-        )  # Together with the token before them.
+        )  # The number includes the previous token.
     if steps is None:
         reading.add_missing(
             "inference.speculative.num_speculative_tokens",

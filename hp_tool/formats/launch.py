@@ -119,9 +119,7 @@ def _parse_launch(command: Command) -> Launch | None:
     names = [PurePosixPath(text).name for text in texts]
     if names[0] in _OTHER_COMMANDS:
         return None
-    if (
-        names[0] == "trl" and len(words) > 1
-    ):  # Accelerate's launcher and one of TRL's scripts in one command.
+    if names[0] == "trl" and len(words) > 1:  # `trl` starts its script with Accelerate's launcher.
         counts, program = _read_counts(words), f"trl.scripts.{texts[1]}"
         return Launch(
             program=program,
@@ -248,7 +246,7 @@ def world_size(launch: Launch, script: Script, *, reading: Reading) -> int | Non
         _COUNT_OPTIONS[name]: Count(
             f"#SBATCH --{name}", Word(value, 0, unknown=(value,) if "$" in value else ())
         )
-        for name, value in script.header.items()  # In which Slurm expands no variables.
+        for name, value in script.header.items()  # Slurm expands no variables in #SBATCH lines.
         if name in _COUNT_OPTIONS
     }
     counts = dict(launch.counts)
@@ -287,7 +285,7 @@ def _count_value(count: Count | None, reading: Reading) -> int | None:
             Read(flag=option, value=word.text, line=word.line or None, field="cluster.num_gpus")
         )
         return int(text)
-    if word.unknown:  # Missing even if another option contains a number.
+    if word.unknown:  # An unknown count is missing, even if another option has a number.
         reading.add_missing(
             "cluster.num_gpus",
             f"{option} is {describe_unknown_parts(word.unknown)}; add",

@@ -341,7 +341,9 @@ def sort_settings(
         elif argument is None and value == "none" and not setting.written.startswith("-"):
             reading.ignore(setting, "null, so the default applies")
         elif argument is None:
-            wanted = len(reading.refused) < MAX_NAMED  # The search is slow, and no more are shown.
+            wanted = (
+                len(reading.refused) < MAX_NAMED
+            )  # The search is slow, so skip it for errors that are not shown.
             near = difflib.get_close_matches(setting.name, table, n=1, cutoff=0.8) if wanted else []
             hint = f" (did you mean {near[0]}?)" if near else ""
             reading.refuse(

@@ -177,5 +177,5 @@ def parse_keys(text: str) -> dict[str, Any]:
     """
     try:
         return documents.parse(text, origin=Path("deepspeed.json"))
-    except InputError:  # YAML in braces, with comments.
+    except InputError:  # YAML in braces may have comments, which JSON has not.
         return documents.parse(text, origin=Path("configuration.yaml"))

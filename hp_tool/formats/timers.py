@@ -62,7 +62,7 @@ def is_log(path: Path) -> bool:
             beginning = stream.read(INSPECTED_BYTES)
             return any(sign in beginning for sign in _SIGNS)
     except OSError:
-        return False  # The reader reports what is wrong.
+        return False  # The reader reports the error.
 
 
 def read_timers(path: Path, *, name: str | None = None) -> list[TimedStep]:
@@ -110,7 +110,7 @@ def _timed_steps(lines: Iterable[str]) -> Iterator[TimedStep]:
 
 def _read_timer(line: str, step: TimedStep, name: str) -> str:
     """Add the timer in a line to a step; return the timer that the next line continues."""
-    if line.lstrip().startswith("time (ms) |"):  # One line, of the last rank.
+    if line.lstrip().startswith("time (ms) |"):  # Older releases print one line on the last rank.
         for named in _OLD_LINE.finditer(line):
             timer = _RENAMED.get(named[1], named[1])
             if timer in NAMES:

@@ -86,6 +86,21 @@ def test_nanotrons_experts_are_no_dense_model(tmp_path: Path, more: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        (("pp: 1", "pp: 2, pp_engine: afab"), "pp_engine afab"),
+        (("vocab_size: 32000", "vocab_size: 32000, sliding_window_size: 1024"), "sliding_window"),
+    ],
+)
+def test_nanotrons_schedules_and_windows_are_refused(
+    tmp_path: Path, change: tuple[str, str], word: str
+) -> None:
+    text = NANOTRON.format(more="").replace(*change).replace("dp: 16", "dp: 8")
+    code, _, shown = read(tmp_path, "run.yaml", text, *GPUS)
+    assert code == 2 and word in shown
+
+
+@pytest.mark.parametrize(
     ("flags", "kind"),
     [("", "fp16"), ("--fp16", "fp16"), ("", "bf16"), ("--fp16 --zero-stage 1", "fp16")],
 )

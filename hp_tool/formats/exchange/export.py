@@ -304,7 +304,7 @@ def _state_values(
                 del stated[path]
             continue
         if resolve_configuration(expressed.query).reasons and stated:
-            stated.clear()  # The recipe allows what its settings alone do not.
+            stated.clear()  # The settings are only legal as part of the recipe.
             continue
         return text, chosen, expressed
 
@@ -464,7 +464,7 @@ def recommend_for_tool(
             ("throughput_front", answer.throughput_front),
         )
     }
-    groups = () if refusal is not None else answer.groups  # They count what the tool rejects too.
+    groups = () if refusal is not None else answer.groups  # Groups would count rejected rows, too.
     return replace(answer, recommendations=tuple(rows), groups=groups, **fronts), left_out
 
 

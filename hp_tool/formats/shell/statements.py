@@ -322,7 +322,7 @@ class Statements:
         name = source_text(target.children[0] if target.type == "subscript" else target)
         old = self.expander.variables.get(name)
         if old is None and value is not None:
-            self.expander.variables[name] = Word("")  # A="$A --more" starts with nothing.
+            self.expander.variables[name] = Word("")  # An undefined A is empty in A="$A --more".
         new: Value
         if value is not None and value.type == "array":
             new = self._array(value, old if isinstance(old, dict) else None)
@@ -405,7 +405,9 @@ class Statements:
                     )
                     is not None
                 ):
-                    self.expander.variables[name] = target  # With its current value.
+                    self.expander.variables[name] = (
+                        target  # `export NAME` exports the current value.
+                    )
         return True
 
     def _unset_command(self, node: Node) -> bool:

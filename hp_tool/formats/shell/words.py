@@ -255,7 +255,7 @@ class WordExpander:
         if not re.fullmatch(r"\d{1,18}( [-+*/%] \d{1,18}){1,5}", " ".join(texts[1:])):
             return ""
         if len({*rest[::2]} - {"*", "/", "%"}) and len(rest) > 2:
-            return ""  # Of different precedence.
+            return ""  # The operators have different precedence.
         number = int(first)
         for sign, operand in zip(rest[::2], map(int, rest[1::2]), strict=True):
             if sign in "/%" and operand == 0:

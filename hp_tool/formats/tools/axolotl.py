@@ -224,7 +224,7 @@ def _precision_settings(texts: Mapping[str, str], reading: Reading) -> list[Sett
     )
     return [
         _setting("bf16", "bf16", "false" if bf16 in ("false", "full") else "true"),
-        _setting("torch-dtype", "bf16", kind),  # Of the loaded weights.
+        _setting("torch-dtype", "bf16", kind),  # Precision of the loaded weights.
     ]
 
 

@@ -200,7 +200,7 @@ def _read_trainer_command(
     words_ += _precision_settings(texts, reading)
     if texts.get("use-liger-kernel") in ("", "true"):
         words_.append(_renamed_setting("loss-type", "chunked_nll", written="use_liger_kernel"))
-    dtype = texts.get("torch-dtype") or "bfloat16"  # Otherwise the checkpoint's.
+    dtype = texts.get("torch-dtype") or "bfloat16"  # The default is the checkpoint's dtype.
     words_.append(_renamed_setting("torch-dtype", dtype, written="torch_dtype"))
     fsdp = _read_fsdp_file(texts.get("fsdp"), script, reading)
     read_trainer_command(words_, script, source, reading, fsdp=fsdp)
@@ -307,7 +307,7 @@ def _read_megatron_command(settings: list[Setting], source: Source, reading: Rea
         passed.append(_renamed_setting("num-layers", str(layers), written="the model's layers"))
         if experts := source.num_experts_of(named):
             passed.append(_renamed_setting("num-experts", str(experts), written="its experts"))
-    else:  # It determines how uneven stages are laid out; the model is reported as missing.
+    else:  # Uneven stages need the number of layers of the model, which is reported as missing.
         passed = [setting for setting in passed if setting.name not in UNEVEN_STAGE_FLAGS]
     read_arguments(passed, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
     reading.missing = [

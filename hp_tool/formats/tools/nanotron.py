@@ -193,7 +193,7 @@ def read(source: Source, reading: Reading) -> None:
     )
     if any(
         missing_field.field == "cluster.num_gpus" for missing_field in reading.missing
-    ):  # Replicas follow from the given devices.
+    ):  # The number of replicas follows from the GPUs.
         degrees[0] = max((num_gpus or 1) // math.prod((*degrees[1:], context, experts)), 1)
     reading.num_gpus = num_gpus or math.prod((*degrees, context, experts))
     micro, steps = (
@@ -205,8 +205,13 @@ def read(source: Source, reading: Reading) -> None:
         "gated_mlp": True,
         "position_embedding": "rotary",
         "mlp_bias": False,
-        "attention_bias": False,
+        "attention_bias": is_on("model.model-config.attention-bias"),
     }
+    if text_of("model.model-config.sliding-window-size"):
+        reading.refuse("model.model_config.sliding_window_size: windows are not supported")
+    schedule = text_of("parallelism.pp-engine", "1f1b")
+    if degrees[2] > 1 and schedule.lower() not in ("1f1b", "oneforwardonebackwardpipelineengine"):
+        reading.refuse(f"parallelism.pp_engine {schedule} is not supported; supported: 1f1b")
     for field in _MODEL_KEYS:
         name = f"model.model-config.{field.replace('_', '-')}"
         if field == "tie_word_embeddings":

@@ -182,7 +182,7 @@ def config(
             "expert_tensor_parallel_degree": c.expert_tensor_parallel_size,
         },
         "activation_checkpoint": _CHECKPOINTS[setup.recompute.granularity],
-        "compile": {"enable": False},  # As in profile runs and in the runs behind the constants.
+        "compile": {"enable": False},  # The constants were fitted to runs without torch.compile.
     }
 
 

@@ -113,7 +113,7 @@ def _read_training(keys: Settings, reading: Reading) -> dict[str, Any]:
             lora["dropout"] = dropout
         training |= {"task": "lora", "lora": lora}
     if component.startswith("qlora_"):
-        training["frozen_precision"] = "nf4"  # torchao's, whose scales are quantised too.
+        training["frozen_precision"] = "nf4"  # torchao's nf4 also quantises scales.
     return training
 
 

@@ -35,7 +35,7 @@ def arguments(setup: TrainingSetup) -> Values:
         "--max_length": w.sequence_length,
         "--attn_implementation": "sdpa" if w.attention == "flash" else "eager",
     }
-    options["--loss_type"] = "chunked_nll"  # Not chunked.
+    options["--loss_type"] = "chunked_nll"  # TRL's name of the chunked loss.
     wide = "fp32" in (w.precision, w.parameter_precision)
     options["--dtype"] = "float32" if wide else DTYPES[w.precision]
     if w.lora is not None:

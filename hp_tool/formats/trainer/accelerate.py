@@ -86,7 +86,7 @@ def read_accelerate(
     if precision == "fp8":
         training["precision"] = "fp8"
     if kind == "FSDP":
-        # The file alone names no trainer; Hugging Face's own splits neither matrices nor sequences.
+        # Without arguments the trainer is unknown. The Trainer itself splits no tensors.
         trained = bool(words) and replicas == (reading.num_gpus or 0)
         training["framework"] = "hf-trainer" if trained else "torch-fsdp"
         if trained and parallel["zero_stage"]:
@@ -95,7 +95,7 @@ def read_accelerate(
         every_layer = "full" if trained else "per_layer"
         parallel["recompute"] = every_layer if checkpointed else "none"
         parallel |= degrees
-        if parallel["tensor_parallel_size"] > 1:  # The model's own plan shards only matrices.
+        if parallel["tensor_parallel_size"] > 1:  # transformers' TP plans shard only matrices.
             parallel["sequence_parallel"] = False
         shard = parse_whole_number(
             _leaf_value(leaves, "parallelism-config.parallelism-config-dp-shard-size", "0"),
@@ -235,7 +235,7 @@ def launch_options(words: Sequence[str]) -> dict[str, Any]:
     for word in rest:
         if not word.startswith("-"):
             break
-        if word in ("-m", "--module"):  # The script and its own arguments follow.
+        if word in ("-m", "--module"):  # The script's arguments follow.
             break
         name, separator, value = word.lstrip("-").replace("-", "_").partition("=")
         value = (

@@ -146,7 +146,7 @@ class _TrainerSettings:
             return True
         trainer = (
             "per-device-train-batch-size" in self.arguments
-        )  # Does not call deepspeed.checkpointing, which the block sets.
+        )  # The Trainer does not use deepspeed.checkpointing.
         return not trainer and any(
             name.startswith("activation-checkpointing") for name in self.keys
         )
@@ -230,10 +230,10 @@ def read_arguments(
         reading.refuse(
             f"loss_type {loss} is not supported; supported: cross entropy of the next token"
         )
-    in_chunks = loss in ("chunked_nll", "nll")  # One since TRL 1.16.
+    in_chunks = loss in ("chunked_nll", "nll")  # Both are chunked since TRL 1.16.
     if (
         in_chunks or (run.argument("use-liger-kernel") or "no").lower() not in _OFF_VALUES
-    ):  # Liger's never stores all logits.
+    ):  # Liger's loss never stores all logits.
         training["cross_entropy"] = "chunked"
     if run.argument("attn-implementation", "attn-impl", "flash-attn") in ("eager", "disabled"):
         training["attention"] = "unfused"

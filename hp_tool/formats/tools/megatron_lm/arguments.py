@@ -95,7 +95,7 @@ class Arguments:
     def model_fields(self) -> dict[str, Any]:
         hidden, heads = self.number("hidden-size"), self.number("num-attention-heads")
         swiglu = self.is_given("swiglu") or self.text("glu-activation", "") == "swiglu"
-        # validate_args: 4h, or two thirds of it in multiples of 64 under --swiglu.
+        # validate_args: 4h; with --swiglu two thirds of 4h, in multiples of 64.
         default_width = int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden
         layers, bias, latent = (
             self.number("num-layers"),
@@ -126,7 +126,7 @@ class Arguments:
             "max_position_embeddings": self.number("max-position-embeddings")
             if positions == "learned"
             else None,
-            # For latent attention it switches the norms of the latents, which are always present.
+            # With latent attention, the flag is about norms of latents, which the model always has.
             "query_key_norm": "head" if self.is_given("qk-layernorm") and not latent else None,
             "attention_sinks": True
             if self.text("softmax-type", "vanilla") == "learnable"

@@ -265,7 +265,7 @@ class _ArgumentReader(Arguments):
         )
         narrow |= self.is_given("fp16") and not self.is_given(
             "accumulate-allreduce-grads-in-fp32"
-        )  # bf16 alone enables it by default.
+        )  # --bf16 accumulates in fp32 by default.
         attention = self.attention()
         unfused = self.is_given("no-masked-softmax-fusion") and self.is_given(
             "no-bias-dropout-fusion"
@@ -433,7 +433,7 @@ class _ArgumentReader(Arguments):
     def graph_scope(self) -> list[str]:
         if (
             self.text("cuda-graph-impl", "none") == "full_iteration"
-        ):  # Since 0.18, where scope became modules.
+        ):  # Since 0.18, a separate implementation.
             return ["full_iteration"]
         setting = self.settings.get("cuda-graph-modules", self.settings.get("cuda-graph-scope"))
         return list(setting.values) if setting and setting.values else ["full"]

@@ -100,12 +100,12 @@ def _model_flags(setup: TrainingSetup) -> Values:
         "vocab-size": m.vocab_size,
         "make-vocab-size-divisible-by": 1,
         "group-query-attention": grouped
-        and not latent,  # Excludes it, and does not use the groups.
+        and not latent,  # Latent attention excludes it and does not use the groups.
         "num-query-groups": m.kv_heads if grouped else None,
         "swiglu": m.gated_mlp,
         "untie-embeddings-and-output-weights": not m.tie_word_embeddings,
         "qk-layernorm": m.query_key_norm is not None
-        or latent,  # For latent attention, the latents' norms.
+        or latent,  # With latent attention, norms of the latents.
         "disable-bias-linear": not m.has_mlp_bias,
         "add-qkv-bias": m.has_attention_bias > m.has_mlp_bias,
         **(experts if m.num_experts else {}),
@@ -115,7 +115,7 @@ def _model_flags(setup: TrainingSetup) -> Values:
         "qk-head-dim": m.qk_nope_head_dim if latent else None,
         "qk-pos-emb-head-dim": m.qk_rope_head_dim if latent else None,
         "v-head-dim": m.v_head_dim if latent else None,
-        "rope-type": "rope" if latent else None,  # YaRN unless given.
+        "rope-type": "rope" if latent else None,  # The default for latent attention is YaRN.
         "no-rope-fusion": m.positions == "rotary" and not setup.switches["apply_rope_fusion"],
         "mtp-num-layers": m.num_nextn_predict_layers or None,
         "softmax-type": "learnable" if m.attention_sinks else None,
@@ -152,7 +152,7 @@ def _parallel_flags(setup: TrainingSetup) -> Values:
         **(end_stage_flags(setup) if layout is None else {}),
         words.LAYOUT_FLAG: layout.text
         if layout is not None
-        else None,  # It also contains the number of chunks.
+        else None,  # The layout also contains the number of chunks.
         "num-virtual-stages-per-pipeline-rank": chunks if layout is None and chunks > 1 else None,
         "context-parallel-size": c.context_parallel_size if context else None,
         "cp-comm-type": words.CONTEXT[setup.strategy.context_parallel_communication][0]

@@ -335,7 +335,7 @@ def _read_library(
     read_content(content, source=source, reading=reading)
     training = reading.query["training"]
     if not any(read_setting.field == "training.dropout" for read_setting in reading.read):
-        training.pop("dropout", None)  # The model's own, which has none.
+        training.pop("dropout", None)  # Recipes' models have no dropout.
     if recipe.task == "sft":
         training["task"] = "sft"
     if recipe.packed:

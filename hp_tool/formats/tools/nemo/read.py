@@ -250,9 +250,7 @@ def read_content(content: Mapping[str, Any], *, source: Source, reading: Reading
     read_arguments(settings, reading=reading, num_gpus=num_gpus, spare=spare)
     if low_rank:
         _read_adapters([leaf for leaf in leaves if _outermost_key(leaf) == "peft"], reading=reading)
-    if (
-        provider and provider not in _PLAIN_PROVIDERS
-    ):  # If the file does not set it, the class determines it, not Megatron's default.
+    if provider and provider not in _PLAIN_PROVIDERS:  # The class has its own defaults.
         _drop_unset_fields(reading, content, _FIELDS_OF_PROVIDERS)
 
 
