@@ -182,7 +182,8 @@ def admit(
             raise LimitError(
                 f"This search may use {requested:g} GPU-seconds, but {holder} has "
                 f"{max(remaining, 0.0):g} of {limit.per_day:g} left today ({used:g} used, "
-                f"{reserved:g} reserved by other searches). Lower the budget, cancel a search, or wait until midnight UTC.",
+                f"{reserved:g} reserved by other searches). Lower the budget, cancel a search, or "
+                "wait until midnight UTC.",
                 field=BUDGET_FIELD,
                 code="quota_exhausted",
                 retry_after_s=(_midnight(at) + timedelta(days=1) - at).total_seconds(),
