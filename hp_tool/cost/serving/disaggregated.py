@@ -62,9 +62,9 @@ from hp_tool.cost.serving.operations import requests_in_cache, seen_tokens
 from hp_tool.domain.model import ModelSpec
 
 _TABLE_SIZE = 96
-"""Batch sizes between which the seconds of a step are interpolated linearly."""
+"""Number of batch sizes between which the seconds of a step are interpolated linearly."""
 _NUM_BISECTIONS = 40
-"""Number of bisections of b; the resolution is far below one request."""
+"""Number of bisections of b, after which the error is far below one request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,21 +120,21 @@ def pool_costs(
     """
     load, output = decoders.concurrency.astype(np.float64), float(decode.output_length)
     n_p, n_d = prefillers.replicas, decoders.replicas
-    alone, service = prompt_seconds(prefill, prefillers)
-    travel = transfer_seconds(prefill, decode, prefillers, decoders)
-    straight = alone + travel + handover_s
-    wave = 0.5 * prefill.wave_share * load * service / n_p
+    prompt_latency_s, prompt_s = prompt_seconds(prefill, prefillers)
+    transfer_s = transfer_seconds(prefill, decode, prefillers, decoders)
+    unqueued_s = prompt_latency_s + transfer_s + handover_s
+    wave_s = 0.5 * prefill.wave_share * load * prompt_s / n_p
     memory = serving_bytes(decode, decoders)
-    rooms = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
+    cache_tokens = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token
     length = float(decode.input_length)
     t = decoders.tensor_parallel_size
-    held = length + decode.engine.kv_reserved_output_fraction * output
-    room = requests_in_cache(decode, t, rooms, held)
-    each: FloatArray = np.minimum(np.maximum(room, 1.0), decoders.max_num_seqs)
-    most: FloatArray = each * decoders.attention_data_parallel_size
-    first = serving_bytes(prefill, prefillers)
+    request_tokens = length + decode.engine.kv_reserved_output_fraction * output
+    requests_in_room = requests_in_cache(decode, t, cache_tokens, request_tokens)
+    group_limit: FloatArray = np.minimum(np.maximum(requests_in_room, 1.0), decoders.max_num_seqs)
+    batch_limit: FloatArray = group_limit * decoders.attention_data_parallel_size
+    prefill_memory = serving_bytes(prefill, prefillers)
     fits = has_room(decode, decoders, memory, length + output) & has_room(
-        prefill, prefillers, first, length
+        prefill, prefillers, prefill_memory, length
     )
 
     fast_token_seconds = (
@@ -145,55 +145,59 @@ def pool_costs(
         """Return (requests per second, seconds per token) if each decoding replica runs `batch`
         requests.
         """
-        token = token_seconds(decode, decoders, batch)
-        return n_d * batch / np.maximum((output - 1.0) * token, 1e-12), token
+        token_s = token_seconds(decode, decoders, batch)
+        return n_d * batch / np.maximum((output - 1.0) * token_s, 1e-12), token_s
 
     def completed_by(batch: FloatArray) -> FloatArray:
         if fast_token_seconds is None:
             return rate(batch)[0]
         return n_d * batch / np.maximum((output - 1.0) * fast_token_seconds(batch), 1e-12)
 
-    low, high = np.zeros_like(load), np.minimum(most, load / n_d)
+    low, high = np.zeros_like(load), np.minimum(batch_limit, load / n_d)
     if requests_per_second is not None:
-        high = most.copy()
+        high = batch_limit.copy()
     for _ in range(_NUM_BISECTIONS):
         middle = 0.5 * (low + high)
         completed = completed_by(np.maximum(middle, 1e-9))
         if requests_per_second is None:
-            before = straight + wave + _prompt_queue(completed * service / n_p, service)
-            enough = (completed < n_p / service) & (n_d * middle + completed * before <= load)
+            before_decoding_s = (
+                unqueued_s + wave_s + _prompt_queue(completed * prompt_s / n_p, prompt_s)
+            )
+            enough = (completed < n_p / prompt_s) & (
+                n_d * middle + completed * before_decoding_s <= load
+            )
         else:
             enough = completed <= requests_per_second
         low, high = np.where(enough, middle, low), np.where(enough, high, middle)
     # With fewer than one request, a replica is sometimes idle and otherwise runs at the speed of
     # one request.
     batch = np.maximum(low, 1e-9)
-    completed, token = rate(batch)
+    completed, token_s = rate(batch)
     if output == 1.0:  # one output token: nothing to decode
-        completed, token = np.minimum(n_p / service, load / straight), np.zeros_like(load)
-    decoding = (output - 1.0) * token
+        completed, token_s = np.minimum(n_p / prompt_s, load / unqueued_s), np.zeros_like(load)
+    decoding = (output - 1.0) * token_s
     if requests_per_second is None:
         latency, sustained = load / completed, np.ones(len(load), dtype=bool)
     else:
-        busy = requests_per_second * service / n_p
-        sustained = (busy < 1.0) & ((rate(most)[0] >= requests_per_second) | (output == 1.0))
-        completed = np.where(sustained, requests_per_second, np.minimum(n_p / service, completed))
-        latency = np.where(sustained, _prompt_queue(busy, service), 0.0) + straight + decoding
+        busy = requests_per_second * prompt_s / n_p
+        sustained = (busy < 1.0) & ((rate(batch_limit)[0] >= requests_per_second) | (output == 1.0))
+        completed = np.where(sustained, requests_per_second, np.minimum(n_p / prompt_s, completed))
+        latency = np.where(sustained, _prompt_queue(busy, prompt_s), 0.0) + unqueued_s + decoding
     prefill_gpus, decode_gpus = n_p * _ranks(prefillers), n_d * _ranks(decoders)
     return PoolCosts(
         ttft_s=latency - decoding,
-        tpot_s=token,
+        tpot_s=token_s,
         request_latency_s=latency,
-        transfer_s=travel,
+        transfer_s=transfer_s,
         request_rate_per_second=completed,
         output_tokens_per_second_per_gpu=completed * output / (prefill_gpus + decode_gpus),
         prefill_tokens_per_second_per_gpu=completed * length / prefill_gpus,
         decode_tokens_per_second_per_gpu=completed * output / decode_gpus,
-        prefill_busy=completed * service / n_p,
-        prompt_s=service,
-        wave_s=wave if requests_per_second is None else np.zeros_like(load),
+        prefill_busy=completed * prompt_s / n_p,
+        prompt_s=prompt_s,
+        wave_s=wave_s if requests_per_second is None else np.zeros_like(load),
         decode_batch=batch,
-        max_decode_batch=most,
+        max_decode_batch=batch_limit,
         fits=fits,
         sustained=sustained,
     )
@@ -316,10 +320,10 @@ def token_seconds(
 def _interpolated_token_seconds(
     case: ServingCase, candidates: ServingCandidates
 ) -> Callable[[FloatArray], FloatArray]:
-    """Return a function that interpolates `token_seconds` between the batch sizes _TABLE_SIZE.
+    """Return a function that interpolates `token_seconds` between _TABLE_SIZE batch sizes.
 
     Candidates that differ only in the number of replicas share a table, because predicting layers
-    with experts takes several times as long as other layers.
+    with experts takes several times as long as predicting other layers.
     """
     groups = candidates.attention_data_parallel_size
     columns = [
