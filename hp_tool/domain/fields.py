@@ -68,12 +68,8 @@ class _OneOrSeveral:
         return {
             "type": "tagged-union",
             "choices": kinds,
-            "discriminator": lambda value: _json_type(value),
+            "discriminator": lambda value: "Several" if isinstance(value, list | tuple) else "One",
         }
-
-
-def _json_type(value: Any) -> str:
-    return "Several" if isinstance(value, list | tuple) else "One"
 
 
 Choice: TypeAlias = Annotated[T, _OneOrSeveral()]

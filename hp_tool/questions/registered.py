@@ -99,7 +99,7 @@ def insert_registered(query: Q, *, find: Find) -> Q:
     return (
         query
         if clusters == _list_clusters(query)
-        else replace(query, cluster=_with_clusters(query, clusters))
+        else replace(query, cluster=clusters if isinstance(query.cluster, tuple) else clusters[0])
     )
 
 
@@ -176,10 +176,6 @@ def _as_mapping(name: str, spec: JsonObject, *, field: str) -> JsonObject:
 def _list_clusters(query: Query | SizingQuery) -> tuple[Any, ...]:
     """Return the query's cluster, or each cluster of its list."""
     return query.cluster if isinstance(query.cluster, tuple) else (query.cluster,)
-
-
-def _with_clusters(query: Query | SizingQuery, clusters: tuple[Any, ...]) -> Any:
-    return clusters if isinstance(query.cluster, tuple) else clusters[0]
 
 
 def _unknown_cluster(cluster: Any) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from hp_tool.domain.efficiency import EfficiencyProfile, Link
+from hp_tool.domain.efficiency import EfficiencyProfile
 from hp_tool.questions.training.problem import TrainingProblem
 
 
@@ -45,9 +45,8 @@ def with_links(problem: TrainingProblem, links: Links) -> TrainingProblem:
 
 def _with_nvlink(profile: EfficiencyProfile, factor: float) -> EfficiencyProfile:
     gpu = profile.gpu
-    nvlink, exchange = (_scale_link(link, factor) for link in (gpu.nvlink, gpu.all_to_all))
+    nvlink, exchange = (
+        replace(link, bandwidth_fraction=factor * link.bandwidth_fraction)
+        for link in (gpu.nvlink, gpu.all_to_all)
+    )
     return replace(profile, gpu=replace(gpu, nvlink=nvlink, all_to_all=exchange))
-
-
-def _scale_link(link: Link, factor: float) -> Link:
-    return replace(link, bandwidth_fraction=factor * link.bandwidth_fraction)

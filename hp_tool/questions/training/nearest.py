@@ -30,7 +30,9 @@ def like_model(recipe: Recipe, model: ModelSpec) -> ModelSpec:
     distances = {
         name: gap
         for name in recipe.models
-        if (gap := _model_distance(catalogue_model(name), model)) <= math.log(MAX_SIZE_RATIO)
+        if _model_kind(listed := catalogue_model(name)) == _model_kind(model)
+        and (gap := _size_ratio(_model_size(listed), _model_size(model)))
+        <= math.log(MAX_SIZE_RATIO)
     }
     return catalogue_model(min(distances, key=lambda name: distances[name])) if distances else model
 
@@ -73,12 +75,6 @@ def describe_stand_in(recipe: Recipe, *, model: ModelSpec, gpu: GpuSpec) -> str 
     if gpu_like is not gpu:
         words.append(f"{gpu.name} is not listed: settings of {gpu_like.name}")
     return f"{recipe.name}; {'; '.join(words)}" if words else None
-
-
-def _model_distance(one: ModelSpec, other: ModelSpec) -> float:
-    if _model_kind(one) != _model_kind(other):
-        return math.inf
-    return _size_ratio(_model_size(one), _model_size(other))
 
 
 @functools.lru_cache(maxsize=1024)

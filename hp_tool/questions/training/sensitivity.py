@@ -4,11 +4,12 @@ hardware.
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from hp_tool.domain import bounds
 from hp_tool.domain.frameworks import DEGREES
 from hp_tool.domain.hardware import ClusterSpec
-from hp_tool.domain.parallel import ParallelConfig, recompute_name
+from hp_tool.domain.parallel import recompute_name
 from hp_tool.domain.query import Query, RankBy
 from hp_tool.domain.result import Recommendation
 from hp_tool.domain.sensitivity import Influence, ScalingPoint, Sensitivity
@@ -85,13 +86,12 @@ def sensitivity(
             and (problem.model.num_experts or not name.startswith("expert"))
         ]
         for name in free_axes:
-            step_s = (
-                start.step_s
-                if _does_not_use(start.parallel, name)
-                else _best_step_s(
-                    _problem_without_axis(full_problem, name), rank_by=rank_by, predictor=predictor
-                )
-            )
+            value = getattr(start.parallel, name)
+            step_s: float | None = start.step_s
+            if (recompute_name(value) if name == "recompute" else value) != UNUSED_VALUES[name]:
+                unused: dict[str, Any] = {name: UNUSED_VALUES[name]}
+                without = replace(full_problem, parallel=replace(full_problem.parallel, **unused))
+                step_s = _best_step_s(without, rank_by=rank_by, predictor=predictor)
             axes.append(_influence(f"without {name}", step_s, start.step_s))
         hardware = _with_better_hardware(query, full_problem, first, start)
     return Sensitivity(
@@ -134,7 +134,10 @@ def _with_better_hardware(
 
     The layout of rank 1 is compared as well, so that better hardware is never slower.
     """
-    resolved = resolve_configuration(_usual_query(first, query))
+    first_query = Configuration.from_row(first, query=query).query
+    if not first.calibrated_estimate:
+        first_query, _ = answer_with_usual_settings(first_query)
+    resolved = resolve_configuration(first_query)
     now = first.estimate.time
     assert now is not None  # A legal row.
     now_s = (
@@ -152,20 +155,6 @@ def _with_better_hardware(
             ratio = min(ratio, faster_s / now_s)
         influences.append(_influence(name, start.step_s * ratio, start.step_s))
     return influences
-
-
-def _usual_query(first: Recommendation, query: Query) -> Query:
-    """Return the query with the layout of rank 1 and the usual settings that its estimate
-    assumes.
-    """
-    one = Configuration.from_row(first, query=query).query
-    return one if first.calibrated_estimate else answer_with_usual_settings(one)[0]
-
-
-def _does_not_use(config: ParallelConfig, name: str) -> bool:
-    """Return whether the configuration leaves this axis unused."""
-    value = getattr(config, name)
-    return (recompute_name(value) if name == "recompute" else value) == UNUSED_VALUES[name]
 
 
 def _device_counts(problem: TrainingProblem) -> list[int]:
@@ -232,11 +221,6 @@ def _best_step_s(
         if row is None or row.preferred_estimate.time is None
         else row.preferred_estimate.time.step_s
     )
-
-
-def _problem_without_axis(problem: TrainingProblem, name: str) -> TrainingProblem:
-    plain: dict[str, int | str] = {name: UNUSED_VALUES[name]}
-    return replace(problem, parallel=replace(problem.parallel, **plain))  # type: ignore[arg-type]
 
 
 def _improved_clusters(cluster: ClusterSpec) -> list[tuple[str, ClusterSpec]]:

@@ -155,13 +155,11 @@ def _resolve(problem: TrainingProblem, query: Query) -> TrainingProblem | None:
         cluster=problem.cluster,
         constraints=problem.constraints,
         chosen=problem.chosen,
-        assumed={**resolved.assumed, **_chosen_settings(problem)},
+        assumed={
+            **resolved.assumed,
+            **{path: value for path, value in problem.assumed.items() if path in problem.chosen},
+        },
     )
-
-
-def _chosen_settings(problem: TrainingProblem) -> dict[str, Any]:
-    """Return the assumed settings that a ranking chose, by path."""
-    return {path: value for path, value in problem.assumed.items() if path in problem.chosen}
 
 
 def _with_settings(query: Query, settings: Mapping[str, Any]) -> Query:
