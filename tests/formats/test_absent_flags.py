@@ -196,6 +196,25 @@ for fields that the query omits because the framework has no other default.
 """
 
 
+@pytest.mark.parametrize(
+    ("text", "is_fused"),
+    [
+        (TRAINER, None),
+        (TRAINER + " --torch_compile", True),
+        (TRAINER + " --torch_compile False", None),
+        (TRL + "use_liger_kernel: true\n", True),
+        (AXOLOTL + "liger_rms_norm: true\nliger_glu_activation: true\n", True),
+        (AXOLOTL + "liger_rms_norm: true\n", None),
+        (AXOLOTL + "torch_compile: true\n", True),
+        (SWIFT + " --use_liger_kernel true", True),
+    ],
+)
+def test_compiled_trainers_and_ligers_kernels_are_fused(text: str, is_fused: bool | None) -> None:
+    given = {"cluster.gpu": "h100-sxm-80gb"}
+    query = read_configuration(text, num_gpus=8, overrides=given).query
+    assert query["training"].get("kernel_fusion") is is_fused
+
+
 @pytest.mark.parametrize("name", TABLE)
 def test_omitted_settings_have_the_defaults_of_the_tool(name: str) -> None:
     text, expected = TABLE[name]

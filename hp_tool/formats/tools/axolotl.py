@@ -164,6 +164,7 @@ def read(source: Source, reading: Reading) -> None:
     words += [
         *_checkpointing_settings(texts, reading),
         *_loss_settings(texts, str(plugins)),
+        *_fusion_settings(texts),
         *_attention_settings(texts),
         *_adapter_settings(content, texts, reading),
     ]
@@ -244,6 +245,15 @@ def _loss_settings(texts: Mapping[str, str], plugins: str) -> list[Setting]:
     if "CutCrossEntropyPlugin" in plugins and texts.get("cut-cross-entropy") != "false":
         on.append("plugins")
     return [_setting("loss-type", name.replace("-", "_"), "chunked_nll") for name in on[:1]]
+
+
+def _fusion_settings(texts: Mapping[str, str]) -> list[Setting]:
+    """Return torch_compile if the file selects it, or Liger's kernels of norms and activations."""
+    activation = "true" in (texts.get("liger-glu-activation"), texts.get("liger-swiglu"))
+    liger = activation and texts.get("liger-rms-norm") == "true"
+    if liger or texts.get("torch-compile", "false") not in ("false", "null", ""):
+        return [_setting("torch-compile", "liger_rms_norm" if liger else "torch_compile", "true")]
+    return []
 
 
 def _attention_settings(texts: Mapping[str, str]) -> list[Setting]:

@@ -199,7 +199,7 @@ def _read_trainer_command(
         )
     words_ += _precision_settings(texts, reading)
     if texts.get("use-liger-kernel") in ("", "true"):
-        words_.append(_renamed_setting("loss-type", "chunked_nll", written="use_liger_kernel"))
+        words_.append(_renamed_setting("use-liger-kernel", "true", written="use_liger_kernel"))
     dtype = texts.get("torch-dtype") or "bfloat16"  # The default is the checkpoint's dtype.
     words_.append(_renamed_setting("torch-dtype", dtype, written="torch_dtype"))
     fsdp = _read_fsdp_file(texts.get("fsdp"), script, reading)

@@ -68,6 +68,9 @@ def read_accelerate(
         settings.append(
             Setting(name="fp16" if precision == "fp16" else "bf16", written="mixed_precision")
         )
+    for name in ("dynamo-backend", "dynamo-config.dynamo-backend"):
+        if _leaf_value(leaves, name, "no").lower() not in ("no", "none", "eager"):
+            settings.append(replace(leaves[name], name="torch-compile", values=("true",)))
     checkpointed = (
         _leaf_value(leaves, "fsdp-config.fsdp-activation-checkpointing", "false") == "true"
     )

@@ -91,6 +91,9 @@ class _TrainerSettings:
         setting = next((self.arguments[name] for name in names if name in self.arguments), None)
         return None if setting is None else setting.text or "true"
 
+    def is_on(self, name: str) -> bool:
+        return (self.argument(name) or "no").lower() not in _OFF_VALUES
+
     def is_auto(self, *names: str) -> bool:
         return any(self.keys[name].values == ("auto",) for name in names if name in self.keys)
 
@@ -199,9 +202,7 @@ def read_arguments(
         )
     if (length := _parse_count(run.argument(*LENGTH_OPTIONS), "max-seq-length")) is not None:
         training["sequence_length"] = length
-        packed = any(
-            (run.argument(name) or "no").lower() not in _OFF_VALUES for name in _PACKING_OPTIONS
-        )
+        packed = any(run.is_on(name) for name in _PACKING_OPTIONS)
         named = next(name for name in LENGTH_OPTIONS if name in arguments)
         if named in _LENGTH_BOUNDS and not packed:
             reading.note_length_bound(arguments[named].written)
@@ -230,11 +231,12 @@ def read_arguments(
         reading.refuse(
             f"loss_type {loss} is not supported; supported: cross entropy of the next token"
         )
+    liger = run.is_on("use-liger-kernel")
     in_chunks = loss in ("chunked_nll", "nll")  # Both are chunked since TRL 1.16.
-    if (
-        in_chunks or (run.argument("use-liger-kernel") or "no").lower() not in _OFF_VALUES
-    ):  # Liger's loss never stores all logits.
+    if in_chunks or liger:  # Liger's loss never stores all logits.
         training["cross_entropy"] = "chunked"
+    if liger or run.is_on("torch-compile"):
+        training["kernel_fusion"] = True
     if run.argument("attn-implementation", "attn-impl", "flash-attn") in ("eager", "disabled"):
         training["attention"] = "unfused"
     parallel: dict[str, Any] = {
