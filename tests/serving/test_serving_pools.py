@@ -150,6 +150,17 @@ def test_pools_of_two_kinds_and_sizes_that_are_named() -> None:
         )
 
 
+def test_default_settings_slow_pools_down() -> None:
+    tpot = []
+    for settings in ("tuned", "defaults"):
+        load = {"disaggregated": {}, "concurrency": 64, "engine_settings": settings}
+        answer = answers.answer_recommend(query(inference=load), top=1)
+        assert answer.disaggregated
+        pools = answer.disaggregated[0].estimate
+        tpot.append(pools.tpot_s)
+    assert tpot[1] > tpot[0]
+
+
 def test_fewest_devices_of_both_pools() -> None:
     rate = {"concurrency": None, "request_rate_per_second": 2.0, "disaggregated": {}}
     found = serving.rank_pools(

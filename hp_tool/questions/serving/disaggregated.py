@@ -35,9 +35,9 @@ from hp_tool.questions.serving.highest_load import search_highest
 from hp_tool.questions.serving.intervals import familiarity_of, serving_intervals
 from hp_tool.questions.serving.problem import (
     ServingProblem,
+    resolve_case,
     resolve_serving,
     resolve_workload,
-    serving_case,
 )
 
 MAX_PAIRS = 2_000_000
@@ -145,10 +145,7 @@ def rank_pools(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, ...]
     spec = query.inference.disaggregated or DisaggregationSpec()
     problem, sides = resolve_pools(query)
     workload = resolve_workload(query)
-    cases = [
-        serving_case(model=problem.model, cluster=side, workload=workload, engine=problem.engine)
-        for side in sides
-    ]
+    cases = [resolve_case(query, workload, model=problem.model, cluster=side) for side in sides]
     pairs = _layout_pairs(
         spec,
         query.parallel,

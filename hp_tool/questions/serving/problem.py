@@ -231,7 +231,7 @@ def resolve_serving(query: Query) -> ServingProblem:
             "`recommend` with inference.disaggregated.",
             field="cluster.stages",
         )
-    case = _resolve_case(query, workload, model=model, cluster=cluster)
+    case = resolve_case(query, workload, model=model, cluster=cluster)
     if trace is not None:
         case = dataclasses.replace(
             case, longest_request=int((trace.input_tokens + trace.output_tokens).max())
@@ -290,7 +290,7 @@ def _served_model(query: Query, workload: InferenceWorkload) -> ModelSpec:
     return model
 
 
-def _resolve_case(
+def resolve_case(
     query: Query, workload: InferenceWorkload, *, model: ModelSpec, cluster: ClusterSpec
 ) -> ServingCase:
     """Return the case of a query, with the constants and settings of its engine."""
