@@ -119,7 +119,6 @@ def batch(
 
 
 def _with_progress(answers: Iterator[str], source: BinaryIO) -> Iterator[str]:
-    """Yield the answers; if standard error is a terminal, show a progress bar."""
     if not sys.stderr.isatty():
         yield from answers
         return

@@ -257,7 +257,6 @@ def _print_entries(
     heads: Sequence[str],
     rows: Iterable[Sequence[str]],
 ) -> None:
-    """Print the entries as JSON, the fields of a single entry, or a table of all entries."""
     if as_json:
         items = [dataclasses.asdict(spec) | _parameter_counts(spec) for spec in specs]
         typer.echo(json.dumps(items[0] if single else {"items": items}))

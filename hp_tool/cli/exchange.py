@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -193,7 +193,7 @@ def import_(
     """
     import yaml
 
-    from hp_tool.cli.script_files import find_script_files
+    from hp_tool.cli.script_files import add_base_names, find_script_files
     from hp_tool.formats.exchange import assess, read_configuration, search_query, summarize_log
     from hp_tool.formats.megatron_names import PRINTED_ARGUMENTS
     from hp_tool.formats.reading import ImportRefusedError
@@ -223,7 +223,7 @@ def import_(
             num_gpus=num_gpus,
             overrides=changes,
             variables=_parse_pairs(variable, "--var"),
-            files=_unique_base_names(beside) | _read_files(file),
+            files=add_base_names(beside) | _read_files(file),
             ignore=ignore or (),
             log=lines,
         )
@@ -256,10 +256,6 @@ def _parse_pairs(texts: list[str] | None, option: str) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def _unique_base_names(beside: dict[str, str]) -> dict[str, str]:
-    return {PurePosixPath(name).name: text for name, text in reversed(beside.items())} | beside
-
-
 def _read_files(names: list[str] | None) -> dict[str, str]:
     """Return the texts of files by NAME of NAME=FILE, or else by their base name."""
     from hp_tool.catalog.documents import read_text
@@ -272,7 +268,6 @@ def _read_files(names: list[str] | None) -> dict[str, str]:
 
 
 def _print_assessment(assessment: Assessment) -> None:
-    """Print the measured and predicted step time, the flags to change, and the details."""
     from hp_tool.cli.layout import make_console, print_flags
     from hp_tool.cli.serving_tables import print_inference_estimate
     from hp_tool.cli.tables import print_estimate
@@ -326,7 +321,6 @@ def _print_log_summary(summary: LogSummary, log: str) -> None:
 def _server_lines(
     start: ServerStart, estimate: Estimate | InferenceEstimate | None
 ) -> Iterator[str]:
-    """Yield the memory figures of a server's log next to the prediction."""
     from hp_tool.cluster.logs import ServerStart
     from hp_tool.domain.serving import InferenceEstimate
     from hp_tool.domain.units import format_gib

@@ -146,18 +146,20 @@ def _import_query(
     script: str, flags: dict[str, object], settings: list[str] | None
 ) -> tuple[Query, str]:
     """Return the query of a launch script, and its tool."""
-    from hp_tool.cli.script_files import find_script_files
+    from hp_tool.cli.script_files import add_base_names, find_script_files
     from hp_tool.formats.exchange import read_configuration
     from hp_tool.questions import schema
 
     content = queries.read_text(script)
     text = content.decode(errors="replace") if isinstance(content, bytes) else content
     beside = {} if script == "-" else find_script_files(Path(script), text)
-    names = {Path(name).name: value for name, value in reversed(beside.items())} | beside
     devices = flags.get("num_gpus")
     changes = queries.query_overrides(flags | {"num_gpus": None}, settings)
     reading = read_configuration(
-        text, num_gpus=devices if isinstance(devices, int) else None, overrides=changes, files=names
+        text,
+        num_gpus=devices if isinstance(devices, int) else None,
+        overrides=changes,
+        files=add_base_names(beside),
     )
     return schema.parse_own_query(reading.query), reading.tool
 

@@ -144,6 +144,5 @@ def main() -> NoReturn:
 
 
 def _print_json_error(error: HpToolError) -> None:
-    """Print the error as JSON on standard output, for --json."""
     if "--json" in sys.argv:
         typer.echo(json.dumps({"id": None, "status": "error", "error": error.as_dict()}))

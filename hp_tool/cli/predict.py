@@ -15,7 +15,7 @@ DEFAULT_ROWS = 5
 
 if TYPE_CHECKING:
     from hp_tool.domain.query import Query
-    from hp_tool.questions.answers import EstimateAnswer, RecommendAnswer
+    from hp_tool.questions.answers import RecommendAnswer
 
 
 def estimate(
@@ -37,14 +37,21 @@ def estimate(
     """
     parsed = queries.read_query(query, queries.query_flags(context), settings)
 
+    from hp_tool.domain.serving import InferenceEstimate
     from hp_tool.questions import answers, schema
 
     with queries.stored_calibrations(wanted=calibration) as calibrations:
         answer = answers.answer_estimate(parsed, calibrations=calibrations)
     if as_json:
         typer.echo(schema.to_json(answer))
+    elif isinstance(answer.estimate, InferenceEstimate):
+        from hp_tool.cli import serving_tables
+
+        serving_tables.print_inference_estimate(answer.estimate, query=parsed)
     else:
-        _print_estimate(answer, parsed)
+        from hp_tool.cli import tables
+
+        tables.print_estimate(answer.estimate, calibrated=answer.calibrated_estimate)
     if not answer.preferred_estimate.feasible:
         raise typer.Exit(3)
 
@@ -158,29 +165,14 @@ def recommend(
 
         serving_tables.print_serving_recommendations(answer, query=parsed)
     else:
-        _print_ranking(answer, top=limit)
+        from hp_tool.cli import tables
+
+        tables.print_recommendations(answer, top=limit)
+        tables.print_pareto(answer)
+        if answer.sensitivity is not None:
+            tables.print_sensitivity(answer.sensitivity)
     if not answer.recommendations and not answer.disaggregated:
         raise typer.Exit(3)
-
-
-def _print_estimate(answer: EstimateAnswer, query: Query) -> None:
-    from hp_tool.cli import serving_tables, tables
-    from hp_tool.domain.serving import InferenceEstimate
-
-    if isinstance(answer.estimate, InferenceEstimate):
-        serving_tables.print_inference_estimate(answer.estimate, query=query)
-    else:
-        tables.print_estimate(answer.estimate, calibrated=answer.calibrated_estimate)
-
-
-def _print_ranking(answer: RecommendAnswer, *, top: int) -> None:
-    from hp_tool.cli import tables
-    from hp_tool.cli.tables import print_sensitivity
-
-    tables.print_recommendations(answer, top=top)
-    tables.print_pareto(answer)
-    if answer.sensitivity is not None:
-        print_sensitivity(answer.sensitivity)
 
 
 def size(

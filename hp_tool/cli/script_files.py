@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from hp_tool.catalog.documents import MAX_FILE_BYTES, read_text
 from hp_tool.errors import InputError
@@ -37,6 +37,11 @@ def find_script_files(script: Path, text: str) -> dict[str, str]:
                     texts.append(content)
     del texts_by_name[script.name]
     return texts_by_name
+
+
+def add_base_names(texts: dict[str, str]) -> dict[str, str]:
+    """Return the texts by path, and also by base name; the first file with a base name counts."""
+    return {PurePosixPath(name).name: text for name, text in reversed(texts.items())} | texts
 
 
 def _matching_files(folder: Path, name: str) -> list[Path]:

@@ -278,7 +278,6 @@ def _planned_run_words(run: PlannedRun) -> str:
 
 
 def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto: bool) -> None:
-    """Print a table of step times: predicted by the cost model, calibrated, and measured."""
     shown = [row for row in ranked if pareto or row.measurement is not None or row.rank <= MAX_ROWS]
     if not shown:
         return

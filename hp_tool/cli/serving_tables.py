@@ -138,7 +138,6 @@ def _load_name(query: Query) -> str:
 def _target_columns(
     estimates: Sequence[InferenceEstimate | PoolEstimate], targets: Targets
 ) -> list[Column]:
-    """Return a column for each quantile that a target limits."""
     return [
         duration_column(
             f"{LATENCIES[latency].head} {quantile}",
@@ -214,7 +213,6 @@ def _print_latencies(console: Console, estimate: InferenceEstimate, tails: Tails
 
 
 def _milliseconds(values_s: Iterable[float | None]) -> tuple[str, ...]:
-    """Return milliseconds, each with a suitable number of decimals."""
     return tuple(scale_values([value_s], 1e-3)[0] for value_s in values_s)
 
 

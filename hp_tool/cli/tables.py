@@ -209,7 +209,6 @@ def _print_costs(console: Console, estimate: Estimate) -> None:
 
 
 def _print_fit(console: Console, estimate: Estimate) -> None:
-    """Print whether the configuration fits, the probability, and the interval of memory."""
     if estimate.fit is not None:
         console.print(
             f"{estimate.fit}: {out_of_memory_words(estimate)}; {memory_range_words(estimate)}",
@@ -218,7 +217,6 @@ def _print_fit(console: Console, estimate: Estimate) -> None:
 
 
 def _print_open_settings(console: Console, estimate: Estimate) -> None:
-    """Print the effects of settings that the query does not specify."""
     for text in open_settings_sentences(estimate):
         console.print(text, highlight=False)
 
@@ -273,7 +271,6 @@ def print_unmeasured(console: Console, estimates: Iterable[Estimate]) -> None:
 
 
 def _print_calibrated(console: Console, calibrated: Estimate, *, alone: Estimate) -> None:
-    """Print the measurements that calibrated the estimate, and the uncalibrated prediction."""
     without = ""
     if alone.time is not None:
         without = f"; {format_duration(alone.time.step_s)} per step without"
@@ -351,7 +348,6 @@ def print_recommendations(answer: RecommendAnswer, *, top: int) -> None:
 
 
 def _ranking_columns(ranked: Sequence[Recommendation]) -> list[Column]:
-    """Return columns for the settings in which rows differ, and for their figures."""
     calibrated = any(row.calibrated_estimate is not None for row in ranked)
     before = [row.estimate for row in ranked if calibrated]
     num_gpus = Column(head="GPUs", cells=num_gpus_cells(ranked))
