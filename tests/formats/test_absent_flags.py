@@ -207,6 +207,7 @@ for fields that the query omits because the framework has no other default.
         (AXOLOTL + "liger_rms_norm: true\n", None),
         (AXOLOTL + "torch_compile: true\n", True),
         (SWIFT + " --use_liger_kernel true", True),
+        (LLAMA_FACTORY + "enable_liger_kernel: true\nrope_scaling: yarn\n", True),
     ],
 )
 def test_compiled_trainers_and_ligers_kernels_are_fused(text: str, is_fused: bool | None) -> None:

@@ -1,5 +1,6 @@
 """Read LLaMA-Factory 0.9.5's YAML file, and write a script for FSDP 2 with Accelerate."""
 
+from dataclasses import replace
 from typing import Any
 
 from hp_tool.catalog import documents
@@ -92,7 +93,9 @@ def read(source: Source, reading: Reading) -> None:
     )
     checkpointed = values.get("disable-gradient-checkpointing", "false") != "true"
     settings = [
-        setting
+        replace(setting, name="use-liger-kernel")
+        if setting.name == "enable-liger-kernel"
+        else setting
         for setting in settings
         if setting.name not in ("disable-gradient-checkpointing", "gradient-checkpointing")
     ]
