@@ -121,7 +121,7 @@ class SearchSettings(Strict):
     exclude nodes that are slower than their peers. The first run is charged for it.
     """
     baseline: Annotated[
-        ParallelQuery | None, Shown("Baseline", "What you run today, to compare with")
+        ParallelQuery | None, Shown("Baseline", "Your current layout (baseline)")
     ] = None
     """Your current configuration, with which the answer is compared, as `parallel` of one
     configuration. If it is a candidate, it runs once, as part of the budget. None: the first

@@ -89,7 +89,7 @@ SECTIONS = (
         "Fine-tuning",
         "NVLink",
     ),
-    *("What you run today, to compare with", "Profile runs"),
+    *("Your current layout (baseline)", "Profile runs"),
 )
 """Order of the sections; fields of other sections come last."""
 OTHER_KIND: dict[Kind, tuple[str, ...]] = {

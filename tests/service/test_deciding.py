@@ -78,7 +78,7 @@ def test_a_run_is_followed_from_its_start_up(
     before = page.get_by_role("region", name="Predicted before it ran")
     assert "450.0 ms" in before.inner_text() and "300.0 ms to 600.0 ms" in before.inner_text()
     assert "calibrated by 3 earlier runs" in before.inner_text()
-    page.get_by_text("No log yet").wait_for()
+    page.get_by_text("Waiting for the log").wait_for()
     progress = store.get_search(search_id=lease.search_id).progress
     seen = asdict(Underway(phase="start-up", log_tail="loading the libraries"))
     store.set_progress(lease=lease, progress=progress | {"underway": {run.id: seen}})
