@@ -230,10 +230,10 @@ def get_verdict(answer: Answer | ServingAnswer) -> Verdict:
     if answer.verdict is not None:
         return answer.verdict
     state = _decide_state(answer)
-    keeps = state == "keep" and answer.baseline is not None
+    is_baseline = state == "keep" and answer.baseline is not None
     return Verdict(
         state=state,
-        parallel=answer.baseline.parallel if keeps and answer.baseline else answer.parallel,
+        parallel=answer.baseline.parallel if is_baseline and answer.baseline else answer.parallel,
     )
 
 

@@ -155,7 +155,7 @@ def _rank_kinds(
 ) -> Sequence[tuple[float, ...]]:
     """Return the number of layers of each kind on each pipeline rank."""
     model, schedule = problem.model, int(candidate.pipeline_schedule)
-    each = stage_contents(
+    layers_by_kind = stage_contents(
         model.pattern,
         len(model.kinds),
         p,
@@ -165,10 +165,10 @@ def _rank_kinds(
         begins_dense=model.begins_dense,
     )
     if schedule != DUALPIPE:
-        return each
+        return layers_by_kind
     return [
         tuple(0.5 * (own + other) for own, other in zip(stage, mirrored, strict=True))
-        for stage, mirrored in zip(each, reversed(each), strict=True)
+        for stage, mirrored in zip(layers_by_kind, reversed(layers_by_kind), strict=True)
     ]
 
 
@@ -199,15 +199,15 @@ def _stage_anatomy(
         memory_headroom_fraction=problem.constraints.memory_headroom_fraction,
     )
     m = micro_batches(candidate, workload=problem.workload)
-    whole, stage = part.part is None, part.stages[0]
+    has_all_layers, stage = part.part is None, part.stages[0]
     return StageAnatomy(
         rank=rank,
         gpu=case.cluster.gpu.name,
         layers=float(problem.model.total_layers)
-        if whole
+        if has_all_layers
         else round(float(stage.layers.count - stage.extra_layers), 6),
-        holds_embedding=whole or bool(part.embedding),
-        holds_output=whole or bool(part.output),
+        holds_embedding=has_all_layers or bool(part.embedding),
+        holds_output=has_all_layers or bool(part.output),
         memory_bytes={name: float(size) for name, size in costs.memory_parts.items()},
         capacity_bytes=float(costs.capacity_bytes),
         seconds=float(stage_seconds(costs, profile=case.profile, micro_batches=m)),
@@ -343,9 +343,12 @@ def _operation_seconds(stage: StageAnatomy, layer: LayerTime) -> dict[str, float
     counts as part of the backward pass.
     """
     forward = weight = 0.0
-    own, own_backward = layer.forward - layer.attention, layer.backward - layer.attention_backward
+    compute_s, compute_backward_s = (
+        layer.forward - layer.attention,
+        layer.backward - layer.attention_backward,
+    )
     for name, ahead, back in (
-        ("compute", own, own_backward),
+        ("compute", compute_s, compute_backward_s),
         ("attention", layer.attention, layer.attention_backward),
         ("tensor_parallel", layer.tensor, layer.tensor_backward),
         ("context_parallel", layer.context, layer.context_backward),
@@ -354,8 +357,12 @@ def _operation_seconds(stage: StageAnatomy, layer: LayerTime) -> dict[str, float
         both = float(ahead + back)
         if both:
             forward += stage.parts_s[name] * float(ahead) / both
-    if own + own_backward:
-        weight = stage.parts_s["compute"] * float(layer.weight_gradient) / float(own + own_backward)
+    if compute_s + compute_backward_s:
+        weight = (
+            stage.parts_s["compute"]
+            * float(layer.weight_gradient)
+            / float(compute_s + compute_backward_s)
+        )
     busy = sum(stage.parts_s.values())
     stretch = stage.seconds / busy if busy else 1.0
     forward_s, backward_s, weight_s = (

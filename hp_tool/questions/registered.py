@@ -147,19 +147,19 @@ def _with_node_defaults(wanted: ClusterQuery, node: NodeType) -> ClusterQuery:
             field="cluster.gpu",
         )
     shared = (name for name in NodeType.__slots__ if name in ClusterQuery.__slots__)
-    laid = replace(
+    cluster = replace(
         wanted,
         node_type=None,
         **{name: getattr(node, name) for name in shared if getattr(wanted, name) is None},
     )
-    domain = laid.nvlink_domain_size or node.gpus_per_node
+    domain = cluster.nvlink_domain_size or node.gpus_per_node
     if wanted.nvlink_domain_size is None:
-        per_node = laid.gpus_per_node or node.gpus_per_node
+        per_node = cluster.gpus_per_node or node.gpus_per_node
         domain = max(per_node, domain - domain % per_node)
     return replace(
-        laid,
+        cluster,
         name=wanted.name or node.name,
-        num_gpus=laid.num_gpus or node.gpus_per_node,
+        num_gpus=cluster.num_gpus or node.gpus_per_node,
         nvlink_domain_size=domain,
     )
 

@@ -97,11 +97,11 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
     model, cluster, workload = case.model, case.cluster, case.workload
     n = cluster.num_gpus
     # Neither pipeline nor context parallelism can split a model with an encoder and a decoder.
-    whole = (1,) if model.architecture == "encoder_decoder" else None
-    unstaged = whole or ((1,) if fine_tunes_on_cards(case) else None)
+    unsplit = (1,) if model.architecture == "encoder_decoder" else None
+    unstaged = unsplit or ((1,) if fine_tunes_on_cards(case) else None)
     framework = framework_facts(workload.framework)
     balanced = framework.balances_blocks
-    plain = (1,) if framework.is_plain else whole
+    plain = (1,) if framework.is_plain else unsplit
 
     def free(name: Degree, values: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
         """Return the query's values of an axis, else the default values, which are (1,) if the
@@ -131,9 +131,9 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
         )
     )
     shards = axis_values(query.data_parallel_shard_size) or (0,)
-    known = framework.zero_stages
-    usual = tuple(
-        stage for stage in known if stage == 1 or (stage == 0 and not any(shards))
+    supported_stages = framework.zero_stages
+    default_stages = tuple(
+        stage for stage in supported_stages if stage == 1 or (stage == 0 and not any(shards))
     )  # 0 means no sharding
     return Axes(
         tensor_parallel_size=free(
@@ -158,8 +158,8 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
         ),
         sequence_parallel=axis_values(query.sequence_parallel) or None,
         recompute=_recompute_values(query, case),
-        zero_stage=axis_values(query.zero_stage) or usual or known,
-        known_zero_stages=known,
+        zero_stage=axis_values(query.zero_stage) or default_stages or supported_stages,
+        known_zero_stages=supported_stages,
         data_parallel_shard_size=shards,
         data_parallel_size=query.data_parallel_size,
         pipeline_schedule=axis_values(query.pipeline_schedule) or None,
@@ -195,8 +195,10 @@ def _expert_tensor_sizes(case: TrainingCase) -> tuple[int, ...]:
     model, cluster = case.model, case.cluster
     if not model.num_experts or model.num_experts >= cluster.num_gpus:
         return (1,)
-    most = min(cluster.num_gpus // model.num_experts, cluster.nvlink_domain_size, MAX_EXPERT_TENSOR)
-    return tuple(k for k in divisors(model.expert_size, limit=most) if k & (k - 1) == 0)
+    max_size = min(
+        cluster.num_gpus // model.num_experts, cluster.nvlink_domain_size, MAX_EXPERT_TENSOR
+    )
+    return tuple(k for k in divisors(model.expert_size, limit=max_size) if k & (k - 1) == 0)
 
 
 def _dispatchers(query: ParallelQuery, case: TrainingCase) -> tuple[int, ...]:
@@ -226,15 +228,15 @@ def scheduled_chunks(
         return chunks
     fixed = 2 if schedule in ("zbv", "dualpipe-v") else 1
     interleaved = schedule == "interleaved"
-    kept = tuple(count for count in chunks if (count > 1 if interleaved else count == fixed))
-    if not kept:
+    supported = tuple(count for count in chunks if (count > 1 if interleaved else count == fixed))
+    if not supported:
         raise InputError(
             f"pipeline_schedule {schedule} requires a virtual_pipeline_parallel_size "
             f"{'above' if interleaved else 'of'} {fixed}, "
             f"got {', '.join(map(str, chunks))}; change one of them, or remove pipeline_schedule",
             field="parallel.pipeline_schedule",
         )
-    return kept
+    return supported
 
 
 def _context_sizes(workload: TrainingWorkload, num_gpus: int) -> tuple[int, ...]:

@@ -252,10 +252,10 @@ class Ranked:
             *self.lacking,
             *((machine, "target_missed", TOO_SLOW_REASON) for _, _, machine in beyond),
         ]
-        named = set(self.with_rows)
+        listed = set(self.with_rows)
         for machine, code, message in (*self.failing, *(lacking if self.rows else ())):
-            if id(machine) not in named:
-                named.add(id(machine))
+            if id(machine) not in listed:
+                listed.add(id(machine))
                 self.not_ranked.append(NotRanked(cluster=machine.name, code=code, message=message))
 
     def _add_first_row(self, first: Ranking[Any], query: Query, machine: Machine) -> Row | None:
@@ -267,30 +267,33 @@ class Ranked:
         if row is None:
             self.lacking.append((machine, "no_configuration", "no layout is legal on this machine"))
             return None
-        alone = Configuration.from_row(row, query=query)
-        estimate, calibrated = self.problem_of_machine(alone.query).estimate(
+        configuration = Configuration.from_row(row, query=query)
+        estimate, calibrated = self.problem_of_machine(configuration.query).estimate(
             with_fixes=False, calibrations=self.calibrations
         )
-        assert isinstance(alone.query.cluster, ClusterQuery)
-        whole: Row = replace(
+        assert isinstance(configuration.query.cluster, ClusterQuery)
+        priced: Row = replace(
             row,
-            set={CLUSTER: _cluster_mapping(alone.query.cluster)}
+            set={CLUSTER: _cluster_mapping(configuration.query.cluster)}
             | {path: row.set[path] for path in row.set if path != NUM_GPUS},
             estimate=estimate,
             calibrated_estimate=calibrated,
             group=None,
         )
-        whole = with_price(
-            whole, query=query, spec=catalog.cluster(alone.query.cluster), date=machine.date
+        priced = with_price(
+            priced,
+            query=query,
+            spec=catalog.cluster(configuration.query.cluster),
+            date=machine.date,
         )
         if acceptable:
-            self.rows.append(whole)
+            self.rows.append(priced)
             self.with_rows.add(id(machine))
-            return whole
-        self.misses.append(whole)
-        if reason := next(iter(whole.preferred_estimate.reasons), None):
+            return priced
+        self.misses.append(priced)
+        if reason := next(iter(priced.preferred_estimate.reasons), None):
             self.lacking.append((machine, reason.code, reason.message))
-        return whole
+        return priced
 
     def _first(self, query: Query) -> Ranking[Any]:
         """Return the ranking of a machine's layouts with one row.
@@ -300,8 +303,8 @@ class Ranked:
         """
         spec = catalog.cluster(query.with_most_devices().cluster)
         counts_money = query.constraints.max_cost is not None or query.objective == "cost"
-        alike = replace(spec, name="", grid_carbon_kg_per_kwh=None)
-        key = repr(alike if counts_money else replace(alike, price_per_gpu_hour=None))
+        shared = replace(spec, name="", grid_carbon_kg_per_kwh=None)
+        key = repr(shared if counts_money else replace(shared, price_per_gpu_hour=None))
         if key not in self.known:
             ranking = self.known[key] = self.problem_of_machine(query).rank(
                 top=1, calibrations=self.calibrations
@@ -336,8 +339,8 @@ class Ranked:
 
     def _with_full_estimate(self, row: Row) -> Row:
         """Return the row with the estimate of a query for its machine alone, including fixes."""
-        alone = Configuration.from_row(row, query=self.query)
-        estimate, calibrated = self.problem_of_machine(alone.query).estimate(
+        configuration = Configuration.from_row(row, query=self.query)
+        estimate, calibrated = self.problem_of_machine(configuration.query).estimate(
             calibrations=self.calibrations
         )
         return replace(row, estimate=estimate, calibrated_estimate=calibrated)
@@ -347,18 +350,18 @@ class Ranked:
         without days or prices.
         """
         rows = {id(row): row for row in (*self.rows, *self.tried)}.values()
-        both = [
+        trainings = [
             row
             for row in rows
             if isinstance(row, Recommendation)
             and row.cost is not None
             and _training_days(row) is not None
         ]
-        shown: list[Recommendation] = []
-        for row in sorted(both, key=lambda row: (row.cost, _training_days(row))):
-            if not shown or (_training_days(row) or 0.0) < (_training_days(shown[-1]) or 0.0):
-                shown.append(row)
-        return tuple(_with_ranks(shown)) or None
+        optimal: list[Recommendation] = []
+        for row in sorted(trainings, key=lambda row: (row.cost, _training_days(row))):
+            if not optimal or (_training_days(row) or 0.0) < (_training_days(optimal[-1]) or 0.0):
+                optimal.append(row)
+        return tuple(_with_ranks(optimal)) or None
 
 
 @contextmanager
@@ -435,8 +438,10 @@ def _sort_key(row: Row, query: Query) -> tuple[float, ...]:
 def _limit_excess(row: Row, query: Query) -> float:
     """Return the larger of days / max_days and cost / max_cost of a training; 0 for serving."""
     limits = query.constraints
-    both = ((_training_days(row), limits.max_days), (row.cost, limits.max_cost))
-    return max((value / limit for value, limit in both if value is not None and limit), default=0.0)
+    values = ((_training_days(row), limits.max_days), (row.cost, limits.max_cost))
+    return max(
+        (value / limit for value, limit in values if value is not None and limit), default=0.0
+    )
 
 
 def with_price(row: Any, *, query: Query, spec: ClusterSpec, date: str | None) -> Any:
@@ -447,7 +452,7 @@ def with_price(row: Any, *, query: Query, spec: ClusterSpec, date: str | None) -
     stated = (
         cluster.node_type is not None or cluster.inter_node_bandwidth_bytes_per_second is not None
     )
-    own: dict[str, Any] = {
+    machine_values: dict[str, Any] = {
         "cluster": spec.name,
         "price": price,
         "price_date": date,
@@ -457,29 +462,29 @@ def with_price(row: Any, *, query: Query, spec: ClusterSpec, date: str | None) -
         "network_assumed": between_nodes and not stated,
     }
     if isinstance(row, ServingRecommendation):
-        return replace(row, **own, cost=None if price is None else price * spec.num_gpus)
-    return replace(with_training_totals(row, query=query), **own)
+        return replace(row, **machine_values, cost=None if price is None else price * spec.num_gpus)
+    return replace(with_training_totals(row, query=query), **machine_values)
 
 
 def with_training_totals(row: Recommendation, *, query: Query) -> Recommendation:
     """Return the row with cost, energy, emissions and days of the whole training, and the
     probability of meeting the deadline.
     """
-    known, max_days, days = (
+    estimate, max_days, days = (
         row.preferred_estimate,
         query.constraints.max_days,
         figures.CALENDAR.interval_in(row.preferred_estimate),
     )
     return replace(
         row,
-        cost=known.cost,
-        energy=known.energy,
-        co2_kg=known.co2_kg,
+        cost=estimate.cost,
+        energy=estimate.energy,
+        co2_kg=estimate.co2_kg,
         days_interval=days,
-        cost_interval=figures.COST.interval_in(known),
+        cost_interval=figures.COST.interval_in(estimate),
         deadline_probability=None
         if days is None or max_days is None
-        else deadline_probability(known, max_days=max_days),
+        else deadline_probability(estimate, max_days=max_days),
     )
 
 
@@ -493,7 +498,7 @@ def deadline_probability(estimate: Estimate, *, max_days: float) -> float:
     The duration without failures is log-normal. Its standard deviation is that of the step-time
     interval on the side of the deadline. Failures are distributed as in the estimate's goodput.
     """
-    days, kept = estimate.days, estimate.goodput
+    days, goodput = estimate.days, estimate.goodput
     assert days is not None and estimate.time is not None and estimate.intervals is not None
     end_s = estimate.intervals.step_s[1 if (estimate.calendar_days or days) < max_days else 0]
     log_sd = abs(math.log(end_s / estimate.time.step_s)) / NORMAL_QUANTILE
@@ -504,18 +509,18 @@ def deadline_probability(estimate: Estimate, *, max_days: float) -> float:
         * np.exp(log_sd * np.array([NormalDist().inv_cdf(each) for each in middle]))
     )
     limit_s = max_days * SECONDS_PER_DAY
-    if kept is None:
+    if goodput is None:
         return float(np.mean(lengths_s <= limit_s))
-    stretches = days * SECONDS_PER_DAY / kept.checkpoint_interval_s
+    stretches = days * SECONDS_PER_DAY / goodput.checkpoint_interval_s
     seconds, probability = lost_s(
         stretches=stretches,
-        interval_s=kept.checkpoint_interval_s,
-        checkpoint_s=kept.checkpoint_s,
-        restart_s=kept.restart_s,
-        mtbf_s=kept.mtbf_s,
+        interval_s=goodput.checkpoint_interval_s,
+        checkpoint_s=goodput.checkpoint_s,
+        restart_s=goodput.restart_s,
+        mtbf_s=goodput.mtbf_s,
     )
     busy_s = (
-        1.0 + kept.checkpoint_s / kept.checkpoint_interval_s
+        1.0 + goodput.checkpoint_s / goodput.checkpoint_interval_s
     )  # Each second of training, including its share of a checkpoint.
     spare_s = limit_s * (days * SECONDS_PER_DAY / lengths_s) - days * SECONDS_PER_DAY * busy_s
     return float(

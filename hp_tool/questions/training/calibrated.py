@@ -131,25 +131,25 @@ class CalibratedPredictor:
             costs: Uncalibrated costs.
             known: Predictions from the configuration's own runs, if it ran.
         """
-        one = candidates.take(np.array([index]))
-        alone = costs.row(index).each(lambda number: np.array([number]))
+        candidate = candidates.take(np.array([index]))
+        row_costs = costs.row(index).each(lambda number: np.array([number]))
         calibrated, step, allocated = self._calibrated(
-            alone, candidates=one, problem=problem, residuals=True, known=known
+            row_costs, candidates=candidate, problem=problem, residuals=True, known=known
         )
-        estimate = estimate_row(0, case=problem, costs=calibrated, candidates=one)
+        estimate = estimate_row(0, case=problem, costs=calibrated, candidates=candidate)
         shortest_s, longest_s = (float(bound[0]) for bound in step.interval(confidence=CONFIDENCE))
-        outside = alone.memory_parts[MEMORY_OVERHEAD]
-        least, most = (
+        outside = row_costs.memory_parts[MEMORY_OVERHEAD]
+        min_bytes, max_bytes = (
             float((bound + outside)[0]) for bound in allocated.interval(confidence=CONFIDENCE)
         )
         intervals = Intervals(
             confidence=CONFIDENCE,
             step_s=(shortest_s, longest_s),
-            memory_total_bytes=(least, most),
+            memory_total_bytes=(min_bytes, max_bytes),
             source=f"{format_count(len(self.calibration.measurement_ids), 'measurement')} on this "
             "cluster",
         )
-        correction = float((calibrated.step_s / alone.step_s)[0])
+        correction = float((calibrated.step_s / row_costs.step_s)[0])
         learnt = {**self.provenance, **self.calibration.summary(), "correction": correction}
         if not self.links.as_stated:
             learnt["links"] = asdict(self.links)
@@ -168,25 +168,25 @@ class CalibratedPredictor:
                 "slowdown": float((step.slow.step_s / step.regular_s)[0]),
             }
             provenance["stalls"] = stalls
-        if crashes := int(self.crashes(one, problem=problem)[0]):
+        if crashes := int(self.crashes(candidate, problem=problem)[0]):
             failed = Reason(
                 code=CRASHED,
                 message=f"{format_count(crashes, 'run')} of this configuration crashed on this "
                 "cluster, and none succeeded",
             )
             estimate = replace(estimate, feasible=False, reasons=(*estimate.reasons, failed))
-        own = next(
+        own_runs = next(
             (
                 each
                 for each in _outcomes_of_problem(self.ran, problem)
-                if _matches_configuration(each, one).any()
+                if _matches_configuration(each, candidate).any()
             ),
             None,
         )
-        if own is not None:
-            provenance["measured"] = {"runs": own["runs"], "step_s": own["step_s"]}
-        fits = own is not None or (known is not None and known.ran)
-        fails = 0.0 if fits else float(self._fails(alone, allocated)[0])
+        if own_runs is not None:
+            provenance["measured"] = {"runs": own_runs["runs"], "step_s": own_runs["step_s"]}
+        fits = own_runs is not None or (known is not None and known.ran)
+        fails = 0.0 if fits else float(self._fails(row_costs, allocated)[0])
         assert estimate.memory is not None
         within = estimate.memory.total_bytes <= estimate.memory.capacity_bytes
         return replace(

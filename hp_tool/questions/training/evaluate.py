@@ -161,14 +161,14 @@ def resolve_config(
     ):
         values["recompute"] = Recompute(granularity="full")
     if parallel.pipeline_layout is not None:
-        laid_out = len(
+        num_chunks = len(
             parse_layout(parallel.pipeline_layout).chunks
         )  # p v; if the query gives neither, each chunk is a stage.
         p, v = values.get("pipeline_parallel_size"), values.get("virtual_pipeline_parallel_size")
         if p is None:
-            values["pipeline_parallel_size"] = max(laid_out // (v or 1), 1)
+            values["pipeline_parallel_size"] = max(num_chunks // (v or 1), 1)
         elif v is None:
-            values["virtual_pipeline_parallel_size"] = max(laid_out // p, 1)
+            values["virtual_pipeline_parallel_size"] = max(num_chunks // p, 1)
     schedule = values.get("pipeline_schedule")
     chunks = values.setdefault(
         "virtual_pipeline_parallel_size", 2 if schedule in ("zbv", "dualpipe-v") else 1
@@ -191,8 +191,8 @@ def resolve_config(
 
 def checkpoints_layers(framework: str, *, sharded: bool) -> bool:
     """Return whether the framework recomputes all layers by default."""
-    usual = framework_facts(framework).checkpoints
-    return usual == "full" or (usual == "sharded" and sharded)
+    default = framework_facts(framework).checkpoints
+    return default == "full" or (default == "sharded" and sharded)
 
 
 def single_values(parallel: ParallelQuery, axes: Iterable[str]) -> dict[str, Any]:

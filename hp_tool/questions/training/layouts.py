@@ -35,10 +35,10 @@ def drop_default_layout(parallel: ParallelQuery, model: ModelSpec) -> ParallelQu
         or layers % len(layout.chunks) == 0
     ):
         return parallel
-    usual = chunk_layers(
+    default_layers = chunk_layers(
         num_layers=layers, stages=stages, chunks=chunks, begins_dense=model.begins_dense
     )
-    if [chunk.layers for chunk in layout.chunks] != usual or layout.chunks[
+    if [chunk.layers for chunk in layout.chunks] != default_layers or layout.chunks[
         -1
     ].mtp_layers != model.num_nextn_predict_layers:
         return parallel

@@ -87,8 +87,8 @@ class Usual:
         legal = (legality(case=self.plain, candidates=candidates) == 0) & (
             legality(case=problem, candidates=candidates) == 0
         )
-        for other in self.earlier:
-            legal = legal & (legality(case=other, candidates=candidates) != 0)
+        for problem_with_precedence in self.earlier:
+            legal = legal & (legality(case=problem_with_precedence, candidates=candidates) != 0)
         belong: BoolArray = np.broadcast_to(legal, candidates.shape).ravel()
         return belong
 
@@ -237,8 +237,12 @@ class TrainingProblem(TrainingCase):
         longest_s = math.inf
         if tokens is None:
             return longest_s
-        kept = goodput(case=self)
-        steps = tokens / step_tokens(self.workload) / (1.0 if kept is None else kept.fraction)
+        estimated_goodput = goodput(case=self)
+        steps = (
+            tokens
+            / step_tokens(self.workload)
+            / (1.0 if estimated_goodput is None else estimated_goodput.fraction)
+        )
         if limits.max_days is not None:
             longest_s = limits.max_days * SECONDS_PER_DAY / steps
         if limits.max_cost is not None and price:
@@ -286,13 +290,14 @@ class TrainingProblem(TrainingCase):
                 else estimate.cost
             )
             if value is not None and limit is not None and value > limit:
-                of, most = (
+                value_text, limit_text = (
                     (f"{value:,.1f} days", f"{limit:,.12g}")
                     if name == "days"
                     else (f"${value:,.0f}", f"${limit:,.0f}")
                 )
                 parts = _describe_parts(estimate, value, currency="" if name == "days" else "$")
-                message = f"{of} is {format_factor(value / limit)} the maximum of {most}{parts}"
+                message = f"{value_text} is {format_factor(value / limit)} the maximum of "
+                f"{limit_text}{parts}"
                 reasons.append(
                     Reason(code="target_missed", message=message, needed=value, available=limit)
                 )
@@ -503,9 +508,9 @@ def _resolve_dispatcher(parallel: ParallelQuery, *, release: str | None) -> Toke
     """Return the release's default dispatcher, unless the query lists only others; then the first
     of these.
     """
-    named: tuple[TokenDispatcher, ...] = axis_values(parallel.moe_token_dispatcher_type)
-    usual = default_dispatcher(release)
-    return usual if usual in named or not named else named[0]
+    allowed: tuple[TokenDispatcher, ...] = axis_values(parallel.moe_token_dispatcher_type)
+    default = default_dispatcher(release)
+    return default if default in allowed or not allowed else allowed[0]
 
 
 def _resolve_context_levels(parallel: ParallelQuery, model: ModelSpec) -> tuple[int, int] | None:
@@ -607,18 +612,18 @@ def with_scatter(
         )
     constants = profile.framework
     experts, release = bool(model.num_experts), workload.framework_version
-    more = release_variance(profile, experts=experts, gpu=gpu, release=release)
+    variance = release_variance(profile, experts=experts, gpu=gpu, release=release)
     memory = constants.memory_log_sd
     if workload.task != "pretrain":
-        more += constants.tuning_log_sd**2
+        variance += constants.tuning_log_sd**2
         memory = math.hypot(memory, constants.tuning_memory_log_sd)
-    if more == 0.0 and memory == constants.memory_log_sd:
+    if variance == 0.0 and memory == constants.memory_log_sd:
         return profile
     framework = dataclasses.replace(
-        constants, time_log_sd=math.sqrt(constants.time_log_sd**2 + more), memory_log_sd=memory
+        constants, time_log_sd=math.sqrt(constants.time_log_sd**2 + variance), memory_log_sd=memory
     )
-    unsaid = math.sqrt(unnamed_release_variance(profile, experts=experts, release=release))
-    return dataclasses.replace(profile, framework=framework, release_log_sd=unsaid)
+    release_sd = math.sqrt(unnamed_release_variance(profile, experts=experts, release=release))
+    return dataclasses.replace(profile, framework=framework, release_log_sd=release_sd)
 
 
 def _resolve_lengths(

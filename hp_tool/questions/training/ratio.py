@@ -23,8 +23,8 @@ def step_ratio(first: Known, second: Known) -> tuple[float, tuple[float, float]]
     if one.time is None or other.time is None or one.intervals is None or other.intervals is None:
         return None
     log_sd = math.hypot(_log_sd(one), _log_sd(other))
-    same = ("model", "cluster", "workload")
-    if all(getattr(problem, name) == getattr(other_problem, name) for name in same):
+    shared_fields = ("model", "cluster", "workload")
+    if all(getattr(problem, name) == getattr(other_problem, name) for name in shared_fields):
         differing = len({*unmeasured_features(one)} ^ {*unmeasured_features(other)})
         log_sd = min(log_sd, float(ratio_log_sd(problem.profile, differing=differing)))
     factor, spread = other.time.step_s / one.time.step_s, math.exp(NORMAL_QUANTILE * log_sd)

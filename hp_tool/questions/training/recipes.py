@@ -111,17 +111,17 @@ def assumed_settings(
 
     `workload` and `parallel` are those of the query with its recipe.
     """
-    before = query.training
-    assert before is not None
+    query_workload = query.training
+    assert query_workload is not None
     knobs = _knobs.get((workload, model), (), lambda: _training_knobs(workload, model))
     values: dict[str, object] = {
-        f"training.{name}": v for name, v in knobs.items() if getattr(before, name) is None
+        f"training.{name}": v for name, v in knobs.items() if getattr(query_workload, name) is None
     }
-    if before.recipe is not None and (
-        words := describe_stand_in(get_recipe(before.recipe), model=model, gpu=gpu)
+    if query_workload.recipe is not None and (
+        words := describe_stand_in(get_recipe(query_workload.recipe), model=model, gpu=gpu)
     ):
         values["training.recipe"] = words
-    if workload.framework != before.framework:
+    if workload.framework != query_workload.framework:
         values["training.framework"] = workload.framework
     for name in PARALLEL_KNOBS:
         if getattr(query.parallel, name) is not None:
@@ -135,12 +135,12 @@ _knobs: Shared[dict[str, object]] = Shared()
 
 
 def _training_knobs(workload: TrainingWorkload, model: ModelSpec) -> dict[str, object]:
-    written = {
+    set_values = {
         name: schema.to_dict(value)
         for name in OF_RECIPES
         if (value := getattr(workload, name)) is not None
     }
-    return written | dict(_training_values(workload, model))
+    return set_values | dict(_training_values(workload, model))
 
 
 def _training_values(workload: TrainingWorkload, model: ModelSpec) -> Iterator[tuple[str, object]]:
@@ -235,12 +235,12 @@ def _drop_overruled(rules: tuple[RecipeRule, ...]) -> tuple[RecipeRule, ...]:
     """Return the rules without the values that never apply, because a later rule sets the key for
     all trainings of the rule.
     """
-    kept: list[RecipeRule] = []
+    remaining: list[RecipeRule] = []
     later: defaultdict[str, list[RecipeRule]] = defaultdict(list)
     """For each key, the later rules that set it."""
     for rule in reversed(rules):
         sections = {"training": rule.training, "parallel": rule.parallel}
-        left = {
+        effective = {
             section: {
                 k: v
                 for k, v in keys.items()
@@ -248,12 +248,14 @@ def _drop_overruled(rules: tuple[RecipeRule, ...]) -> tuple[RecipeRule, ...]:
             }
             for section, keys in sections.items()
         }
-        if any(left.values()):
-            kept.append(replace(rule, training=left["training"], parallel=left["parallel"]))
+        if any(effective.values()):
+            remaining.append(
+                replace(rule, training=effective["training"], parallel=effective["parallel"])
+            )
         for section, keys in sections.items():
             for key in keys:
                 later[f"{section}.{key}"].append(rule)
-    return tuple(reversed(kept))
+    return tuple(reversed(remaining))
 
 
 def _listed_fields(entry: library.Entry) -> dict[str, Any]:
@@ -271,9 +273,9 @@ def _listed_fields(entry: library.Entry) -> dict[str, Any]:
 
 def _inherited_rules(entry: library.Entry, *, seen: tuple[str, ...] = ()) -> list[Any]:
     """Return the rules of the recipe that the entry extends, followed by the entry's rules."""
-    base, own = entry.fields.get("extends"), list(entry.fields.get("rules", []))
+    base, entry_rules = entry.fields.get("extends"), list(entry.fields.get("rules", []))
     if base is None:
-        return own
+        return entry_rules
     if entry.name in seen:
         raise InputError(
             f"{entry.path}: recipe {entry.name} extends itself", field="training.recipe"
@@ -282,5 +284,5 @@ def _inherited_rules(entry: library.Entry, *, seen: tuple[str, ...] = ()) -> lis
         _inherited_rules(
             library.entry("recipes", base, field="training.recipe"), seen=(*seen, entry.name)
         )
-        + own
+        + entry_rules
     )

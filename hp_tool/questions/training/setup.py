@@ -26,20 +26,20 @@ def training_setup(problem: TrainingProblem, config: ParallelConfig) -> Training
         config.tensor_parallel_size * config.pipeline_parallel_size * config.context_parallel_size
     )
     used = model_parallel * config.data_parallel_size
-    at = problem if used == problem.cluster.num_gpus else problem.with_num_gpus(used)
-    layout = _written_layout(at, config)
+    problem_on_used = problem if used == problem.cluster.num_gpus else problem.with_num_gpus(used)
+    layout = _written_layout(problem_on_used, config)
     return TrainingSetup(
-        model=at.model,
-        model_path=checkpoint(at.model.name)
-        if catalog.has_entry("models", at.model.name)
+        model=problem_on_used.model,
+        model_path=checkpoint(problem_on_used.model.name)
+        if catalog.has_entry("models", problem_on_used.model.name)
         else None,
-        cluster=at.cluster,
-        workload=at.workload,
+        cluster=problem_on_used.cluster,
+        workload=problem_on_used.workload,
         parallel=replace(config, pipeline_layout=None if layout is None else layout.text),
         strategy=replace(
-            at.strategy,
+            problem_on_used.strategy,
             pipeline_layout=layout,
-            moe_token_dispatcher_type=_written_dispatcher(at.strategy, config),
+            moe_token_dispatcher_type=_written_dispatcher(problem_on_used.strategy, config),
         ),
     )
 
@@ -60,7 +60,7 @@ def _written_layout(problem: TrainingProblem, config: ParallelConfig) -> Pipelin
     None if the framework derives the layout from the sizes, or from a setting for one layer fewer
     on the first and last stage.
     """
-    layers, dense, own = (
+    layers, dense, without_layout = (
         problem.model.num_hidden_layers,
         problem.model.begins_dense,
         replace(config, pipeline_layout=None),
@@ -69,26 +69,30 @@ def _written_layout(problem: TrainingProblem, config: ParallelConfig) -> Pipelin
         "stages": config.pipeline_parallel_size,
         "chunks": config.virtual_pipeline_parallel_size,
     }
-    usual = problem.with_parallel(pipeline_layout=None).with_common_settings(own).pipeline_layout
-    wanted = (
+    default_text = (
+        problem.with_parallel(pipeline_layout=None)
+        .with_common_settings(without_layout)
+        .pipeline_layout
+    )
+    layout = (
         problem.strategy.pipeline_layout
         if config.pipeline_layout is None
         else parse_layout(config.pipeline_layout)
     )
-    if wanted is not None:
-        check_layout(wanted, num_layers=layers, mtp_layers=problem.model.num_nextn_predict_layers)
-        if len(wanted.chunks) != math.prod(sizes.values()):
+    if layout is not None:
+        check_layout(layout, num_layers=layers, mtp_layers=problem.model.num_nextn_predict_layers)
+        if len(layout.chunks) != math.prod(sizes.values()):
             chunks = math.prod(sizes.values())
             raise InputError(
-                f"pipeline_layout {wanted.text} has {len(wanted.chunks)} chunks, but stages x "
+                f"pipeline_layout {layout.text} has {len(layout.chunks)} chunks, but stages x "
                 "chunks "
                 f"per stage is {chunks}; change one of them",
                 field=LAYOUT_PATH,
             )
-        if usual is None or parse_layout(usual).chunks != wanted.chunks:
-            return wanted
+        if default_text is None or parse_layout(default_text).chunks != layout.chunks:
+            return layout
     return (
         None
-        if usual is None or ends_are_shorter(num_layers=layers, begins_dense=dense, **sizes)
-        else parse_layout(usual)
+        if default_text is None or ends_are_shorter(num_layers=layers, begins_dense=dense, **sizes)
+        else parse_layout(default_text)
     )

@@ -65,9 +65,9 @@ def with_recipe_figure(
     if supported is None:
         return estimate
     named, resolved = supported
-    alone = resolved.estimate(with_fixes=False)
-    figure = resolved.calibrated_estimate(calibrations) or alone
-    assert alone.time is not None
+    uncalibrated = resolved.estimate(with_fixes=False)
+    figure = resolved.calibrated_estimate(calibrations) or uncalibrated
+    assert uncalibrated.time is not None
     assert figure.time is not None and figure.intervals is not None  # the configuration is legal
     changes = changed_settings(before=problem, after=resolved.problem)
     name = current_recipe(problem)
@@ -82,7 +82,7 @@ def with_recipe_figure(
             feasible=figure.feasible,
             changes=changes,
             gains=_numerics_ratios(
-                named, changes=changes, before=problem, step_s=alone.time.step_s
+                named, changes=changes, before=problem, step_s=uncalibrated.time.step_s
             ),
         ),
     )
@@ -202,14 +202,14 @@ def _numerics_ratios(
     gains: dict[str, float] = {}
     for path in (path for path in changes if path in NUMERICS_PATHS and path in before.assumed):
         if path == CAPACITY_KEY and before.workload.expert_capacity_factor is None:
-            kept = _try_resolve(named)
-            problem = None if kept is None else _without_expert_capacity(kept.problem)
+            resolved = _try_resolve(named)
+            problem = None if resolved is None else _without_expert_capacity(resolved.problem)
         else:
             value = {path.removeprefix("training."): before.assumed[path]}
-            kept = _try_resolve(_fill_open(named, training=value, parallel={}))
-            problem = None if kept is None else kept.problem
-        if kept is not None and problem is not None and not kept.reasons:
-            gains[path] = float(problem.costs(kept.candidate).step_s) / step_s
+            resolved = _try_resolve(_fill_open(named, training=value, parallel={}))
+            problem = None if resolved is None else resolved.problem
+        if resolved is not None and problem is not None and not resolved.reasons:
+            gains[path] = float(problem.costs(resolved.candidate).step_s) / step_s
     return gains
 
 

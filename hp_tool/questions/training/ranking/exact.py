@@ -232,24 +232,26 @@ class BestSearch:
         number = self._count_combinations(base, usual=grid.shape[2])
         self.combinations += 0 if counted else self._new_combinations(base, usual=grid.shape[2])
         bound_s = costs.unsharded_s.min(axis=(1, 2))
-        every = OpenRows(
+        rows = OpenRows(
             candidates=base,
             layout=layout,
             bound_s=bound_s,
             full_s=costs.step_s[:, 0, 0],
             full_fits=np.any(costs.may_fit, axis=(1, 2)),
         )
-        more = number > grid.shape[2] * (
+        has_other_values = number > grid.shape[2] * (
             len(self.axes.recompute) + self._count_other_recomputations(base)
         )
         self._unsharded.append(
-            every.take(np.flatnonzero(more & (bound_s * ROUNDING_FACTOR <= self.reach_s)))
+            rows.take(
+                np.flatnonzero(has_other_values & (bound_s * ROUNDING_FACTOR <= self.reach_s))
+            )
         )
-        split = np.flatnonzero(base.context_parallel_size > 1)
+        with_context = np.flatnonzero(base.context_parallel_size > 1)
         unexchanged_s = (costs.unsharded_s - costs.exchanged_s).min(axis=(1, 2))
-        self.exchanged.append(replace(every, bound_s=unexchanged_s).take(split))
+        self.exchanged.append(replace(rows, bound_s=unexchanged_s).take(with_context))
         if self.problem.model.blocks is not None:
-            self.pipelined.append(every.take(np.flatnonzero(base.pipeline_parallel_size > 1)))
+            self.pipelined.append(rows.take(np.flatnonzero(base.pipeline_parallel_size > 1)))
 
     def _own_layouts(self, grid: Candidates) -> NDArray[np.intp]:
         """Return indices of the grid's layouts that have a row with the problem's usual
@@ -316,8 +318,10 @@ class BestSearch:
         """
         if not self._unsharded:
             return
-        every = OpenRows.joined(self._unsharded)
-        for block in self._blocks(every, each=len(self.axes.recompute) * max(len(self.stages), 1)):
+        layouts = OpenRows.joined(self._unsharded)
+        for block in self._blocks(
+            layouts, each=len(self.axes.recompute) * max(len(self.stages), 1)
+        ):
             fits = block.full_fits
             if self.stages:
                 grid = spanned_values(
@@ -352,14 +356,17 @@ class BestSearch:
 
     def _cost_layer_counts(self, block: OpenRows) -> None:
         """Cost full recomputation of each number of layers that may fit and be among the best."""
-        most = self._chunk_layers(block.candidates) - 1
-        again = block.full_s * ROUNDING_FACTOR <= self.reach_s
-        by_block, by_checkpoint = np.where(block.full_fits, most, 0), np.where(again, most, 0)
+        max_layers = self._chunk_layers(block.candidates) - 1
+        may_be_faster = block.full_s * ROUNDING_FACTOR <= self.reach_s
+        by_block, by_checkpoint = (
+            np.where(block.full_fits, max_layers, 0),
+            np.where(may_be_faster, max_layers, 0),
+        )
         number = np.concatenate([by_block, by_checkpoint])
         places = np.repeat(np.arange(len(number)), number)
         if not len(places):
             return
-        row, uniform = places % len(most), places >= len(most)
+        row, uniform = places % len(max_layers), places >= len(max_layers)
         counts = (
             1 + uniform + np.arange(len(places)) - np.repeat(np.cumsum(number) - number, number)
         )

@@ -30,21 +30,23 @@ def more_module_sets(problem: TrainingProblem, axes: Axes) -> list[tuple[int, in
         itertools.combinations(MODULES, size) for size in range(1, len(MODULES) + 1)
     )
     # Recomputing an MoE block includes its activations and shared experts.
-    named = [
+    module_sets = [
         names
         for names in sets
         if "moe" not in names or not {"moe_act", "shared_experts"} & set(names)
     ]
     workload = problem.workload
     delayed = workload.precision == "fp8" and workload.fp8_recipe in (None, "delayed")
-    kept = [names for names in named if not (delayed and {"layernorm", "moe_act"} & set(names))]
-    specs = [Recompute(granularity="selective", modules=names) for names in kept]
-    known = (
+    supported_sets = [
+        names for names in module_sets if not (delayed and {"layernorm", "moe_act"} & set(names))
+    ]
+    specs = [Recompute(granularity="selective", modules=names) for names in supported_sets]
+    supported = (
         spec
         for spec in (Recompute(granularity="per_op"), *specs)
         if _supports_recompute(spec, problem)
     )
-    return [codes for codes in map(recompute_codes, known) if codes not in axes.recompute]
+    return [codes for codes in map(recompute_codes, supported) if codes not in axes.recompute]
 
 
 def tries_layer_counts(problem: TrainingProblem) -> bool:
@@ -75,8 +77,8 @@ def more_shards(problem: TrainingProblem, axes: Axes) -> tuple[int, ...]:
     replicas.
     """
     framework = framework_facts(problem.workload.framework)
-    plain = framework.is_plain and not framework.broadcasts_weights
-    if problem.parallel.data_parallel_shard_size is not None or problem.cluster.kinds or plain:
+    is_plain = framework.is_plain and not framework.broadcasts_weights
+    if problem.parallel.data_parallel_shard_size is not None or problem.cluster.kinds or is_plain:
         return ()
     return tuple(
         size
@@ -89,8 +91,8 @@ def group_stages(problem: TrainingProblem, stages: Iterable[int]) -> tuple[int, 
     """Return the ZeRO stages that can shard within groups of replicas: under Megatron Core only 1,
     the distributed optimizer.
     """
-    most = 1 if training_engine(problem.workload.framework) == "megatron-core" else 3
-    return tuple(stage for stage in stages if 0 < stage <= most)
+    max_stage = 1 if training_engine(problem.workload.framework) == "megatron-core" else 3
+    return tuple(stage for stage in stages if 0 < stage <= max_stage)
 
 
 def strategy_variants(problem: TrainingProblem) -> Iterator[TrainingProblem]:

@@ -45,16 +45,16 @@ def choose_free_knobs(query: Query, best: Best) -> tuple[TrainingProblem, ...]:
     if not has_free_knobs(query, before):
         return ()
     if not best.feasible:
-        every = [
+        candidates = [
             _problem_with(query, values, before=before) for values in _knob_values(query, before)
         ]
-        resolved = [problem for problem in reversed(every) if problem is not None]
-        fewer = [
+        resolved = [problem for problem in reversed(candidates) if problem is not None]
+        without_graphs = [
             problem
             for problem in resolved[1:]
             if not problem.workload.cuda_graphs and problem.model.num_experts
         ]
-        return (*resolved[:1], *fewer)
+        return (*resolved[:1], *without_graphs)
     fastest_s = _fastest_s(
         before, best
     )  # by the cost model, as with each setting: rows may be calibrated
@@ -77,10 +77,10 @@ def has_free_knobs(query: Query, problem: TrainingProblem) -> bool:
     workload = problem.workload
     if problem.model.num_experts and usual_problems(problem)[0].usual is not None:
         return False
-    there = workload.cuda_graphs or has_graphs(
+    supports_graphs = workload.cuda_graphs or has_graphs(
         cluster=problem.cluster, workload=workload, profile=problem.profile
     )
-    return bool(there) and query.training.recipe is None
+    return bool(supports_graphs) and query.training.recipe is None
 
 
 def _knob_values(query: Query, problem: TrainingProblem) -> Iterator[dict[str, Any]]:
@@ -91,13 +91,13 @@ def _knob_values(query: Query, problem: TrainingProblem) -> Iterator[dict[str, A
     if query.training.cross_entropy is None and workload.cross_entropy is None:
         values["cross_entropy"] = "fused"
         yield dict(values)
-    hides = bool(problem.model.num_experts) and workload.overlap is None
-    if hides:
+    can_overlap = bool(problem.model.num_experts) and workload.overlap is None
+    if can_overlap:
         yield values | {"overlap": OverlapSpec(**HIDDEN_OVERLAPS)}
     if problem.recorded is not None:  # the query leaves graphs open
         values["cuda_graphs"] = True
         yield dict(values)
-        if hides:
+        if can_overlap:
             yield values | {"overlap": OverlapSpec(**HIDDEN_OVERLAPS)}
 
 

@@ -155,14 +155,14 @@ def cost_space(
     rejections: Counter[str] = Counter()
     kept: list[CostedRows] = []
     legal = feasible = 0
-    reach = None if keep is None else keep if predictor is None else max(keep, RERANKED)
+    max_rows = None if keep is None else keep if predictor is None else max(keep, RERANKED)
     for rows, turned_away in costed_chunks(problem=problem, predictor=predictor):
         rejections.update(turned_away)
         legal += len(rows.candidates)
         feasible += int(np.count_nonzero(rows.acceptable))
         kept.append(rows)
-        if reach is not None:
-            kept = [_merge_best(kept, reach)]
+        if max_rows is not None:
+            kept = [_merge_best(kept, max_rows)]
     rows = CostedRows.concatenate(kept)
     if keep is not None and predictor is not None and len(rows.candidates):
         rows, limited = with_residuals(rows.candidates, problem=problem, predictor=predictor)
@@ -341,8 +341,8 @@ def _merge_best(parts: list[CostedRows], count: int) -> CostedRows:
         if len(rows) == 0:
             return before[0]
         new = new.take(rows)
-    both = CostedRows.concatenate([*before, new.take(new.best(count))])
-    return both.take(both.best(count))
+    joined = CostedRows.concatenate([*before, new.take(new.best(count))])
+    return joined.take(joined.best(count))
 
 
 def recommendations_of_rows(
