@@ -43,7 +43,7 @@ START = fixed_constants("internevo")
 
 
 def constants(values: Values) -> FrameworkEfficiency:
-    """Return the profile with the free constants."""
+    """Return the profile with these values of the free constants."""
     values = dict(values)
     ramp = float(f"{math.exp(values.pop('log_broadcast_ramp')):.4g}")
     return with_constants(START, {**values, "broadcast_ramp_bytes": ramp})

@@ -320,7 +320,7 @@ def _recompute_provenance(case: TrainingCase, candidate: Candidates) -> dict[str
     if not core_alone or case.workload.attention != "flash" or case.model.architecture != "decoder":
         return {}
     kinds, _ = layer_kinds(case=case, candidates=candidate)
-    frees = any(layer.saved_selective < layer.saved for layer in kinds.kept)
+    frees = any(layer.saved_selective < layer.saved for layer in kinds.saved)
     return {} if frees else {"recompute": NEEDLESS_RECOMPUTE}
 
 

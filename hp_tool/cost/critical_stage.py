@@ -93,7 +93,7 @@ def critical_stage(
     if c.names_schedules:
         stage = slowest.stage
         share = split_bubble_share(
-            c, forward=stage.forward, whole=stage.total, weight_gradient=stage.weight_gradient
+            c, forward=stage.forward, total=stage.total, weight_gradient=stage.weight_gradient
         )
         bubble = where(
             c.splits_backward,
@@ -147,7 +147,7 @@ def _device_time(
     attention = layers * (layer.attention + layer.attention_backward)
     compute = layers * (layer.forward + layer.backward) - attention
     recompute = layers * recomputed_seconds(
-        candidates, layer=layer, forward=forward_layer, whole=full_fraction
+        candidates, layer=layer, forward=forward_layer, full_fraction=full_fraction
     )
     tensor = layers * (layer.tensor + layer.tensor_backward)
     context = layers * (layer.context + layer.context_backward)

@@ -56,8 +56,8 @@ def mixer_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
 
 
 def attention_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
-    """Return attention's projections, divided by heads, including an output gate and indexer if
-    present.
+    """Return attention's projections, divided by heads, including an output gate and an indexer if
+    the model has them.
 
     Latent attention's down-projections are replicated (arXiv 2405.04434, section 2.1), and so is
     the indexer (DeepSeek-V3.2).
@@ -81,10 +81,10 @@ def attention_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
 
 
 def _index_matrices(model: ModelSpec) -> list[Matrix]:
-    """Return the indexer's matrices: for its queries (from the compressed query, if there is one)
-    and for its single key.
+    """Return the indexer's matrices: one for its queries (from the compressed query, if there is
+    one) and one for its single key.
 
-    With latent attention, also the matrix for one weight per head.
+    With latent attention, a third matrix computes one weight per head.
     """
     if not has_indexer(model):
         return []
@@ -162,16 +162,16 @@ def shared_expert_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix
 
 
 def expert_matrices(model: ModelSpec, *, expert: Ints = 1, expert_tensor: Ints = 1) -> list[Matrix]:
-    """Return the matrices of a layer's routed experts, num_experts / expert of which are on one
-    rank.
+    """Return the matrices of a layer's routed experts. One rank has num_experts / `expert` of
+    each.
     """
     local = float(model.num_experts or 0) / expert
     return _mlp(model, float(model.expert_size), expert_tensor, count=local, routed=True)
 
 
 def latent_matrices(model: ModelSpec) -> list[Matrix]:
-    """Return the projections to and from the width of the routed experts; empty if it equals the
-    hidden size.
+    """Return the projections to and from the width of the routed experts; empty if this width
+    equals the hidden size.
     """
     if model.moe_latent_size is None:
         return []
@@ -197,7 +197,7 @@ def query_heads(model: ModelSpec, tensor: Ints) -> Floats:
 def kv_heads(model: ModelSpec, tensor: Ints) -> Floats:
     """Return the number of key/value heads on one rank.
 
-    With fewer heads than ranks, each rank has one whole head (Megatron Core). Latent attention
+    With fewer heads than ranks, each rank has one complete head (Megatron Core). Latent attention
     expands its latent to one key and value per query head.
     """
     return (
@@ -208,10 +208,10 @@ def kv_heads(model: ModelSpec, tensor: Ints) -> Floats:
 
 
 def attention_flops(model: ModelSpec, t: Ints, *, decoding: bool) -> Floats:
-    """Return the attention FLOPs per query token and visible key: 4 a d / t.
+    """Return 4 a d / t, the attention FLOPs per query token and visible key.
 
-    In decoding, latent attention works in the latent space, where a head is rank (+ rope) wide. In
-    prefill, it expands the heads.
+    In decoding, latent attention works in the latent space, where a head is as wide as the latent
+    rank (plus the rotary part). In prefill, it expands the heads.
     """
     heads = query_heads(model, t)
     if model.kv_lora_rank is None:
@@ -226,9 +226,9 @@ def attention_flops(model: ModelSpec, t: Ints, *, decoding: bool) -> Floats:
 
 
 def cached_width(model: ModelSpec, tensor: Ints) -> Floats:
-    """Return the numbers per token and layer in one rank's KV cache.
+    """Return the number of elements per token and layer in the KV cache of one rank.
 
-    Counts keys and values of the local heads; with latent attention, the whole latent and its
+    Counts keys and values of the local heads; with latent attention, the complete latent and its
     rotary key on every rank; and an indexer's key.
     """
     if model.mixer != "attention":
@@ -243,7 +243,9 @@ def cached_width(model: ModelSpec, tensor: Ints) -> Floats:
 
 
 def index_width(model: ModelSpec) -> float:
-    """Return the numbers of an indexer's key per token and layer; every rank stores all of them."""
+    """Return the number of elements of an indexer's key per token and layer; every rank stores the
+    complete key.
+    """
     return float(model.index_head_dim or 0) if has_indexer(model) else 0.0
 
 

@@ -1,7 +1,7 @@
 """A weight matrix on one rank.
 
 Modules have Megatron Core's names. Column-parallel matrices are divided by rows (outputs),
-row-parallel ones by columns (inputs); replicated ones are whole on every rank.
+row-parallel ones by columns (inputs). Replicated matrices are complete on every rank.
 """
 
 from collections.abc import Iterable
@@ -37,21 +37,21 @@ class Matrix:
     count: Floats = 1.0
     """Number of matrices of this shape on the rank: local experts."""
     routed: bool = False
-    """Whether it belongs to a routed expert."""
+    """Whether the matrix belongs to a routed expert."""
 
     @property
     def rows(self) -> Floats:
-        """Number of outputs on this rank."""
+        """Return the number of outputs on this rank."""
         return sum(self.outputs[1:], self.outputs[0])
 
     @property
     def shape(self) -> Shape:
-        """(outputs, inputs) on this rank."""
+        """Return (outputs, inputs) on this rank."""
         return self.rows, self.inputs
 
     @property
     def entries(self) -> Floats:
-        """Entries of all `count` matrices on this rank."""
+        """Return the number of entries of all `count` matrices on this rank."""
         return self.count * self.rows * self.inputs
 
 
@@ -70,7 +70,9 @@ def replicated(module: str, outputs: float, inputs: float, *, source: str) -> Ma
 
 
 def entries(matrices: Iterable[Matrix]) -> Floats:
-    """Return the entries of these matrices on one rank: their parameters without biases."""
+    """Return the number of entries of these matrices on one rank: their parameters without
+    biases.
+    """
     return sum((matrix.entries for matrix in matrices), 0.0)
 
 

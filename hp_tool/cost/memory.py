@@ -41,7 +41,7 @@ class Memory:
     worst_stage: Ints | Floats
     first_stage: Floats
     """Bytes on the first stage, excluding `overhead`."""
-    kept: Floats
+    saved_bytes: Floats
     """Activation bytes that one micro-batch saves on all stages together; 0 if allocator retries
     are not modelled.
     """
@@ -94,7 +94,7 @@ def memory(
             case=case,
             candidates=candidates,
             layer=layer,
-            states=kept,
+            states=stage_states,
             head=head,
             gathered=gathered
             + stage.embedding * states.gathered_end
@@ -104,7 +104,7 @@ def memory(
             micro_batches=micro_batches,
             capacity_bytes=capacity_bytes,
         )
-        for stage, layer, kept in zip(pipeline.stages, layers, states.stages, strict=True)
+        for stage, layer, stage_states in zip(pipeline.stages, layers, states.stages, strict=True)
     ]
     first = each[0]
     first_stage = allocated = sum(first.parts.values())
@@ -137,7 +137,7 @@ def memory(
         layer_activations=layer_activations,
         worst_stage=rank,
         first_stage=first_stage,
-        kept=_saved_activation_bytes(case, candidates, layer=layers[0]),
+        saved_bytes=_saved_activation_bytes(case, candidates, layer=layers[0]),
         total=allocated + overhead,
         host_bytes=host,
         offloaded=each[len(pipeline.ends) - 1].offloaded,
@@ -163,7 +163,7 @@ def retry_chance(*, total_bytes: Floats, case: TrainingCase, candidates: Candida
 
 
 def retry_slowdown(
-    *, kept: Floats, step_s: Floats, micro_batches: Floats, case: TrainingCase
+    *, saved_bytes: Floats, step_s: Floats, micro_batches: Floats, case: TrainingCase
 ) -> Floats:
     """Return 1 + m K / (r step): the step time with retries relative to the step time without.
 
@@ -172,7 +172,7 @@ def retry_slowdown(
     nanotron's slow runs lost the same time on two, four and eight stages.
     """
     rate = case.profile.framework.retry_bytes_per_second
-    return 1.0 if rate is None else 1.0 + micro_batches * kept / (rate * step_s)
+    return 1.0 if rate is None else 1.0 + micro_batches * saved_bytes / (rate * step_s)
 
 
 def _saved_activation_bytes(case: TrainingCase, c: Candidates, *, layer: LayerBytes) -> Floats:

@@ -44,7 +44,7 @@ class ModelLayers:
     Layers are in the order of `ModelSpec.kinds`; an encoder-decoder model has its mean layer.
     """
 
-    kept: tuple[LayerBytes, ...]
+    saved: tuple[LayerBytes, ...]
     times: tuple[LayerTime, ...]
     recorded_times: tuple[LayerTime, ...]
     """`times` with CUDA graphs, for a single candidate whose query does not set cuda_graphs."""
@@ -56,7 +56,7 @@ class ModelLayers:
 
     def of_stages(self, pipeline: Pipeline) -> list[LayerBytes]:
         """Return the mean layer of each representative stage."""
-        return [mean_layer(self.kept, stage.layers) for stage in pipeline.stages]
+        return [mean_layer(self.saved, stage.layers) for stage in pipeline.stages]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class LayerKinds:
     combinations of their axes.
     """
 
-    kept: tuple[LayerBytes, ...]
+    saved: tuple[LayerBytes, ...]
     times: tuple[LayerTime, ...]
     merged: tuple[LayerTime, ...]
     """Times with merged forward and backward passes; empty if no candidate merges them."""
@@ -100,7 +100,7 @@ def model_layers(
 
     own = times(kinds.times, kinds.merged)
     return ModelLayers(
-        kept=tuple(expand_rows(each, inverse) for each in kinds.kept),
+        saved=tuple(expand_rows(each, inverse) for each in kinds.saved),
         times=own,
         recorded_times=own
         if kinds.recorded is kinds.times
@@ -144,7 +144,7 @@ def _layer_kinds(
     if case.model.architecture == "encoder_decoder":
         mean = (mean_layer_time(case=case, candidates=candidates),)
         return LayerKinds(
-            kept=(mean_layer_bytes(case=case, candidates=candidates),),
+            saved=(mean_layer_bytes(case=case, candidates=candidates),),
             times=mean,
             merged=(),
             recorded=mean,
@@ -154,7 +154,7 @@ def _layer_kinds(
     s = shapes(case=case, candidates=candidates)
     opens_graphs = candidates.is_alone and case.recorded is not None
     mixers: dict[ModelSpec, tuple[BlockBytes, BlockTime]] = {}
-    kept, each = [], []
+    saved, each = [], []
     for _, kind in case.model.kinds:
         own, of_kind = case.of(kind), s
         if case.model.blocks is not None:
@@ -167,7 +167,7 @@ def _layer_kinds(
                 mixer_time(case=own, candidates=candidates, s=of_kind),
             )
         of_bytes, of_time = mixers[mixer]
-        kept.append(layer_bytes(case=own, candidates=candidates, s=of_kind, attention=of_bytes))
+        saved.append(layer_bytes(case=own, candidates=candidates, s=of_kind, attention=of_bytes))
         timed = functools.partial(
             layer_time, candidates=candidates, split_backward=splits, s=of_kind, attention=of_time
         )
@@ -191,7 +191,7 @@ def _layer_kinds(
     if not case.model.num_experts:
         merges = opens_graphs = False
     return LayerKinds(
-        kept=tuple(kept),
+        saved=tuple(saved),
         times=times,
         merged=merged if merges else (),
         recorded=recorded if opens_graphs else times,

@@ -106,7 +106,7 @@ def state_costs(
         group=with_mirrored_stage(c, dense_group(c, "cp", "dp", cluster=cluster), cluster=cluster),
     )
     by_run = workload.gradient_reduction == "run"
-    run, whole = _accumulation_runs(c, micro_batches) if by_run else (1, 0.0)
+    run, unsharded = _accumulation_runs(c, micro_batches) if by_run else (1, 0.0)
     added = _accumulation_traffic(workload, micro_batches, run) if by_run else 0.0
     pieces = (
         1.0 + (c.zero_stage >= 2) * pipeline.critical.count
@@ -119,7 +119,7 @@ def state_costs(
         size=size,
         sharding=division,
         pieces=pieces,
-        whole=whole,
+        unsharded=unsharded,
         added=added,
     )
     expert_division = division
@@ -135,7 +135,7 @@ def state_costs(
             size=size,
             sharding=expert_division,
             pieces=pieces,
-            whole=whole,
+            unsharded=unsharded,
             added=added,
         )
         stages = [shared + routed for shared, routed in zip(stages, expert_stages, strict=True)]
@@ -405,7 +405,7 @@ def _divide_states(
     size: BytesPerParameter,
     sharding: Sharding,
     pieces: Floats,
-    whole: Floats,
+    unsharded: Floats,
     added: Floats,
 ) -> tuple[list[StageStates], StateTimes]:
     """Return the states of each stage and the seconds of one step, for parameters whose states a
@@ -417,7 +417,7 @@ def _divide_states(
 
     Args:
         pieces: Number of collectives.
-        whole: Fraction of the gradients that every rank also stores unsharded.
+        unsharded: Fraction of the gradients that every rank also stores unsharded.
         added: Bytes per gradient byte that separate accumulation kernels move in a step.
     """
     profile, zero_stage = case.profile, candidates.zero_stage
@@ -429,7 +429,7 @@ def _divide_states(
     optimizer_share, gradient_share, weight_share = (
         where(zero_stage >= stage, shard, 1.0) for stage in (1, 2, 3)
     )
-    stored_share = gradient_share + (bucket_share + whole) * (ranks > 1)
+    stored_share = gradient_share + (bucket_share + unsharded) * (ranks > 1)
     gathered: Bools = False
     if framework.wide_weights:  # the shards are wider than what is gathered
         gathered = (zero_stage == 2) & (ranks > 1)

@@ -373,9 +373,9 @@ def overlap_with_other_pass(experts: BlockTime, *, attention: BlockTime) -> Bloc
     backward pass.
 
     Each pass has two all-to-alls. One overlaps with the other pass's attention and one with its
-    experts: exposed = sum over both of max(a2a - compute, 0). Forward dispatch overlaps with the
-    experts' backward, forward combine with the attention's backward, and the backward ones with the
-    forward compute.
+    experts: exposed = sum over both of max(a2a - compute, 0). The forward dispatch overlaps with
+    the experts' backward pass and the forward combine with the attention's backward pass. The
+    backward all-to-alls overlap with the forward compute.
     """
     forward, backward = experts.expert / 2.0, experts.expert_backward / 2.0
     blocks = (attention, experts)
@@ -397,12 +397,12 @@ def _exposed_exchange_seconds(exchange: Floats, compute: Floats) -> Floats:
 
 
 def merged_share(candidates: Candidates, *, micro_batches: Floats, merges: bool = True) -> Floats:
-    """Return the fraction of passes that are merged with an opposite one: 1 - ((v - 1) p + 1) / (m
+    """Return the fraction of passes that are merged with an opposite pass: 1 - ((v - 1) p + 1) / (m
     v).
 
-    All passes are merged except the warm-up of the last pipeline rank; without a pipeline, all but
-    one of m. Under DualPipe, which always merges passes, all but 3 p / 2
-    - 1 of its first rank's, under DualPipeV all but (3 p - 1) / 2 of both chunks'.
+    All passes are merged except the warm-up of the last pipeline rank. Without a pipeline, all but
+    one of m passes are merged. DualPipe always merges passes: all but 3 p / 2 - 1 of its first
+    rank, and under DualPipeV all but (3 p - 1) / 2 of both chunks.
     """
     p, v = candidates.pipeline_parallel_size, candidates.virtual_pipeline_parallel_size
     share: Floats = (

@@ -81,17 +81,17 @@ def recomputed_layer_fraction(candidates: Candidates, *, layers_per_chunk: Float
 
 
 def recomputed_seconds(
-    candidates: Candidates, *, layer: LayerTime, forward: Floats, whole: Floats
+    candidates: Candidates, *, layer: LayerTime, forward: Floats, full_fraction: Floats
 ) -> Floats:
     """Return the seconds of recomputation per layer and micro-batch, averaged over the layers of a
     stage.
 
-    The fraction `whole` of the layers (`recomputed_layer_fraction`) repeats the forward pass, which
-    takes `forward` seconds including communication. Selective recomputation takes `repeated`
-    seconds.
+    The fraction `full_fraction` of the layers (`recomputed_layer_fraction`) repeats the forward
+    pass, which takes `forward` seconds including communication. Selective recomputation takes
+    `repeated` seconds.
     """
     selective: Floats = (candidates.recompute_method == SELECTIVE) * layer.repeated
-    return whole * forward + selective
+    return full_fraction * forward + selective
 
 
 # Recomputation by module, under Megatron Core's names: bytes that each module drops, and seconds to

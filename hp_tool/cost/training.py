@@ -210,7 +210,7 @@ def stages_and_layers(
         sizes = None
         if len(case.model.kinds) > 1:
             sizes = LayerSizes(
-                [layer.saved for layer in layers.kept],
+                [layer.saved for layer in layers.saved],
                 [layer_on_rank(kind, candidates) for _, kind in case.model.kinds],
             )
         pipeline = complete_pipeline(case, candidates, sizes=sizes)
@@ -229,7 +229,7 @@ def _retry_seconds(
     if case.profile.framework.retry_bytes_per_second is None:
         return 1.0, 0.0
     slowdown = retry_slowdown(
-        kept=fullest.kept, step_s=step_s, micro_batches=micro_batches, case=case
+        saved_bytes=fullest.saved_bytes, step_s=step_s, micro_batches=micro_batches, case=case
     )
     return slowdown, retry_chance(total_bytes=fullest.total, case=case, candidates=candidates)
 

@@ -121,7 +121,7 @@ def test_bubble(name: str, data: st.DataObject, t_f: float, t_b: float, t_w: flo
     expected = whole / v
     if name in ("zb-h1", "zbv", "dualpipe", "dualpipe-v"):
         share = split_bubble_share(
-            Candidates.alone(config), forward=t_f, whole=t_f + t_b + t_w, weight_gradient=t_w
+            Candidates.alone(config), forward=t_f, total=t_f + t_b + t_w, weight_gradient=t_w
         )
         expected = whole * share
     assert found == pytest.approx(expected, rel=1e-9, abs=1e-9)
@@ -137,7 +137,7 @@ def test_zbv_is_never_slower_than_said(
     )
     whole = (config.pipeline_parallel_size - 1) * (t_f + t_b + t_w)
     share = split_bubble_share(
-        Candidates.alone(config), forward=t_f, whole=t_f + t_b + t_w, weight_gradient=t_w
+        Candidates.alone(config), forward=t_f, total=t_f + t_b + t_w, weight_gradient=t_w
     )
     assert found <= whole * share * (1 + 1e-9)
 
@@ -146,7 +146,7 @@ def test_published_bubbles() -> None:
     """arXiv 2401.10241: ZB-H1 a third of 1F1B's where all three take as long; 2412.19437 table 2:
     DualPipe.
     """
-    equal = {"forward": 1.0, "whole": 3.0, "weight_gradient": 1.0}
+    equal = {"forward": 1.0, "total": 3.0, "weight_gradient": 1.0}
     eight = ParallelConfig(pipeline_parallel_size=8, pipeline_schedule="zb-h1")
     assert split_bubble_share(Candidates.alone(eight), **equal) == pytest.approx(1 / 3)
     dual = ParallelConfig(pipeline_parallel_size=8, pipeline_schedule="dualpipe")

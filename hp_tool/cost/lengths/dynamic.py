@@ -315,7 +315,9 @@ class MicroBatchClock:
             candidates, layers_per_chunk=layers / candidates.virtual_pipeline_parallel_size
         )
         forward = layer.forward + layer.tensor + layer.context
-        again = recomputed_seconds(candidates, layer=layer, forward=forward, whole=full_fraction)
+        again = recomputed_seconds(
+            candidates, layer=layer, forward=forward, full_fraction=full_fraction
+        )
         passes = (
             layer.forward
             + layer.backward

@@ -16,12 +16,12 @@ from hp_tool.domain.hardware import ClusterSpec
 
 
 def split_bubble_share(
-    c: Candidates, *, forward: Floats, whole: Floats, weight_gradient: Floats
+    c: Candidates, *, forward: Floats, total: Floats, weight_gradient: Floats
 ) -> Floats:
     """Return the bubble with split backward passes, relative to the bubble (p-1) (t_f + t_b + t_w)
     of GPipe and 1F1B.
 
-    `forward` is t_f; `whole` is t_f + t_b + t_w. For other schedules the value is undefined.
+    `forward` is t_f; `total` is t_f + t_b + t_w. For other schedules the value is undefined.
 
     - ZB-H1: t_f + t_b - min(t_f, t_b, t_w) for each of p - 1 ranks; with t_w the smallest, as
       usual, this is arXiv 2401.10241 section 2.3.
@@ -33,7 +33,7 @@ def split_bubble_share(
     """
     p, schedule = c.pipeline_parallel_size, c.pipeline_schedule
     f, w = forward, weight_gradient
-    b = whole - f - w
+    b = total - f - w
     h1 = f + b - minimum(minimum(f, b), w)
     v = 0.5 * maximum(maximum(b, 2.0 * (maximum(f, b) - w)), maximum(2.0 * f - b, w))
     two = 1.0 + (schedule == DUALPIPE_V)
@@ -42,7 +42,7 @@ def split_bubble_share(
     dual = (q * maximum(b - w, 0.0) + maximum(2.0 * q * f, (q - 1.0) * f + q * b)) / maximum(
         p - 1, 1
     )
-    share: Floats = where(schedule == ZB_H1, h1, where(schedule == ZBV, v, dual)) / whole
+    share: Floats = where(schedule == ZB_H1, h1, where(schedule == ZBV, v, dual)) / total
     return share
 
 
