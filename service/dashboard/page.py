@@ -24,6 +24,7 @@ from hp_tool.errors import HpToolError, InputError
 from hp_tool.questions import schema
 from hp_tool.questions.configuration import Configuration, Row
 from hp_tool.wording.rankings import Table
+from hp_tool.wording.rejections import RULES
 from service.api.bodies import read_body
 from service.dashboard import formats
 from service.dashboard.presets import QUICKSTART_HREF
@@ -83,6 +84,7 @@ _environment.globals |= {
     "guides": {name: guide for _, name, _, guide in SECTIONS},
     "quickstart_href": QUICKSTART_HREF,
     "run_states": states.RUN_STATES,
+    "rejection_rules": RULES,
 }
 _environment.filters |= dict(inspect.getmembers(formats, inspect.isfunction))
 

@@ -16,6 +16,7 @@ from hp_tool.questions import schema
 from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.ratio import step_ratio
 from hp_tool.wording.ratios import measured_ratio_words
+from service.dashboard.verdict import Speed, recommended_index
 from tests.service.every_page import LLAMA, SERVING
 
 PIPELINED: dict[str, Any] = LLAMA | {
@@ -99,6 +100,24 @@ def test_the_verdict_comes_first(shared_http: TestClient) -> None:
         "verdict"
     ]
     assert "TP 8 x 1 replica is " in served, served
+
+
+def test_a_configuration_is_recommended_only_if_it_is_clearly_faster() -> None:
+    def speed(factor: float, interval: tuple[float, float] | None) -> Speed:
+        return Speed(factor=factor, interval=interval)
+
+    nothing_runs = ["does not fit", "does not fit"]
+    for unfit, relative, expected in (
+        (["", ""], speed(1.2, (1.1, 1.3)), 0),
+        (["", ""], speed(0.8, (0.7, 0.9)), 1),
+        (["", ""], speed(1.1, (0.9, 1.4)), None),
+        (["", ""], None, None),
+        (["does not fit", ""], speed(1.2, (1.1, 1.3)), 1),
+        (nothing_runs, speed(1.2, (1.1, 1.3)), None),
+    ):
+        assert recommended_index(unfit, [None, None], [None, relative]) == expected
+    three = [None, speed(0.8, (0.7, 0.9)), speed(0.85, (0.75, 0.95))]
+    assert recommended_index(["", "", ""], [None] * 3, three) is None, "two are alike"
 
 
 def test_the_range_is_called_narrower_only_if_it_is(shared_http: TestClient) -> None:
