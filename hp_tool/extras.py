@@ -49,9 +49,7 @@ EXTRAS: dict[Extra, tuple[str, ...]] = {
     "postgresql": ("psycopg",),
     "ray": ("ray",),
 }
-"""Modules that each extra in pyproject.toml installs, including those of the extras that it
-contains.
-"""
+"""Modules that each extra in pyproject.toml installs, including those of extras within it."""
 
 USED_BY: dict[Extra, str] = {
     "client": "`--server` and the Python clients",
@@ -125,9 +123,7 @@ def install_command(extra: Extra) -> str:
 
 
 def _checkout() -> Path | None:
-    """Return the folder of the checkout that contains this package; None if it is installed
-    elsewhere.
-    """
+    """Return the folder of this package's checkout; None if it is installed elsewhere."""
     root = Path(__file__).absolute().parents[1]
     project = root / "pyproject.toml"
     return (

@@ -152,9 +152,7 @@ class Reporter:
             self._parts[name] = self._parts.get(name, 0.0) + time.perf_counter() - begun
 
     def close(self, *, timeout_s: float = LIMIT_S) -> bool:
-        """Send the waiting steps for at most `timeout_s` seconds; return True if all were
-        stored.
-        """
+        """Send waiting steps for at most `timeout_s` seconds; return True if all were stored."""
         self._until = time.monotonic() + timeout_s
         self._closing.set()
         if self._waiting:
@@ -204,9 +202,7 @@ class Reporter:
                 wait_s = 0.0
 
     def _send(self) -> bool:
-        """Send the oldest steps, and remove them when the service confirms that it has stored
-        them.
-        """
+        """Send the oldest steps, and remove those that the service has stored."""
         with self._lock:
             reports = [
                 self._waiting[index] for index in range(min(self._at_once, len(self._waiting)))

@@ -17,9 +17,7 @@ opens the function's reference entry.
 
 
 def cost_sections() -> dict[str, list[Path]]:
-    """Return the modules by section, in the order of the pages; a folder represents every module in
-    it.
-    """
+    """Return the modules by section, in page order; a folder stands for all its modules."""
     sections: dict[str, list[Path]] = {}
     for page in PAGES:
         for section in re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:

@@ -16,9 +16,7 @@ MARK = "<!-- fields, written by python scripts/fields_table.py -->\n"
 
 
 def tables() -> str:
-    """Return a Markdown table for each section of fields; fields of both kinds of query appear
-    once.
-    """
+    """Return a Markdown table for each section of fields, without repeated fields."""
     known: dict[str, dict[str, Field]] = {title: {} for title in SECTIONS if title != SECTIONS[-2]}
     for section in (*form_sections("training"), *form_sections("inference")):
         if section.title != SECTIONS[-2]:  # fields of a baseline, which are those of `parallel`

@@ -23,9 +23,7 @@ def releases() -> dict[str, list[dict[str, Any]]]:
 
 
 def tables() -> dict[str, str]:
-    """Return Markdown tables of the readable formats, the writable formats, and the releases of
-    both.
-    """
+    """Return Markdown tables of readable formats, writable formats, and their releases."""
     read = [
         f"| `{tool_format.name}` | {tool_format.reads} |"
         for tool_format in formats()

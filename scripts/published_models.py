@@ -25,13 +25,9 @@ from hp_tool.errors import HpToolError
 
 FILE = Path("hp_tool/catalog/data/models/published.yaml")
 STATED_KEYS = {"moonshotai/Kimi-K2.5": "int4", "XiaomiMiMo/MiMo-V2-Flash": "fp8"}
-"""Precision of checkpoints whose config.json does not state it, according to
-vllm-project/recipes.
-"""
+"""Precision of checkpoints whose config.json lacks it, according to vllm-project/recipes."""
 MAX_CHARACTERS = 8_000
-"""Maximum number of characters of an entry. Longer entries, which describe every layer, are
-skipped.
-"""
+"""Maximum number of characters of an entry; longer entries are skipped."""
 HEAD = "# Written by scripts/published_models.py from each checkpoint's config.json.\n"
 SOURCE = "config.json of {id}"
 """Source of the file's entries without one; {id} is the entry's first id."""

@@ -161,9 +161,7 @@ def main() -> None:
 
 
 def rows(url: str, search: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of the search by table, with the sample's id, and with numbers rounded to six
-    digits.
-    """
+    """Return the rows of the search by table, with the sample's id and rounded numbers."""
     engine = sa.create_engine(url)
     with engine.connect() as connection:
         read = {

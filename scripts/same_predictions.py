@@ -55,9 +55,7 @@ def main(commit: str) -> int:
 
 
 def _answering(tree: Path, output: IO[str]) -> subprocess.Popen[bytes]:
-    """Start a process that writes the answers of this tree's hp_tool to this tree's golden
-    queries.
-    """
+    """Start a process that writes the answers of this tree to the golden queries."""
     command = (sys.executable, str(REPOSITORY / "tests" / "golden" / "compute.py"))
     return subprocess.Popen(
         command, stdout=output, env={**os.environ, "PYTHONPATH": str(tree)}, cwd=tree

@@ -152,9 +152,7 @@ def notebook(path: Path) -> str:
 
 
 def commands() -> str:
-    """Return the page of all commands, with arguments and options as the command line describes
-    them.
-    """
+    """Return the page of all commands, with arguments and options."""
     import typer
     from typer.cli import get_docs_for_click
 

@@ -310,9 +310,7 @@ def _apply_change(
     on_server: Callable[[Client], SearchView],
     in_store: Callable[[AccessStore], SearchRecord],
 ) -> SearchView:
-    """Change a search through the server if one is given, else in the database; return the
-    search.
-    """
+    """Change a search through the server if given, else in the database; return the search."""
     from hp_tool.errors import InputError
     from service.api.views import SearchView
 
@@ -438,9 +436,7 @@ def revoke(
 
 
 def _audit(store: AccessStore, action: str, key_id: str) -> None:
-    """Write the action to the audit log under the user's name on this host, because commands need
-    no key.
-    """
+    """Write the action to the audit log under the user's name, because commands need no key."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # A container's user without a name.

@@ -127,9 +127,7 @@ class Keyring:
         return Principal(owner=key.owner, scope=key.scope, key=key)
 
     def recognises(self, headers: Headers) -> bool:
-        """Return True if these headers contain a stored key that was valid before, so that it is
-        not a guess.
-        """
+        """Return True if these headers contain a stored key that was valid before."""
         form = FORM.fullmatch(token_of(headers) or "")
         if form is None:
             return False

@@ -64,9 +64,7 @@ class Text(logging.Formatter):
 
 
 def configure_logging(*, form: Form, level: str) -> None:
-    """Log to stderr: messages of the service and its server from `level`, of libraries from
-    warnings.
-    """
+    """Log to stderr: the service and its server from `level`, libraries from warnings."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else Text())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)

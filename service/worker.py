@@ -56,9 +56,7 @@ class Worker:
     holder: str
     """Readable name of the worker."""
     per_cluster: int | None = None
-    """Maximum number of searches that all workers together run on one cluster; None for no
-    limit.
-    """
+    """Maximum number of running searches per cluster, of all workers; None for no limit."""
     searches: int = 1
     """Number of searches that the worker runs at the same time."""
     lease_s: float = LEASE_S
@@ -68,9 +66,7 @@ class Worker:
     retention: Retention = NOTHING
     """Data that is deleted once a day; by default nothing."""
     stopping: threading.Event
-    """Event that makes the worker return its searches to the queue, while their jobs continue, and
-    end.
-    """
+    """Event that makes the worker return its searches to the queue and end; jobs continue."""
     outdated: threading.Event = field(default_factory=threading.Event)
     """Event that the worker sets if newer data than it supports is found: it finishes its searches,
     claims no more, and ends.
@@ -236,9 +232,7 @@ def work(
     searches: int = 1,
     retention: Retention = NOTHING,
 ) -> None:
-    """Run a worker in this process until SIGTERM or SIGINT. A second SIGINT interrupts it at
-    once.
-    """
+    """Run a worker in this process until SIGTERM or SIGINT; a second SIGINT interrupts it."""
     from hp_tool import store as stores
 
     stopping = threading.Event()

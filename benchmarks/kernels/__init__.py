@@ -1,3 +1,1 @@
-"""Benchmarks of kernels, the allocator and a small training step on one GPU, which need only
-torch.
-"""
+"""Benchmarks of kernels, the allocator and a small step on one GPU, which need only torch."""

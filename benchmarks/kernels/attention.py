@@ -13,15 +13,11 @@ from benchmarks.kernels.timing import median_ms
 
 LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 LONG = 65536
-"""Length in tokens from which only a quarter of the heads run, so that the benchmark takes
-minutes.
-"""
+"""Length in tokens from which only a quarter of the heads run, to save time."""
 TOKENS = 16384
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
 LATENT = (16, 16, 192, 128)
-"""Heads, KV heads, width of queries and keys, and width of values: an eighth of DeepSeek-V3's
-heads.
-"""
+"""Heads, KV heads, query and key width, value width: an eighth of DeepSeek-V3's heads."""
 SDPA = {
     "fa2": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,

@@ -8,9 +8,7 @@ from torch.nn import functional
 
 
 class Block(nn.Module):
-    """One layer without rotary positions: RMSNorm, attention with grouped heads, RMSNorm,
-    SwiGLU.
-    """
+    """Layer without rotary positions: RMSNorm, attention with grouped heads, RMSNorm, SwiGLU."""
 
     def __init__(self, *, hidden: int, heads: int, kv_heads: int, ffn: int) -> None:
         super().__init__()
@@ -70,9 +68,7 @@ class Llama(nn.Module):
 
 
 class MainGradients:
-    """fp32 gradients of 16-bit parameters. Each 16-bit gradient is added to its buffer when it is
-    computed.
-    """
+    """fp32 gradients of 16-bit parameters, to which each 16-bit gradient is added."""
 
     def __init__(self, model: nn.Module) -> None:
         self.buffers = {p: torch.zeros_like(p, dtype=torch.float32) for p in model.parameters()}
@@ -86,9 +82,7 @@ class MainGradients:
 
 
 class Adam:
-    """Adam on fp32 master parameters and gradients, fused over tensors. It also writes the 16-bit
-    parameters.
-    """
+    """Adam on fp32 master parameters, fused over tensors. It also writes the 16-bit parameters."""
 
     def __init__(self, gradients: MainGradients) -> None:
         self.gradients = gradients

@@ -21,9 +21,7 @@ KINDS = (
     ("optimizer", ("adam", "multi_tensor")),
     ("copy", ("memcpy", "memset")),
 )
-"""Kinds of kernels by a pattern of their names. The first match counts; all other kernels are
-elementwise.
-"""
+"""Kinds of kernels by a pattern of their names, in order. All others are elementwise."""
 SHAPES: dict[str, dict[str, int]] = {
     "llama-3-8b, 4 layers": {
         "layers": 4,
@@ -100,9 +98,7 @@ def _step(model: Llama, optimizer: Adam, batches: list[torch.Tensor]) -> dict[st
 
 
 def _layers(shape: dict[str, int], tokens: int) -> dict[str, float]:
-    """Return milliseconds of both passes of one layer, with launched kernels and with a replayed
-    CUDA graph.
-    """
+    """Return milliseconds of both passes of a layer, without and with a CUDA graph."""
     block = Llama(**{**shape, "layers": 1}).blocks[0]
     x = torch.randn(
         1, tokens, shape["hidden"], device="cuda", dtype=torch.bfloat16, requires_grad=True

@@ -24,9 +24,7 @@ LOCKED_PACKAGES = (
 )
 """Packages in which locks are removed. Nothing else is mutated there."""
 COORDINATOR = "hp_tool/loop/search/coordinator.py"
-"""Module that is mutated together with the modules of its package that it imports, directly or
-indirectly.
-"""
+"""Module that is mutated with the modules of its package that it imports, also indirectly."""
 
 OPERATORS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Add: ("+", "-"),
@@ -108,9 +106,7 @@ def draw(
 
 @functools.cache
 def _candidate_places(root: Path) -> tuple[Mutant, ...]:
-    """Return all places that may be drawn: locks from LOCKED_PACKAGES, other faults from the
-    mutated files.
-    """
+    """Return the places of all possible faults: locks in LOCKED_PACKAGES, others in the core."""
     mutated = set(mutated_files(root))
     locked = {
         str(path.relative_to(root))
@@ -264,7 +260,7 @@ class _Text:
                 yield start, self._end(node), ""
 
     def lost_locks(self, node: ast.AST) -> Iterator[tuple[int, int, str]]:
-        """Return the replacements that remove a lock: of a `with` block, of a query's rows, or of a
+        """Return the replacements that remove the lock of a block, of a query's rows, or of a
         file.
         """
         match node:

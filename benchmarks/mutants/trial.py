@@ -168,7 +168,7 @@ class Copy:
         return failure[1]
 
     def _pytest(self, arguments: Sequence[str]) -> tuple[int, str]:
-        """Return the exit code and output of pytest in the copy, without reference data and
+        """Return exit code and output of pytest in the copy, without reference data and
         settings.
         """
         command = [

@@ -85,9 +85,7 @@ def full_grid() -> list[Case]:
 
 
 def tiny_grid() -> list[Case]:
-    """Return three configurations that run within seconds on any machine, to check that the command
-    works.
-    """
+    """Return three configurations that run within seconds anywhere, to check the command."""
     llama = {
         **LLAMA,
         **SMALL,

@@ -1,6 +1,4 @@
-"""Count the values of presets that the rules reproduce, with all presets and without those of the
-model.
-"""
+"""Count the values of presets that the rules reproduce, with and without the model's presets."""
 
 from __future__ import annotations
 
@@ -86,9 +84,7 @@ def score_unseen(presets: Sequence[Preset]) -> dict[str, Score]:
 
 
 def parse_recipes(text: str) -> dict[str, Recipe]:
-    """Return the recipes of the YAML by release, each with the rules of the recipes that it
-    extends.
-    """
+    """Return the recipes of the YAML by release, with the rules that each inherits."""
     content = yaml.safe_load(text)
     result: dict[str, Recipe] = {}
     known: dict[str, dict[str, object]] = {}

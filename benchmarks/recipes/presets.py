@@ -58,9 +58,7 @@ class Preset:
 
 
 def read_presets(folder: Path) -> list[Preset]:
-    """Return the presets of models and GPUs in the catalogue, without presets that repeat a
-    training.
-    """
+    """Return the presets of models and GPUs in the catalogue, one per training."""
     known = [row for row in rows(folder, TABLE) if is_known(row)]
     known.sort(key=lambda row: str(row["framework_version"]))
     return list({preset.cell: preset for preset in map(_preset, _with_modules(known))}.values())

@@ -25,9 +25,7 @@ KINDS: dict[str, dict[str, bool]] = {
 WIDER = {"experts": True}
 """Conditions of a rule about both kinds of MoE models."""
 OF_A_SIZE = ("offload", "sharding")
-"""Groups that depend on the memory that a model needs, so that no rule applies them to another
-model.
-"""
+"""Groups that depend on a model's memory, so that no rule applies them to another model."""
 OF_A_KIND = ("recompute",)
 """Groups in which models with latent attention differ from other MoE models."""
 Conditions = dict[str, Any]
@@ -62,9 +60,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """The rules that a release adds to those of the previous releases, and the presets that it
-    lists.
-    """
+    """The rules that a release adds to those before it, and the presets that it lists."""
 
     name: str
     models: tuple[str, ...]
@@ -94,9 +90,7 @@ def release_rules(presets: Sequence[Preset]) -> list[Release]:
 
 
 def _unlisted_presets(before: Iterable[Preset], listed: Iterable[Preset]) -> list[Preset]:
-    """Return the earlier presets of models and tasks that a release no longer lists, which remain
-    valid.
-    """
+    """Return the earlier, still valid presets of models and tasks that a release does not list."""
     known = {(preset.model, preset.task) for preset in listed}
     return [preset for preset in before if (preset.model, preset.task) not in known]
 
@@ -129,9 +123,7 @@ def one_of_each_cell(presets: Sequence[Preset]) -> list[Preset]:
 
 
 def rule_settings(rules: Iterable[Rule], preset: Preset) -> Setting:
-    """Return the settings that the rules give to the preset's training, without keys that no rule
-    sets.
-    """
+    """Return the settings that the rules give to the preset's training."""
     values: Setting = {}
     for rule in rules:
         if rule.holds(preset):
@@ -140,9 +132,7 @@ def rule_settings(rules: Iterable[Rule], preset: Preset) -> Setting:
 
 
 def _common_rules(listed: Sequence[Preset], inherited: Sequence[Rule]) -> list[Rule]:
-    """Return rules without a model's name: the settings of most models of a kind on a GPU in a
-    precision.
-    """
+    """Return the settings of most models of a kind on a GPU in a precision, as rules."""
     general = [rule for rule in inherited if "models" not in rule.conditions]
     listed = [preset for preset in listed if not preset.is_hybrid]
     rules: list[Rule] = []
@@ -179,9 +169,7 @@ def _common_rules(listed: Sequence[Preset], inherited: Sequence[Rule]) -> list[R
 
 
 def _votes(listed: Sequence[Preset], group: str) -> dict[str, float]:
-    """Return the number of models with each setting of a group. A model's presets share its
-    vote.
-    """
+    """Return how many models have each setting of a group. A model's presets share its vote."""
     votes: dict[str, float] = defaultdict(float)
     presets_of = Counter(preset.model for preset in listed)
     for preset in listed:
@@ -324,9 +312,7 @@ def _forgets_gpus(
 def _subset_conditions(
     presets: Sequence[Preset], key: str, name: str
 ) -> list[tuple[Conditions, int]]:
-    """Return every subset of an attribute's values as a condition, without the subset of all
-    values.
-    """
+    """Return every proper subset of an attribute's values as a condition."""
     values = sorted({getattr(preset, name) for preset in presets})
     axes: list[tuple[Conditions, int]] = [({}, _mask(presets, lambda _: True))]
     for count in range(1, len(values)):

@@ -87,9 +87,7 @@ def _list(name: str, values: Sequence[str]) -> list[str]:
 
 
 def _render_rule(rule: Rule) -> list[str]:
-    """Return a rule as one line if it is short, else with conditions and values on separate
-    lines.
-    """
+    """Return a rule as one line if it is short, else conditions and values on separate lines."""
     sections: dict[str, dict[str, Any]] = {}
     for name, value in rule.setting.items():
         section, _, key = name.partition(".")

@@ -1,6 +1,4 @@
-"""Check whether group 1 of a ranking contains the fastest of several measured layouts of a
-training.
-"""
+"""Check whether group 1 of a ranking contains the fastest of several measured layouts."""
 
 from __future__ import annotations
 
@@ -44,9 +42,7 @@ class MeasuredCell:
 
     @property
     def group(self) -> list[int]:
-        """Rows of group 1: in order of expected time, up to the first that can be distinguished
-        from rank 1.
-        """
+        """Rows of group 1: by expected time, up to the first that differs from rank 1."""
         ordered = sorted(range(len(self.expected_s)), key=lambda row: self.expected_s[row])
         first_s, bound = self.predicted_s[ordered[0]], NORMAL_QUANTILE * self.log_sd
         alike = (

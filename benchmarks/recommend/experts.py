@@ -93,9 +93,7 @@ def rank_expert_layout(case: Case) -> Standing:
 
 
 def _published(query: Query) -> Estimate:
-    """Return the estimate of a published layout: the fastest of the configurations that it leaves
-    open.
-    """
+    """Return the fastest estimate of the configurations that a published layout leaves open."""
     left_open = isinstance(query.parallel.zero_stage, tuple)
     best = search_best(resolve_training(query), keep=1, rank_by="mean") if left_open else None
     if best is None or not len(best.layout):
@@ -104,8 +102,8 @@ def _published(query: Query) -> Estimate:
 
 
 def _describe_difference(ours: Estimate, theirs: Estimate) -> str:
-    """Return the changes from the expert's layout to rank 1, and the part of the step that they
-    shorten most.
+    """Return the changes from the expert's layout to rank 1, and the part that they shorten
+    most.
     """
     assert (
         ours.time is not None

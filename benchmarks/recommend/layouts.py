@@ -1,6 +1,4 @@
-"""Layouts that experts chose: NVIDIA's recipes, MLPerf submissions, and the pre-training of Llama
-3.
-"""
+"""Layouts that experts chose: NVIDIA's recipes, MLPerf submissions, Llama 3's pre-training."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ PRECISIONS = ("bf16", "nvfp4", "fp8_cs", "fp8_sc", "fp8_mx")
 
 
 def expert_cases(folder: Path) -> tuple[list[Case], int]:
-    """Return each published layout once, and the number of rows without a sequence length or a
-    known model.
-    """
+    """Return each published layout once, and the number of rows that cannot be used."""
     listed = rows(folder, TABLE)
     known = [row for row in listed if _is_known(row)]
     recipes = [

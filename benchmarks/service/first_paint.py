@@ -103,9 +103,7 @@ def _first(browser: Browser, address: str, *, processor_s: Callable[[], float]) 
 
 
 def _wait_until_idle(processor_s: Callable[[], float]) -> None:
-    """Return when the server has used less than a twentieth of WARM_S of processor time within
-    WARM_S.
-    """
+    """Return when the server used less than WARM_S / 20 of processor time within WARM_S."""
     busy_s = WARM_S
     while busy_s > 0.05 * WARM_S:
         before_s = processor_s()

@@ -31,9 +31,7 @@ LIMIT_S = 2.0
 
 
 class Tally:
-    """Numbers of answers by status, faults as text, and the processor time of the slowest
-    request.
-    """
+    """Numbers of answers by status, faults as text, and processor time of the slowest request."""
 
     def __init__(self) -> None:
         self.statuses: Counter[int] = Counter()

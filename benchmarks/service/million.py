@@ -107,9 +107,7 @@ def time_requests(client: httpx.Client, path: str, *, cpu_s: Callable[[], float]
 
 
 def processor_seconds(processes: Sequence[psutil.Process]) -> float:
-    """Return the processor seconds of these processes and their child processes, including ended
-    ones.
-    """
+    """Return the processor seconds of processes and their child processes, including ended ones."""
     total = 0.0
     for process in processes:
         for each in (process, *process.children(recursive=True)):

@@ -47,9 +47,7 @@ LOG = "".join(f"[rank{rank}] iteration {rank}: loss 10.{rank:02}\n" for rank in 
 
 
 def seed_search(*, url: str, trials: int, seed: int = 0) -> str:
-    """Store a running search with this number of ended trials in an upgraded database; return its
-    id.
-    """
+    """Store a running search with this number of ended trials; return its id."""
     query = parse_query(QUERY | {"search": {"budget_runs": trials + 1}})
     space = cost_space(problem=resolve_training(query))
     order = np.lexsort((space.step_s, ~space.acceptable))[:trials]

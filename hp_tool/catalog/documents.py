@@ -21,9 +21,7 @@ SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class _Loader(yaml.CSafeLoader):
-    """A safe loader of libyaml that parses `312e12` as a number, as YAML 1.2 does; PyYAML returns a
-    string.
-    """
+    """libyaml's safe loader, which also parses `312e12` as a number, as YAML 1.2 does."""
 
 
 _Loader.add_implicit_resolver(

@@ -1,6 +1,4 @@
-"""Efficiency profiles: the fitted constants of dies, frameworks, engines and clusters, in one file
-each.
-"""
+"""Efficiency profiles: fitted constants of dies, frameworks, engines and clusters."""
 
 import dataclasses
 import functools
@@ -207,9 +205,7 @@ def _die_efficiency(name: str) -> GpuEfficiency:
 
 @functools.lru_cache(maxsize=256)
 def _framework_constants(name: str, silicon: str) -> FrameworkEfficiency:
-    """Return the framework's constants on this die; without runs there, those of its newest
-    release.
-    """
+    """Return the framework's constants on this die, or those of its newest release."""
     if name in STAND_INS:
         return _as_stand_in(_framework_constants(STAND_INS[name].constants, silicon), name=name)
     if name in SAME_CODE:
@@ -263,9 +259,7 @@ class MachineProfile:
 
     gpu: GpuEfficiency
     network: Link | None = None
-    """Constants of ring collectives across nodes; None if not measured: the framework's constants
-    apply.
-    """
+    """Constants of ring collectives across nodes; None for those of the framework."""
 
 
 def machine_profile(cluster: str) -> MachineProfile | None:
@@ -396,9 +390,7 @@ def _is_release_or_later(version: str | None, release: str) -> bool:
 
 
 def _nearest_profile(versions: list[EngineEfficiency], version: str) -> EngineEfficiency:
-    """Return the newest of the sorted profiles that is not later than the version; else the
-    oldest.
-    """
+    """Return the newest profile that is not later than the version; else the oldest."""
     earlier = [each for each in versions if version_key(each.version) <= version_key(version)]
     return earlier[-1] if earlier else versions[0]
 
@@ -475,9 +467,7 @@ def expert_kernels(gpu: GpuEfficiency, *, engine: str, version: str) -> dict[str
 
 
 def _nearest_first(releases: Collection[str], version: str) -> list[str]:
-    """Return the releases up to `version`, newest first, followed by the later ones, oldest
-    first.
-    """
+    """Return the releases up to `version`, newest first, then the later ones, oldest first."""
     ordered = sorted(releases, key=version_key)
     earlier = [release for release in ordered if version_key(release) <= version_key(version)]
     return earlier[::-1] + ordered[len(earlier) :]

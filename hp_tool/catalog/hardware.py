@@ -1,6 +1,4 @@
-"""Resolve the names of GPUs, servers and clusters to specs, with the defaults of a typical
-server.
-"""
+"""Resolve names of GPUs, servers and clusters to specs, with defaults of a typical server."""
 
 import dataclasses
 import functools
@@ -192,9 +190,7 @@ def _device(query: ClusterQuery, node: NodeType | None) -> GpuSpec:
 
 
 def _with_power_cap(device: GpuSpec, power_w: float | None) -> GpuSpec:
-    """Return the device with its power limit set to `power_w`, which lowers its sustained
-    clocks.
-    """
+    """Return the device with its power limit set to `power_w`, which lowers its clocks."""
     if power_w is None:
         return device
     if not device.idle_w < power_w <= device.power_w:
@@ -235,9 +231,7 @@ def _num_gpus(query: ClusterQuery, node: NodeType | None) -> int:
 
 
 def _gpus_per_node(query: ClusterQuery, usual: int, num_gpus: int) -> int:
-    """Return the number of devices per host. A cluster smaller than one host is a partly used
-    host.
-    """
+    """Return the number of devices per host, which a small cluster uses only partly."""
     gpus_per_node = min(query.gpus_per_node or usual, num_gpus)
     if num_gpus % gpus_per_node:
         fewer = num_gpus - num_gpus % gpus_per_node
@@ -306,9 +300,7 @@ def _nvlink_segment(query: ClusterQuery, *, domain: int, gpus_per_node: int) -> 
 
 
 def _mixed_cluster(query: ClusterQuery) -> ClusterSpec:
-    """Return the cluster of the two kinds of GPU in `query.stages`, with `kinds` for each of
-    them.
-    """
+    """Return the cluster of the two kinds of GPU in `query.stages`, with `kinds` for each."""
     stages = query.stages or ()
     if len(stages) != 2:
         raise InputError(
@@ -349,9 +341,7 @@ def _mixed_cluster(query: ClusterQuery) -> ClusterSpec:
 
 
 def _mean_gpu(kinds: Sequence[ClusterSpec]) -> GpuSpec:
-    """Return a device with the mean values of both kinds, for MFU, which divides by the peak, and
-    energy.
-    """
+    """Return a device with the mean values of both kinds, for MFU and energy."""
     gpus = [kind.gpu for kind in kinds]
     if gpus[0].kind != gpus[1].kind:
         raise InputError(

@@ -120,16 +120,12 @@ def _matches_name(kind: Kind, name: str) -> Entry | None:
 
 
 def base_model(name: str) -> str:
-    """Return the name of the base model in lower case, such as `llama-3.1-8b` for
-    `Llama-3.1-8B-Instruct`.
-    """
+    """Return the base model's name in lower case: `llama-3.1-8b` for `Llama-3.1-8B-Instruct`."""
     return _FINE_TUNING_SUFFIX.sub("", name.casefold()) or name.casefold()
 
 
 def entries(kind: Kind) -> list[Entry]:
-    """Return all entries, sorted by name. A user's entry replaces a built-in entry with the same
-    name.
-    """
+    """Return all entries, sorted by name. A user's entry replaces a built-in one of its name."""
     by_name: dict[str, Entry] = {}
     for folder in folders():
         for path, _ in _texts(folder / kind):
@@ -242,9 +238,7 @@ _clear_functions: list[Callable[[], None]] = []
 
 
 def on_change(forget: Callable[[], None]) -> None:
-    """Register a function that `clear_cache` calls, for modules that cache data from the user's
-    folders.
-    """
+    """Register a function for `clear_cache`, which drops data from the user's folders."""
     _clear_functions.append(forget)
 
 

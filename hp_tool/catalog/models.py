@@ -76,9 +76,7 @@ class Checkpoint:
 
 
 def stored_checkpoint(name: object, *, precision: str) -> Checkpoint | None:
-    """Return the model's checkpoint in this precision; without one, that of `checkpoint`; None if
-    unknown.
-    """
+    """Return the checkpoint in this precision, else the one of `checkpoint`; None if unknown."""
     if (path := checkpoint(name)) is None:
         return None
     if is_own_file(name) or not library.has_entry("models", str(name)):
@@ -99,9 +97,7 @@ def stored_checkpoint(name: object, *, precision: str) -> Checkpoint | None:
 
 
 def _checkpoint_precision(published: library.Entry, checkpoint_id: str) -> str | None:
-    """Return the precision of an entry's checkpoint, or of its base model's; None if neither is
-    listed.
-    """
+    """Return the precision of an entry's checkpoint, or of its base model's; None if unknown."""
     by_id = dict.fromkeys((alias.casefold() for alias in published.aliases), "bf16")
     by_id |= {id_.casefold(): kind for kind, ids in published.checkpoints.items() for id_ in ids}
     return (

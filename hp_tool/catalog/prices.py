@@ -1,6 +1,4 @@
-"""Rental prices of machines and emissions of power grids. Entries of user files replace built-in
-ones.
-"""
+"""Rental prices of machines and emissions of power grids. User files replace built-in entries."""
 
 import functools
 

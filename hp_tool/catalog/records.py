@@ -59,9 +59,7 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
 
 @functools.cache
 def _expected_type(cls: Any) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return the type of each field of a dataclass, and the names of the fields without a
-    default.
-    """
+    """Return the types of a dataclass's fields, and the names of the fields without a default."""
     hints = typing.get_type_hints(cls)
     fields = dataclasses.fields(cls)
     missing = dataclasses.MISSING

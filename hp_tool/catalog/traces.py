@@ -63,9 +63,7 @@ class Trace:
         return min(float(self.prefix_tokens.sum() / self.input_tokens.sum()), 0.99)
 
     def spec(self) -> TraceSpec:
-        """Return the first MAX_TRACE_REQUESTS requests as columns that can be sent to other
-        processes.
-        """
+        """Return the first MAX_TRACE_REQUESTS requests as columns, for other processes."""
         columns = {name: getattr(self, name) for name in TraceSpec.__slots__}
         return TraceSpec(
             **{
@@ -174,9 +172,7 @@ def _count_cached_tokens(blocks: Iterable[Any], seen: set[Any]) -> int:
 
 
 def _check_trace(name: str, columns: Mapping[str, Any]) -> Trace:
-    """Return the columns as arrays in order of arrival, after checking them against TraceSpec's
-    bounds.
-    """
+    """Return the columns as arrays in order of arrival, within TraceSpec's bounds."""
     lengths = {column: len(values) for column, values in _columns(columns)}
     if (
         not lengths.get("input_tokens")

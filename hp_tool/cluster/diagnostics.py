@@ -25,13 +25,9 @@ LOW_DISK_BYTES = 2**30
 MIN_DISK_BYTES = 16 * 2**20
 """Minimum free space on the database's disk; its write-ahead log alone may use several MiB."""
 MANY_SEARCHES = 10_000
-"""Number of ended searches, or of run folders, above which a missing retention rule is a
-warning.
-"""
+"""Number of ended searches or run folders above which a missing retention rule is a warning."""
 CLOCK_TOLERANCE_S = 5.0
-"""Tolerated difference of the clocks, a sixth of a lease: leases and keys still expire as
-intended.
-"""
+"""Tolerated difference of the clocks: a sixth of a lease, so leases expire as intended."""
 SLURM_TOOLS = ("sbatch", "squeue", "scontrol", "scancel")
 PROFILER_PACKAGES = ("torch", "megatron-core")
 JOB_NAME = re.compile(r"hp-[0-9a-f]{16}-r[0-9]+-t[0-9]+-[0-9a-f]{16}")
@@ -102,9 +98,7 @@ def check_extras() -> Iterator[Check]:
 
 
 def check_database(url: str | None) -> Iterator[Check]:
-    """Check that the database responds, has the current schema, accepts writes and has a correct
-    clock.
-    """
+    """Check that the database responds, is current and writable, and has a correct clock."""
     from hp_tool.store import database_url, mask_password, schema
     from hp_tool.store.engine import parse_url
 

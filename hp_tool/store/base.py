@@ -37,9 +37,7 @@ LEASED = CHANGED.where(*STILL_LEASED).returning(SEARCH)
 NEXT_EVENT = CHANGED.values(last_event=SEARCH.c.last_event + 1).returning(SEARCH.c.last_event)
 NEW_EVENT = sa.insert(tables.events)
 CLOCK_SLACK = timedelta(seconds=5)
-"""Backward adjustment of a clock that is tolerated before a lease counts as being from the
-future.
-"""
+"""Backward change of a clock that is tolerated before a lease counts as from the future."""
 OPEN, ENDED = (
     tuple(state for state in SearchState if state.ended is ended) for ended in (False, True)
 )

@@ -45,9 +45,7 @@ def json_column() -> sa.JSON:
 
 
 def new_id() -> str:
-    """Return 64 random bits in hexadecimal, which are short to type and safe in job names and
-    URLs.
-    """
+    """Return 64 random bits in hexadecimal, which are safe in job names and URLs."""
     return secrets.token_hex(8)
 
 
@@ -88,16 +86,12 @@ def encode(value: Any, *, field: str) -> JsonObject:
 
 
 def storable(text: str) -> str:
-    """Replace NUL characters in text from outside, such as logs, because PostgreSQL cannot store
-    them.
-    """
+    """Replace NUL characters in external text such as logs; PostgreSQL cannot store them."""
     return text.replace("\0", "\ufffd")
 
 
 def _storable_json(value: Any) -> Any:
-    """Replace NUL characters in all text of a JSON value, because PostgreSQL would store but not
-    return them.
-    """
+    """Replace NUL characters in a JSON value; PostgreSQL stores but cannot return them."""
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, dict):

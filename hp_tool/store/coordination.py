@@ -244,9 +244,7 @@ def _check_edition(search_id: str, *, stored_by: int | None, edition: int | None
 def _fail_lost_search(
     connection: sa.Connection, search_id: str, *, lost: int, at: datetime
 ) -> None:
-    """Fail a search that lost several workers in a row. Its open runs remain, for a resume or
-    cancel.
-    """
+    """Fail a search that lost several workers in a row; its open runs remain."""
     code = "worker_lost_repeatedly"
     message = (
         f"{lost} workers in a row died during this search without progress. Check why their logs "
@@ -269,9 +267,7 @@ def _lease_duration(lease_s: float) -> timedelta:
 
 
 def cluster_of(query: JsonObject) -> str:
-    """Return the cluster that a search occupies: its launcher, and the name or GPU of the
-    cluster.
-    """
+    """Return the cluster that a search occupies: its launcher, and its cluster's name or GPU."""
     cluster: Any = query.get("cluster")
     while isinstance(cluster, dict):
         cluster = cluster.get("name") or cluster.get("gpu")

@@ -135,9 +135,7 @@ class Retention(StoreBase):
             return now(connection) - timedelta(days=days)
 
     def _delete(self, table: sa.Table, old: sa.ColumnElement[bool], *, dry_run: bool) -> int:
-        """Delete old rows in batches, or only count them if `dry_run`; return the number of
-        rows.
-        """
+        """Delete old rows in batches, or count them if `dry_run`; return their number."""
         if dry_run:
             with self._reading() as connection:
                 return int(

@@ -1,6 +1,4 @@
-"""Version of the schema, its migrations (Alembic scripts in migrations/), and the state of a
-database.
-"""
+"""Version of the schema, its migrations (in migrations/), and the state of a database."""
 
 from __future__ import annotations
 
@@ -167,9 +165,7 @@ def alembic_config() -> Config:
 
 
 def migrations_folder() -> Path:
-    """Return the folder of migrations: in the package if it is installed, else at the top of the
-    checkout.
-    """
+    """Return the folder of migrations: in the package, or at the top of the checkout."""
     installed = Path(__file__).parent / "migrations"
     return installed if installed.is_dir() else Path(__file__).parents[2] / "migrations"
 

@@ -58,9 +58,7 @@ def check_unused(url: str) -> None:
 
 
 def live_holders(url: str) -> list[str]:
-    """Return the live workers and lease holders of a database, whatever the version of its
-    schema.
-    """
+    """Return the live workers and lease holders of a database of any schema version."""
     with open_engine(url) as engine, transaction(engine) as connection:
         at = now(connection)
         queries = (

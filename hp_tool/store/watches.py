@@ -1,6 +1,4 @@
-"""Watched jobs: state of the detectors, updated under a lock, and deliveries of their events by
-webhook.
-"""
+"""Watched jobs: states of detectors, and deliveries of their events by webhook."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace

@@ -123,9 +123,7 @@ class Deliveries(StoreBase):
 
 
 def _due(at: datetime, except_of: Collection[str | None]) -> sa.Select[Any]:
-    """Select the webhook that has waited longest among those of ended searches, except owners in
-    `except_of`.
-    """
+    """Select the ended search's webhook that has waited longest, except those of some owners."""
     clock_went_back = (  # The wait is longer than any that is scheduled.
         sa.and_(
             HOOK.c.attempts == n,

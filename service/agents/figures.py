@@ -143,9 +143,7 @@ def recommendation(row: Answer) -> dict[str, Any]:
 
 
 def measurement(row: Answer) -> dict[str, Any]:
-    """Return a summary of a measurement. For a reduced run it includes the extrapolated step
-    time.
-    """
+    """Return a summary of a measurement, for a reduced run with the extrapolated step time."""
     if not row:
         return {}
     figures = {
@@ -190,9 +188,7 @@ def run(trial: Answer) -> dict[str, Any]:
 
 
 def rule_value(row: Answer) -> dict[str, Any]:
-    """Return a summary of a value from a published rule, with the range of values from other
-    rules.
-    """
+    """Return a summary of a value from a published rule, with the range of other rules' values."""
     values = [*(row.get("alternatives") or {}).values(), row["value"]]
     spread = (
         [min(values), max(values)] if len(values) > 1 and all(map(_is_number, values)) else None
@@ -222,9 +218,7 @@ def parallel(config: Answer) -> dict[str, Any]:
 
 
 def limit_items(items: Iterable[Any], *, max_items: int = MAX_ITEMS) -> list[Any]:
-    """Return the first items with long texts cut. If items are omitted, the last item states their
-    number.
-    """
+    """Return the first items with long texts cut, and the number of omitted items."""
     rows = [
         item if not isinstance(item, str) or len(item) <= MAX_TEXT else item[:MAX_TEXT] + " ..."
         for item in items
@@ -237,9 +231,7 @@ def limit_items(items: Iterable[Any], *, max_items: int = MAX_ITEMS) -> list[Any
 
 
 def sizing(answer: Answer) -> dict[str, Any]:
-    """Return a summary of a sizing: model, tokens and hyperparameters by published rules, and
-    days.
-    """
+    """Return a summary of a sizing: model, tokens, hyperparameters and days."""
     row = answer.get("recommendation")
     estimate = calibrated_estimate(row) if row else {}
     ratios = (

@@ -55,9 +55,7 @@ def _types(option: dict[str, Any]) -> list[str]:
 
 
 def _in_words(declared: dict[str, Any], types: list[str]) -> str:
-    """Return the description of a key, such as `integer or null, default 1: Sequences per
-    replica`.
-    """
+    """Return a key's description: `integer or null, default 1: Sequences per replica`."""
     kinds = " or ".join(dict.fromkeys(kind for kind in types if kind != "null"))
     default = declared.get("default")
     words = (

@@ -32,9 +32,7 @@ from service.async_client import AsyncClient
 P = ParamSpec("P")
 Answer = dict[str, Any]
 MAX_EXPORT = 60_000
-"""Maximum length of an exported text in characters, about ten times that of a Kubernetes
-manifest.
-"""
+"""Maximum length of an exported text in characters."""
 MAX_QUERY = 8_000
 """Maximum length of a query that an answer repeats, in characters."""
 FOLLOWED_RUNS = 10
@@ -46,9 +44,7 @@ Text = Annotated[str, Field(max_length=200_000)]
 
 
 def compact_answers(tool: Callable[P, Awaitable[Answer]]) -> Callable[P, Awaitable[CallToolResult]]:
-    """Wrap a tool so that its answers become compact JSON, and its errors include code and
-    field.
-    """
+    """Wrap a tool so that answers become compact JSON and errors include code and field."""
 
     @functools.wraps(tool)
     async def answered(*args: P.args, **arguments: P.kwargs) -> CallToolResult:
@@ -72,9 +68,7 @@ ARGUMENTS = {"--set": "overrides", "--file": "files", "--ignore": "ignore", "--v
 
 
 def with_tool_arguments(error: HpToolError) -> str:
-    """Return the error's message with arguments of import_config in place of command-line
-    options.
-    """
+    """Return the error's message with import_config's arguments for command-line options."""
     message = error.message
     for missing in error.details.get("missing", ()):
         field, example = missing["field"], missing.get("example")
@@ -86,9 +80,7 @@ def with_tool_arguments(error: HpToolError) -> str:
 
 
 def _argument(field: str, example: str) -> str:
-    """Return the argument of import_config that sets a field, such as `overrides {"model":
-    "llama-3-8b"}`.
-    """
+    """Return the argument for a field, such as `overrides {"model": "llama-3-8b"}`."""
     argument = {"cluster.gpu": "gpu", "cluster.num_gpus": "num_gpus"}.get(field)
 
     value = json.dumps(example) if field == "model" else example
@@ -111,9 +103,7 @@ class Tools:
     """Function that runs a queued search if no worker does."""
 
     def request(self, query: QueryArgument) -> Answer:
-        """Return the query for the service, with the content of local files in place of their
-        names.
-        """
+        """Return the query for the service, with local files replaced by their content."""
         mapping = query.mapping()
         return schema.query_mapping(schema.parse_own_query(mapping)) if self.own_files else mapping
 

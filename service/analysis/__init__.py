@@ -1,3 +1,1 @@
-"""Analyse uploaded recordings in a child process with limits on memory, CPU time and the answer's
-size.
-"""
+"""Analyse uploaded recordings in a child process with limited memory and CPU time."""

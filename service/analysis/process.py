@@ -1,6 +1,4 @@
-"""Start the child process that analyses an upload, wait for it, and end it if the client
-disconnects.
-"""
+"""Run the child process that analyses an upload, and end it if the client disconnects."""
 
 from __future__ import annotations
 

@@ -24,9 +24,7 @@ from service.settings import Settings
 
 T = TypeVar("T")
 SHORT_BYTES = 4096
-"""Maximum size of JSON that is parsed on the event loop, because starting a thread would take
-longer.
-"""
+"""Maximum size of JSON that is parsed on the event loop, faster than in a thread."""
 LINES_PER_TURN = 64
 """Number of lines answered per call of a thread: enough to amortize the call, but few enough to
 stream answers and to stop soon after a disconnect.
@@ -89,9 +87,7 @@ def resolve_names(query: Query, *, find: Find) -> Query:
 
 
 def refuse_trainer(query: Query) -> None:
-    """Raise UnsupportedError if a query contains a command, which only `hp-tool tune` on this host
-    runs.
-    """
+    """Raise UnsupportedError if a query contains a command, which only local runs allow."""
     if isinstance(query.trainer, TrainerCommand):
         raise UnsupportedError(
             "Workers do not run commands from a query. Name a trainer that the administrator "

@@ -1,6 +1,4 @@
-"""Routes of the names that queries may use: models, GPUs, clusters, recipes, trainers, and
-registered ones.
-"""
+"""Routes of the names that queries may use, from the catalogue and registered by users."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -290,7 +288,7 @@ def _catalogue_listing(entries: Sequence[Any], *, limit: int, cursor: str | None
 
 
 def _page(names: Iterable[str], *, limit: int, cursor: str | None) -> tuple[list[str], str | None]:
-    """Return the names after the cursor, which is the last name of the previous page, and the next
+    """Return the names after the cursor, the last name of the previous page; and the next
     cursor.
     """
     following = sorted(name for name in names if cursor is None or name > cursor)

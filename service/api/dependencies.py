@@ -61,9 +61,7 @@ async def get_system_store(request: Request) -> AccessStore:
 
 
 async def get_find(store: StoreDep) -> Find:
-    """Return the lookup of registered names. It is cached, so that a name does not change within a
-    request.
-    """
+    """Return the lookup of registered names, cached so that a name is stable within a request."""
 
     @lru_cache(maxsize=256)
     def find(kind: RegistrationKind, name: str) -> JsonObject | None:
@@ -139,9 +137,7 @@ async def wait_for_turn(request: Request, turns: Turns) -> AsyncIterator[None]:
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """Raise InputError for a query parameter that the route does not have, which is probably a
-    typing error.
-    """
+    """Raise InputError for a query parameter that the route does not have."""
     if not request.query_params:
         return
     allowed = sorted(_query_parameters(request.scope["route"].dependant))
@@ -162,9 +158,7 @@ def versioned_router(prefix: str = "", *, tag: str) -> APIRouter:
 
 
 async def refuse_body(request: Request) -> None:
-    """Raise InputError if a request has a body although its route has none, because the body would
-    be ignored.
-    """
+    """Raise InputError if a request has a body although its route would ignore it."""
     if (await request.body()).strip() not in (b"", b"{}"):
         raise InputError(
             "This route has no body. Pass its options as query parameters.", code="unknown_key"

@@ -90,9 +90,7 @@ async def with_form(
 
 
 def check_fields(form: FormData, *, texts: tuple[str, ...]) -> None:
-    """Raise InputError for unknown fields, for a file in a text field, or for text in a file
-    field.
-    """
+    """Raise InputError for unknown fields, files in text fields and text in file fields."""
     for name, value in form.multi_items():
         if name not in ("trace", *texts):
             allowed = ", ".join(("trace", *texts))

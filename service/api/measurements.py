@@ -220,9 +220,7 @@ def delete(request: Request, store: StoreDep, measurement_id: str) -> Measuremen
 def change_state(
     request: Request, store: Store, *, measurement_id: str, state: MeasurementState
 ) -> MeasurementView:
-    """Change a measurement's state. Calibrations of its cluster are refitted when they are next
-    used.
-    """
+    """Change a measurement's state. Its cluster's calibrations are refitted at their next use."""
     record = store.set_measurement_state(measurement_id=measurement_id, state=state)
     _reload_calibrations(request)
     return MeasurementView.of(record)

@@ -1,6 +1,4 @@
-"""Complete the OpenAPI description: bodies that routes parse themselves, security, and error
-responses.
-"""
+"""Complete the OpenAPI description: bodies parsed by routes, security, error responses."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -123,9 +121,7 @@ def install(app: FastAPI) -> None:
 
 
 def _complete(operation: dict[str, Any], *, method: str, path: str) -> None:
-    """Add security and error responses to an operation. Descriptions that the route declares
-    remain.
-    """
+    """Add security and error responses to an operation, but keep declared descriptions."""
     if path not in OPEN_PATHS:
         operation["security"] = [{_KEY: []}]
     responses = operation["responses"]

@@ -1,6 +1,4 @@
-"""Convert errors to responses of one form (RFC 9457, with code and field) by one table of
-statuses.
-"""
+"""Convert errors to responses (RFC 9457, with code and field) by one table of statuses."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -166,9 +164,7 @@ EXPECTED = {
 
 
 def _expected(error: Mapping[str, Any]) -> str:
-    """Return the expected value in words; for types that are not in EXPECTED, the framework's
-    message.
-    """
+    """Return the expected value in words; by default the framework's message."""
     words = EXPECTED.get(error["type"])
     return (
         str(error["msg"]).removeprefix("Input should be ")

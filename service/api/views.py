@@ -1,6 +1,4 @@
-"""Response views of stored records. This module imports no web framework, because clients use
-it.
-"""
+"""Response views of stored records, without a web framework because clients use them."""
 
 from __future__ import annotations
 
@@ -59,15 +57,11 @@ reverse.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A record as the API returns it: fields of the record with the same names, and computed
-    fields.
-    """
+    """A record as the API returns it: its fields of the same names, and computed fields."""
 
     @classmethod
     def of(cls, *records: Any, **more: Any) -> Self:
-        """Return a view whose fields come from `more`, or from the first record that has the
-        field.
-        """
+        """Return a view whose fields come from `more` or the first record that has the field."""
         values = cls.computed(records[0]) | more
         for record in records:
             values = {

@@ -1,6 +1,4 @@
-"""Wait for events of searches. One poll of the database at a time serves all streams and
-requests.
-"""
+"""Wait for events of searches, with one poll of the database for all waiting requests."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

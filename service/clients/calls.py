@@ -74,9 +74,7 @@ class Call(Generic[T]):
     timeout: Any = httpx.USE_CLIENT_DEFAULT
     """Timeout in seconds, or an httpx.Timeout."""
     may_be_pending: bool = False
-    """True if the response may be a 202, which means that there is no result yet and is returned as
-    None.
-    """
+    """True if a 202 may be returned, which means no result yet and becomes None."""
 
     def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
         """Build the request for an httpx client."""
@@ -98,9 +96,7 @@ class Call(Generic[T]):
 
 
 class Endpoint(Generic[P, T]):
-    """A method of both clients. It returns the response in `Client`, and an awaitable in
-    `AsyncClient`.
-    """
+    """A method of both clients, which returns the response, or an awaitable in `AsyncClient`."""
 
     def __init__(self, call: Callable[Concatenate[Any, P], Call[T]]) -> None:
         self._call = call
@@ -124,9 +120,7 @@ class Endpoint(Generic[P, T]):
 
 
 def require_result(answer: JsonObject) -> JsonObject:
-    """Return an answer that has a result, even an error; raise the error of an answer without a
-    result.
-    """
+    """Return an answer with a result or an error; raise the error of an answer without result."""
     if "recommendations" in answer:
         return answer
     error = answer["error"]

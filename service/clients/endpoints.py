@@ -375,7 +375,7 @@ class Endpoints:
 def path_segment(name: str) -> str:
     """Quote an id or name as a path segment; raise NotFoundError if it cannot be one."""
     if name in ("", ".", ".."):
-        raise NotFoundError(f"{name!r} is not an id.")
+        raise NotFoundError(f"{name!r} is not a valid id or name.")
     return quote(name, safe="")
 
 

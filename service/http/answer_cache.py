@@ -107,9 +107,7 @@ class AnswerCache:
             self._drop(next(iter(self._entries)))
 
     def recheck(self) -> None:
-        """Check every entry again before its next use, because a calibration was fitted.
-        Thread-safe.
-        """
+        """Check every entry again at its next use, because of a new calibration. Thread-safe."""
         self._recheck_after = self._clock()
 
     def _drop(self, key: Key) -> None:
@@ -126,9 +124,7 @@ def _is_current(learnt: Learnt) -> bool:
 def applied_calibration(
     calibrations: Calibrations, problem: TrainingProblem
 ) -> JsonObject | str | None:
-    """Return the calibration used for a problem, as in the answer's provenance, or why none was
-    used.
-    """
+    """Return the calibration used for a problem, as in the provenance, or why none was used."""
     predictor = calibrations(problem)
     return calibrations.unused(problem) if predictor is None else predictor.provenance
 
@@ -177,9 +173,7 @@ class CachedAnswers:
 
 
 class ETags:
-    """Middleware that adds ETags to JSON responses of GET requests below /v1/. Streams remain
-    unchanged.
-    """
+    """Middleware that adds ETags to JSON responses of GET requests below /v1/."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -108,9 +108,7 @@ class PrincipalStore:
         return record
 
     def add_measurement(self, *, measurement: NewMeasurement, **options: Any) -> MeasurementRecord:
-        """Store a measurement that the caller owns. Those of trusted reporters calibrate all
-        predictions.
-        """
+        """Store a measurement of the caller. Trusted reporters' calibrate all predictions."""
         everybody = (
             self._settings.trusted_reports == "everybody" or self._principal.scope >= Scope.ADMIN
         )
@@ -158,18 +156,14 @@ class PrincipalStore:
         )
 
     def list_calibrations(self, **which: Any) -> Page[CalibrationRecord]:
-        """Return the shared calibrations and the caller's own; for administrators, all
-        calibrations.
-        """
+        """Return the shared calibrations and the caller's own; administrators get all."""
         owners = None if self._principal.scope >= Scope.ADMIN else ("", self._principal.owner or "")
         return self._store.list_calibrations(owners=owners, **which)
 
     def put_registration(
         self, *, owner: str | None = None, **registration: Any
     ) -> RegistrationRecord:
-        """Register a name for `owner`; for everybody if None. Names for others require scope
-        admin.
-        """
+        """Register a name for `owner`, None for everybody. Others' names require scope admin."""
         return self._store.put_registration(owner=self._registrant(owner), **registration)
 
     def get_registration(self, *, kind: RegistrationKind, name: str) -> RegistrationRecord | None:
@@ -208,9 +202,7 @@ class PrincipalStore:
         raise HpToolError(f"{name} requires scope admin", code="forbidden")
 
     def _store_of(self, search_id: str, method: str) -> AccessStore:
-        """Return the store that contains this search; raise an error if the caller may not see
-        it.
-        """
+        """Return the store that contains the search; raise if the caller may not see it."""
         if search_id == SAMPLE:
             if method not in READING:
                 raise ConflictError(

@@ -23,9 +23,7 @@ _IPV6_NETWORK = 64
 
 
 class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Close connections whose headers are late or too large, and those from addresses with too
-    many.
-    """
+    """Close connections with late or too large headers, or of addresses with too many."""
 
     headers_s = HEADER_TIMEOUT_S
     max_header_bytes: ClassVar[int]
@@ -39,9 +37,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     _message_bytes = 0
     """Size of the current message's target, headers and trailers in bytes."""
     _unread_bytes = 0
-    """Bytes received since the parser last completed something, because it stores partial
-    headers.
-    """
+    """Bytes since the parser last completed something, because it stores partial headers."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -109,16 +105,12 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Send status 400 for an error of the parser, unless this class caused the error and has
-        responded.
-        """
+        """Send status 400 for a parser's error, unless this class caused it and has responded."""
         if not self._refused:
             super().send_400_response(msg)
 
     def _count_header_bytes(self, size: int) -> None:
-        """Count the bytes of headers. Above the limit, stop the parser with an error that uvicorn
-        expects.
-        """
+        """Count the bytes of headers. Above the limit, stop the parser with an expected error."""
         self._unread_bytes = 0
         self._message_bytes += size
         if self._message_bytes > self.max_header_bytes:

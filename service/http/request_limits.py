@@ -1,6 +1,4 @@
-"""Limits of a request: CPU time, open requests per key, and cancellation when the client
-disconnects.
-"""
+"""Limits of a request: CPU time, open requests per key, cancellation on disconnect."""
 
 import asyncio
 import time
@@ -32,9 +30,7 @@ class RequestLimits:
         self.app = app
         self.settings = settings
         self.under_way: Counter[str | None] = Counter()
-        """Number of open requests by key, with waiting ones separately; None for requests without a
-        limit.
-        """
+        """Number of open requests by key, waiting ones separately; None without a limit."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -119,9 +115,7 @@ class Meter:
 
 
 class RequestReader:
-    """Read a request. After a delay, read one message ahead of the routes, to detect
-    disconnects.
-    """
+    """Read a request; after a delay one message ahead of the routes, to detect disconnects."""
 
     def __init__(self, receive: Receive, *, hung_up: Callable[[], None]) -> None:
         self._receive, self._hung_up = receive, hung_up
@@ -163,9 +157,7 @@ class RequestReader:
         self._listening = asyncio.create_task(self._listen(self._heard))
 
     async def _listen(self, heard: asyncio.Queue[Message | Exception]) -> None:
-        """Queue messages until the client disconnects. A fast sender has to wait, as without this
-        class.
-        """
+        """Queue messages until the client disconnects. A fast sender has to wait."""
         try:
             while (message := await self._receive())["type"] != "http.disconnect":
                 await heard.put(message)

@@ -1,6 +1,4 @@
-"""Assign request ids, and write log lines and metrics of all requests and audit rows of changing
-ones.
-"""
+"""Request ids, log lines and metrics of all requests, and audit rows of changing ones."""
 
 import logging
 import re
@@ -27,9 +25,7 @@ ACCEPTED_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 METHODS = SAFE_METHODS | {"POST", "PUT", "PATCH", "DELETE"}
 UNMATCHED = "unmatched"
 SLOW_S = 1.0
-"""Seconds above which a successful read is logged at level info. Faster ones are logged at level
-debug.
-"""
+"""Seconds above which a successful read is logged at level info instead of debug."""
 
 
 class RequestLog:

@@ -1,6 +1,4 @@
-"""Gate for all requests: checks of host, origin, key, rate and size, and security headers of
-responses.
-"""
+"""Gate for all requests: host, origin, key, rate and size; security headers of responses."""
 
 import contextlib
 import time
@@ -45,9 +43,7 @@ RAW_HEADERS = tuple(
 """SECURITY_HEADERS as bytes, in the lower case of the framework's headers."""
 MAX_BUCKETS = 10_000
 AUDITED_REFUSALS_PER_SECOND = 1 / 60
-"""Audited rejections per second of one revoked or expired key, which limits the audit log's
-size.
-"""
+"""Audited rejections per second of one revoked or expired key, to limit the audit log."""
 BURST_S = 5.0
 """Seconds whose requests a rate limit allows at once, such as for a page with images."""
 
@@ -178,9 +174,7 @@ class RateLimits:
 
 
 def check_host(headers: Headers, accepted: Set[str]) -> None:
-    """Raise HpToolError unless the Host header names this service, as a protection against DNS
-    rebinding.
-    """
+    """Raise HpToolError unless the Host header names this service (DNS rebinding)."""
     name = (urlsplit("//" + headers.get("host", "")).hostname or "").lower()
     if "*" not in accepted and name not in accepted:
         raise HpToolError(
@@ -221,9 +215,7 @@ def check_origin(method: str, headers: Headers) -> None:
 
 
 def check_scope(principal: Principal, *, method: str, path: str) -> None:
-    """Raise HpToolError if the scope of the key is too small. Changing routes without an entry need
-    `submit`.
-    """
+    """Raise HpToolError if the key's scope is too small; other changing routes need `submit`."""
     reads = method in SAFE_METHODS or path in COMPUTING
     needed = (
         Scope.ADMIN if path.startswith(ADMINISTRATION) else Scope.READ if reads else Scope.SUBMIT

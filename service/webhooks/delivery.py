@@ -115,9 +115,7 @@ class Claim:
     url: str = field(repr=False)
     body: bytes
     message_id: str
-    """Id of the message, which is the same for every attempt so that receivers can drop
-    duplicates.
-    """
+    """Id of the message, equal for every attempt so that receivers can drop duplicates."""
     settle: Callable[[str | None], None]
     """Function that stores the outcome: an error message, or None for success."""
     words: str
@@ -247,9 +245,7 @@ def warn_of_overdue(
 
 
 def message_id(search: SearchRecord) -> str:
-    """Return the id of the message about this end of the search, which is the same for every
-    attempt.
-    """
+    """Return the id of the message about this end of the search, equal for every attempt."""
     assert search.finished_at is not None
     return f"{search.id}-{round(search.finished_at.timestamp() * 1e6)}"
 
@@ -343,9 +339,7 @@ class GuardedBackend(httpcore.NetworkBackend):
 
 
 class DeadlineStream(httpcore.NetworkStream):
-    """A connection with one deadline for all operations, so that a slow receiver cannot prolong
-    it.
-    """
+    """A connection with one deadline for all operations, which a slow receiver cannot extend."""
 
     def __init__(self, inner: httpcore.NetworkStream, *, deadline: float) -> None:
         self._inner = inner
@@ -384,9 +378,7 @@ def left_s(deadline: float) -> float:
 
 
 def _resolve_host(host: str, port: int, *, limit_s: float) -> list[Address]:
-    """Return the addresses of a host. The lookup runs in a thread, because the system's has no
-    timeout.
-    """
+    """Return the addresses of a host. The lookup runs in a thread, because it has no timeout."""
     outcome: queue.SimpleQueue[list[Address] | None] = queue.SimpleQueue()
 
     def look_up() -> None:

@@ -1,6 +1,4 @@
-"""Check the targets of webhooks. Users choose the URLs, so requests must not reach internal
-hosts.
-"""
+"""Check the targets of webhooks, which users choose, so that no request reaches internal hosts."""
 
 import ipaddress
 from dataclasses import dataclass, field

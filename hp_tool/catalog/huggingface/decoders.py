@@ -1,6 +1,4 @@
-"""Dense decoders: Llama's kind (rotary positions, mostly RMSNorm and gated MLPs) and GPT's
-(LayerNorm).
-"""
+"""Dense decoders of Llama's kind (rotary positions, mostly RMSNorm, gated MLPs) and of GPT's."""
 
 from typing import Any
 

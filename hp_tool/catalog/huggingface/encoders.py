@@ -1,6 +1,4 @@
-"""Encoders with a masked-language-model head (BERT's with a pooler, too), and encoder-decoder
-models.
-"""
+"""Encoders with a masked-language-model head, and encoder-decoder models."""
 
 from typing import Any
 

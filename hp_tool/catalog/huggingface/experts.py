@@ -57,9 +57,7 @@ def _layers_with_dense_mlps(config: Config, dense: list[bool]) -> dict[str, Any]
 
 
 def _dense_or_sparse(config: Config) -> dict[str, Any]:
-    """Return the layers that the file lists as dense or sparse; without a list, dense layers come
-    first.
-    """
+    """Return the layers that the file lists as dense or sparse; by default dense layers first."""
     return _layers_with_dense_mlps(config, dense_layers(config, layers=layer_count(config)))
 
 

@@ -29,15 +29,11 @@ class Family:
     may be missing.
     """
     derive: Callable[[Config], dict[str, Any]] = lambda config: {}
-    """Function that derives values from several keys. It raises UnsupportedError for unsupported
-    layouts.
-    """
+    """Function that derives values from several keys, or raises UnsupportedError."""
     describes_layers: bool = False
     """True if `derive` describes each layer, including its window."""
     full_attention_every: int | None = None
-    """Every how many layers one has full attention, if the file has a sliding window but no
-    layer_types.
-    """
+    """Period of layers with full attention, for files with a sliding window but no layer_types."""
 
     def but(self, **changes: Any) -> Family:
         """Return this family with changed fields; mappings are merged."""

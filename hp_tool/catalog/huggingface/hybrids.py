@@ -1,6 +1,4 @@
-"""Decoders whose layers differ: recurrent mixers, state spaces, windowed layers, sparse
-attention.
-"""
+"""Decoders whose layers differ: recurrent mixers, state spaces, windows, sparse attention."""
 
 import math
 from dataclasses import replace
@@ -384,9 +382,7 @@ _OTHER_BLOCKS = (
 
 
 def _searched_blocks(attention: Config, mlp: Config, config: Config) -> Block:
-    """Return one layer of an architecture search (DeciLM), which may lack attention or have another
-    MLP width.
-    """
+    """Return one layer of an architecture search (DeciLM): no attention, or another MLP width."""
     for part in (attention, mlp):
         for key in _OTHER_BLOCKS:
             if part.get(key):

@@ -1,6 +1,4 @@
-"""Determine the precision of a checkpoint's weights from the quantization_config of its
-config.json.
-"""
+"""Determine the precision of a checkpoint's weights from its quantization_config."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,9 +9,7 @@ _BY_METHOD = {"fp8": "fp8", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4", "awq": "int4"
 _BY_MODELOPT = {"FP8": "fp8", "NVFP4": "nvfp4"}
 _BY_BITS: dict[tuple[str, Any], str] = {("int", 4): "int4", ("int", 8): "int8", ("float", 8): "fp8"}
 _BY_FORMAT = {"nvfp4-pack-quantized": "nvfp4", "mxfp4-pack-quantized": "mxfp4"}
-"""Precision of each 4-bit floating-point format in compressed-tensors
-(compressed_tensors/config/base.py).
-"""
+"""Precision of each 4-bit format in compressed-tensors (compressed_tensors/config/base.py)."""
 
 
 def weight_precision(config: Mapping[str, Any]) -> str:

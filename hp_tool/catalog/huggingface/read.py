@@ -1,6 +1,4 @@
-"""Convert a Hugging Face config.json to a ModelSpec, with a table of keys and constants per
-architecture.
-"""
+"""Convert a Hugging Face config.json to a ModelSpec, by a table of each architecture's keys."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -29,9 +27,7 @@ _SAME = same(
 
 
 def is_config(mapping: Config) -> bool:
-    """Return True if a mapping is the content of a config.json, which has model_type or
-    architectures.
-    """
+    """Return True if a mapping has model_type or architectures, as a config.json does."""
     return "model_type" in mapping or "architectures" in mapping
 
 
@@ -95,9 +91,7 @@ def _spec(
 
 
 _SCALED_ALREADY = ("su", "longrope", "llama3", "default", "mrope")
-"""RoPE scaling types whose max_position_embeddings already includes the scaling, or that do not
-scale.
-"""
+"""RoPE scaling types that do not change max_position_embeddings."""
 
 
 def _scaled_positions(config: Config, positions: object) -> dict[str, int]:

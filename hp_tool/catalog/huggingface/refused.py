@@ -83,9 +83,7 @@ _BY_NAME = {
 
 
 def refusal_of_checkpoint(name: str) -> str:
-    """Return why a checkpoint is not supported, if its name begins like those of an unsupported
-    type; else "".
-    """
+    """Return why a checkpoint with this name is not supported; "" if no reason is known."""
     tail = re.sub("[^a-z0-9]", "", name.rpartition("/")[2].casefold())
     prefixes = [beginning for beginning in _BY_NAME if tail.startswith(beginning)]
     return REFUSED[_BY_NAME[max(prefixes, key=len)]] if prefixes else ""

@@ -69,9 +69,7 @@ def _mamba2(config: Config) -> dict[str, Any]:
 
 
 def _mamba2_head_width(config: Config) -> dict[str, Any]:
-    """Return the width of Mamba 2's heads; `auto` is the inner width divided by the number of
-    heads.
-    """
+    """Return the width of Mamba 2's heads; `auto` is the inner width / number of heads."""
     if (width := config.get("mamba_d_head", "auto")) == "auto":
         width = _inner_width(config, expand="mamba_expand") // max(
             parse_integer(config, "mamba_n_heads", 128), 1

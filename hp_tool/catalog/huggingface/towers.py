@@ -16,9 +16,7 @@ _MAX_LAYERS = 1 << 20
 
 
 def find_towers(parts: Mapping[str, Any]) -> dict[str, Tower]:
-    """Return the towers among the parts of a config.json, by key: those with a depth and a
-    width.
-    """
+    """Return the towers among a config.json's parts, by key: those with depth and width."""
     every = {name: part for name, part in parts.items() if isinstance(part, Mapping)}
     return {
         name: part

@@ -9,9 +9,7 @@ from pathlib import Path
 
 LOCK = "lock"
 REMOVED_PREFIX = "~gone-"
-"""Prefix of folders whose removal has begun. If the process is killed, a later call removes
-them.
-"""
+"""Prefix of folders that are being removed. After a crash, a later call removes them."""
 
 
 def job_folders(root: Path) -> list[str]:

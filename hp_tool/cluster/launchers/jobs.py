@@ -330,9 +330,7 @@ def has_results(folder: Path) -> bool:
 
 
 def logged_steps(log: str) -> Measurement | None:
-    """Return the measurement of the steps after warm-up that the profiler logged; None without
-    steps.
-    """
+    """Return the measurement of the logged steps after warm-up; None without steps."""
     warmup_s, times_s, losses = read_steps(log)
     if not times_s:
         return None
@@ -383,9 +381,7 @@ def _read_measurement(path: Path) -> Measurement | None:
 
 
 def check_hosts(measurement: Measurement) -> None:
-    """Raise ValueError if a result contains an invalid host name, because site commands receive
-    them.
-    """
+    """Raise ValueError if a result has an invalid host name, because site commands use them."""
     hardware = measurement.hardware
     hosts_by_field = {
         "suspects": measurement.suspects,
@@ -455,9 +451,7 @@ def _failure_reports(folder: Path) -> list[Path]:
 
 
 def _order_of_evidence(report: Measurement) -> int:
-    """Return a sort key of reports: out of memory and broken devices first, lost connections
-    last.
-    """
+    """Return a sort key: out of memory and broken devices first, lost connections last."""
     if report.status == "oom" or report.suspects:
         return 0
     cause = report.cause or ""

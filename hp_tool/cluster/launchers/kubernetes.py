@@ -204,9 +204,7 @@ class KubernetesLauncher(StreamedLauncher):
         )
 
     def _list_jobs(self) -> dict[str, Object]:
-        """Return the jobs by handle, and list the pods of waiting jobs, which contain the
-        reasons.
-        """
+        """Return the jobs by handle, and list the pods of waiting jobs for their reasons."""
         jobs_by_name = {
             job["metadata"]["name"]: job for job in self._items(f"{self._kind}s", LABEL)
         }
@@ -250,9 +248,7 @@ class KubernetesLauncher(StreamedLauncher):
         return sorted(self._items("pods", f"{LABEL}={handle}"), key=_index)
 
     def _texts(self, handle: str) -> Iterable[str]:
-        """Yield the logs of the pods, or the saved log of a cancelled job. A lost node has no
-        log.
-        """
+        """Yield the logs of the pods, or a cancelled job's saved log. A lost node has no log."""
         pods = self._pods(handle)
         if not pods and (cancelled := self._ended(handle)) is not None:
             yield cancelled.get("data", {}).get(_LOG, "")
@@ -265,9 +261,7 @@ class KubernetesLauncher(StreamedLauncher):
                     raise  # The log may contain the result.
 
     def _create(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Create an object; return the existing object if an earlier call or another process
-        created it.
-        """
+        """Create an object, or return the existing object of an earlier call or another process."""
         try:
             created: dict[str, Any] = json.loads(
                 self._kubectl("create", "-f", "-", "-o", "json", stdin=json.dumps(job))
@@ -324,9 +318,7 @@ class KubernetesLauncher(StreamedLauncher):
 
 
 def job_state(job: Object) -> JobState:
-    """Return the state of a Job or JobSet from its conditions and pods; CANCELLED for a
-    ConfigMap.
-    """
+    """Return the state of a Job or JobSet; CANCELLED for a ConfigMap."""
     status = job.get("status") or {}
     if job.get("kind") == "ConfigMap":
         return JobState.CANCELLED
@@ -353,9 +345,7 @@ def _lacks_pods(job: Object) -> bool:
 
 
 def ending(job: Object, *, pods: Sequence[Object]) -> Ending:
-    """Return how a job ended that did not record its end: evicted, timeout, out of memory or never
-    started.
-    """
+    """Return how a job ended that recorded no end: evicted, timeout, OOM or never started."""
     status, failed = job.get("status") or {}, _conditions(job).get("Failed", {})
     if job.get("kind") == "ConfigMap":
         return Ending(reason="cancelled", wall_s=float(_annotations(job).get(WALL_S, 0.0)))

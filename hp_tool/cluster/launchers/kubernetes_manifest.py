@@ -1,6 +1,4 @@
-"""Build the Kubernetes objects of a job: the Job or JobSet, its files, and the mark of a cancelled
-job.
-"""
+"""Build a job's Kubernetes objects: Job or JobSet, files, and the mark of a cancelled job."""
 
 import hashlib
 import math
@@ -50,9 +48,7 @@ def object_name(job_name: str) -> str:
 
 
 def workload_object(options: KubernetesOptions, *, plan: LaunchPlan) -> dict[str, Any]:
-    """Return the Job or JobSet. Its pods never restart, because the search decides about
-    repetitions.
-    """
+    """Return the Job or JobSet. Its pods never restart, because the search repeats runs."""
     nodes = options.num_nodes(num_gpus=plan.num_gpus)
     name = object_name(plan.job_name)
     job_label, jobset = {LABEL: name}, options.workload == "jobset"

@@ -229,9 +229,7 @@ def _find_damage(folder: Path) -> str | None:
 
 
 def _is_locked(path: Path) -> bool:
-    """Return True if a supervisor holds the lock, which the kernel releases when the supervisor
-    dies.
-    """
+    """Return True if a supervisor holds the lock, which the kernel releases when it dies."""
     try:
         with readback.open_regular_file(path) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

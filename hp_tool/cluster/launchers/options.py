@@ -128,9 +128,7 @@ class ClusterOptions(Strict):
     poll_s: Seconds = 5.0
     """Minimum number of seconds between queries for the states of all jobs."""
     patience_s: Seconds = 900.0
-    """Seconds for which the cluster may be unreachable before a search fails. Jobs continue
-    meanwhile.
-    """
+    """Seconds for which the cluster may be unreachable before a search fails; jobs continue."""
 
     @property
     def num_gpus(self) -> int:

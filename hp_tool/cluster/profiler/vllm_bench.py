@@ -58,9 +58,7 @@ def serve(request: InferenceRequest) -> Measurement:
 def benchmark_command(
     program: str, request: InferenceRequest, *, model: Path, output_length: int, result: Path
 ) -> list[str]:
-    """Return the command of a benchmark with random weights and token ids, which need no
-    tokenizer.
-    """
+    """Return the command of a benchmark with random weights and token ids."""
     load, parallel = request.inference, request.parallel
     return [
         *(
@@ -92,9 +90,7 @@ def benchmark_command(
 def serving_times(
     request: InferenceRequest, *, first: list[float], whole: list[float]
 ) -> ServingTimes:
-    """Return the latencies, from the seconds of batches of one token (`first`) and of all tokens
-    (`whole`).
-    """
+    """Return the latencies, from the seconds of batches of one token and of all tokens."""
     steps = request.inference.output_length - 1
     ttft = statistics.median(first)
     tpot = [(seconds - ttft) / steps for seconds in whole] if steps else [0.0]
@@ -106,9 +102,7 @@ def serving_times(
 
 
 def huggingface_config(request: InferenceRequest) -> dict[str, Any]:
-    """Return a config.json with the shape of the request's model, which `check_serving` has
-    accepted.
-    """
+    """Return a config.json with the shape of the request's model."""
     model = request.model
     length = request.inference.input_length + request.inference.output_length
     return {

@@ -250,9 +250,7 @@ def fix_other_axes(
 
 
 def uses_axis(trainer: TrainerCommand, axis: str) -> bool:
-    """Return True if the command has a placeholder for the axis, or an export of the
-    configuration.
-    """
+    """Return True if the command has a placeholder for the axis, or an export."""
     return any(
         name == axis or name.startswith(("flags:", "file:"))
         for name in placeholders(trainer.command)
