@@ -137,14 +137,17 @@ def fluctuation(
         return np.clip((1.0 - ratio) / STEP, LEAST_ELASTICITY, 1.0)
 
     mean = _costs_under(case, candidates, load)
-    e = elasticity(load, mean)
+    e = running_e = elasticity(load, mean)
     full = candidates.schedulers * mean.max_running
-    # Requests beyond full batches slow no others, although there is no capacity left.
+    # Requests beyond full batches slow no others, although there is no capacity left. The queue
+    # then fluctuates more than the running requests, whose elasticity is that of full batches.
     if np.any(load > full):
         full_load = np.minimum(load, full)
-        e = np.minimum(e, elasticity(full_load, _costs_under(case, candidates, full_load)))
+        running_e = elasticity(full_load, _costs_under(case, candidates, full_load))
+        e = np.minimum(e, running_e)
     each = load / candidates.schedulers
-    spread, stay = load_deviations(each, elasticity=e)
+    spread = load_deviations(each, elasticity=e)[0]
+    stay = load_deviations(each, elasticity=running_e)[1]
     wait, busy = prompt_wait(case, mean)
     return Fluctuation(
         costs=mean, load=each, deviation=spread, stay_deviation=stay, wait_s=wait, busy=busy
