@@ -15,7 +15,7 @@ from hp_tool.watch.slowdowns.changes import Regime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Steps between two changes of pace."""
+    """Consecutive steps at one pace."""
 
     first_step: int
     """The trainer's step number, if it reports one."""

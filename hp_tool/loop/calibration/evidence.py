@@ -77,7 +77,6 @@ class Evidence:
         return len(self.measurement_ids)
 
     def take(self, rows: NDArray[np.intp]) -> Evidence:
-        """Return the given rows."""
         return Evidence(
             measurement_ids=tuple(self.measurement_ids[row] for row in rows),
             parts_s={name: seconds[rows] for name, seconds in self.parts_s.items()},
@@ -213,10 +212,10 @@ def _uses_flex(case: TrainingCase, c: Candidates) -> Any:
 
 
 def _stall_risk(case: TrainingCase, pipeline_crosses: BoolArray) -> FloatArray:
-    """Return the (n,) stall risks by nodes and pipeline.
+    """Return ln of the relative stall risk by number of nodes and pipeline, shape (n,).
 
-    On so many nodes that messages stall, those of pipelines are in the prediction, so that no
-    pipeline stalls beyond it, and other layouts stall more often.
+    The cost model charges pipelines on many nodes for stalled messages. These pipelines therefore
+    do not stall beyond their prediction, and other layouts there stall more often.
     """
     framework, nodes = case.profile.framework, case.cluster.num_nodes
     held_up = framework.message_stall_s > 0.0 and nodes > framework.message_stall_nodes

@@ -31,19 +31,21 @@ class Prior:
 
     name: str
     common_log_sd: float
-    """Factor on every part: the whole device is faster or slower than its profile."""
+    """Deviation of the factor on every part, because a whole device can be faster or slower than
+    its profile.
+    """
     group_log_sd: float
-    """Additional factor on each group of parts (compute, attention, communication,
+    """Deviation of an additional factor on each group of parts (compute, attention, communication,
     memory-bound).
     """
     part_log_sd: float
-    """Additional factor on each part of a group."""
+    """Deviation of an additional factor on each part of a group."""
     step_overhead_s: float
     """Scale of a fixed time per optimizer step: data loading, launch of the schedule, Python."""
     layer_overhead_s: float
     """Scale of a fixed time per layer and micro-batch, forward and backward: kernel launches."""
     model_log_sd: float
-    """Deviation common to the runs of one model, in addition to the factors."""
+    """Deviation of an effect that all runs of one model share, in addition to the factors."""
     residual_log_sd: float
     """Residual deviation of a configuration."""
     residual_runs: float
@@ -53,7 +55,7 @@ class Prior:
     stated_share: float
     """Fraction of machines on which the cost model's stated deviations hold."""
     memory_log_sd: float
-    """Factor on the predicted bytes."""
+    """Deviation of the factor on predicted bytes."""
     memory_overhead_bytes: float
     """Scale of the additional bytes that every configuration needs."""
     memory_residual_log_sd: float
@@ -74,7 +76,7 @@ def prior_for(*, kind: Kind) -> Prior:
 
 COMPONENTS = ("common", "groups", "model", "layout", "noise")
 WIDEST = 8.0
-"""Limit of |ln(factor)| in the search."""
+"""Maximum of |ln(factor)| in the search for the likeliest factors on variances."""
 NUGGET = 1e-8
 
 
@@ -124,7 +126,9 @@ class Process:
     values: FloatArray
     """(..., n) observed y."""
     doubt: FloatArray
-    """(..., n) variance of each observation in addition to the common noise."""
+    """(..., n) additional variance of each observation, which grows with the probability that it is
+    an outlier.
+    """
     logs: FloatArray
     """(..., 5) logarithm of the factor on each component's variance."""
     effects: FloatArray | None = None
@@ -142,9 +146,7 @@ class Process:
 
     @cached_property
     def _worth(self) -> FloatArray:
-        """Return the number of runs to which the variance of each component of memory is
-        equivalent, shape (5,).
-        """
+        """Return how many runs the prior variance of each component of memory is worth, shape (5,)."""
         return np.array([assumed().variances.memory_runs[name] for name in COMPONENTS])
 
     @property

@@ -46,7 +46,6 @@ class MemoryPrediction:
     """(n,) standard deviations of the logarithm."""
 
     def take(self, rows: IntArray) -> MemoryPrediction:
-        """Return the given rows."""
         return MemoryPrediction(median_bytes=self.median_bytes[rows], log_sd=self.log_sd[rows])
 
     def interval(self, *, confidence: float = 0.9) -> tuple[FloatArray, FloatArray]:

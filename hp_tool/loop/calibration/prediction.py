@@ -29,11 +29,11 @@ class JointSteps:
     weight: FloatArray
     """(K,) probabilities."""
     mean: FloatArray
-    """(K, m)."""
+    """(K, m) means of ln(step_s)."""
     covariance: FloatArray
-    """(K, m, m) covariances of what repeats of a configuration have in common."""
+    """(K, m, m) covariances of the part that all runs of a configuration share."""
     noise: FloatArray
-    """(K, m) variances of what nothing explains, of a configuration or of one run."""
+    """(K, m) variances of the part that differs between configurations or single runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class StepPrediction:
     """
     slow: SlowRegime | None = None
     usual_slow_share: FloatArray | float = 0.0
-    """(n,) typical fraction of stalls without further runs, which `log_sd` already includes."""
+    """(n,) usual fraction of stalled runs, which `log_sd` includes."""
 
     @property
     def median_s(self) -> FloatArray:
@@ -62,7 +62,6 @@ class StepPrediction:
         )
 
     def take(self, rows: IntArray) -> "StepPrediction":
-        """Return the given rows."""
         slow = self.slow and SlowRegime(
             probability=self.slow.probability[rows],
             step_s=self.slow.step_s[rows],

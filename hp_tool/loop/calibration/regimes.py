@@ -18,7 +18,7 @@ from hp_tool.loop.calibration.evidence import FloatArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """Regime probabilities of n runs, under one explanation or several: (...,) axes."""
+    """Regime probabilities of n runs; (...,) are axes of explanations."""
 
     slow: FloatArray
     """(..., n) probability of a stall."""
@@ -58,7 +58,9 @@ def judge(excess: FloatArray, variance: FloatArray, *, usual_share: float) -> Ju
 
 
 def share(slow: FloatArray, *, usual_share: float) -> FloatArray:
-    """Return the (...,) fractions of slow runs, (..., n); the prior's without runs."""
+    """Return the fraction of slow runs, shape (...,), from their probabilities, shape (..., n).
+    Without runs, return the usual fraction.
+    """
     worth = assumed().stalls.share_runs
     return np.asarray((worth * usual_share + slow.sum(axis=-1)) / (worth + slow.shape[-1]))
 

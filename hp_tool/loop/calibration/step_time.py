@@ -39,15 +39,15 @@ _NUM_PARAMETERS = 1 + len(GROUPS) + _NUM_COLUMNS
 ROUNDS = 3
 """Iterations of fitting parameters and regimes, each given the other."""
 MULTIPLES = (0.125, 0.25, 0.5, 1.0, 2.0)
-"""Of the deviations of layouts and of runs."""
+"""Factors that explanations apply to the deviations of layouts and of runs."""
 NEGLIGIBLE_LOG_ODDS = 8.0
 """Drop an explanation if its log density after one round is this far below the best."""
 LEAST_WEIGHT = 0.01
 """Smallest probability of an explanation that is kept, relative to the likeliest."""
 JOINT_EXPLANATIONS = 12
-"""Explanations of a joint distribution, at most."""
+"""Maximum number of explanations in a joint distribution."""
 BATCH_VALUES = 100_000
-"""Values of the covariances of the attempts that are computed at once; more leave the cache."""
+"""Maximum number of covariances computed at once; more do not fit in the processor's cache."""
 HALVINGS = 24
 """Bisection steps for an interval, which give a relative error of 1e-7."""
 
@@ -72,7 +72,7 @@ class Explanations:
     """
 
     def take(self, rows: IntArray) -> "Explanations":
-        """Return some explanations, whose probabilities sum to 1."""
+        """Return the explanations at `rows`, with weights that sum to 1."""
         some = {each.name: getattr(self, each.name)[rows] for each in fields(self)}
         return Explanations(**{**some, "weight": some["weight"] / some["weight"].sum()})
 
@@ -259,7 +259,8 @@ class StepTimeFit:
         layer_passes: FloatArray,
         features: Mapping[str, FloatArray],
     ) -> JointSteps:
-        """Return the joint distribution of m configurations under the likeliest explanations.
+        """Return the joint distribution of ln(step_s) of m configurations, shape (m,), under the
+        likeliest explanations.
 
         Means are shifted by the same for all explanations, so that their mean is that of `predict`.
         """
@@ -289,12 +290,13 @@ class StepTimeFit:
 
     @cached_property
     def _process(self) -> Process:
-        """The runs under each explanation."""
         assert self.explanations is not None
         return self._given(self.explanations)
 
     def _given(self, each: "Explanations | _Attempts") -> Process:
-        """Return the runs, linearised about x; a negative overhead is none and stays none."""
+        """Return the Gaussian model of the runs, linearised about x. A negative overhead counts as
+        none.
+        """
         assert self.rows is not None
         x = _possible(each.x)
         predicted_s, gradient = self._model(each.scale).seconds(self.design, x)
@@ -386,10 +388,10 @@ def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Attempts:
-    """A attempts to fit explanations, several of each from different starts."""
+    """A attempts to fit explanations; each explanation has several, with different starts."""
 
     number: IntArray
-    """(A,) of the explanation."""
+    """(A,) number of the explanation."""
     scale: FloatArray
     logs: FloatArray
     prior_log: FloatArray
@@ -447,7 +449,6 @@ def _grid(fit: StepTimeFit) -> tuple[FloatArray, FloatArray, FloatArray]:
 
 
 def _fitted(fit: StepTimeFit, features: Mapping[str, FloatArray]) -> StepTimeFit:
-    """Return the fit with its explanations."""
     assert fit.rows is not None
     often = _stall_share(features, prior=fit.prior)
     before_s = fit._model().seconds(fit.design, np.zeros(_NUM_PARAMETERS))[0]
@@ -574,7 +575,7 @@ def _trusted(
 
 
 def _model_numbers(features: Mapping[str, FloatArray], rows: int) -> IntArray:
-    """Return a number for each row's model, shape (n,)."""
+    """Return a number that identifies each row's model, shape (n,)."""
     if not features:
         return np.zeros(rows, dtype=np.intp)
     return np.unique(scaled(features, SHAPE), axis=0, return_inverse=True)[1].reshape(-1)
@@ -607,7 +608,7 @@ def _stated_variances(
 
 
 def _stall_share(features: Mapping[str, FloatArray], *, prior: Prior) -> float:
-    """Return the fraction of runs that stall.
+    """Return the usual fraction of runs that stall.
 
     The fraction explains the stated variance beyond `regular_log_sd_limit`.
     """
@@ -685,7 +686,9 @@ def _rows(
 
 
 def _part(name: str) -> str:
-    """Return the part whose factor applies; compute for the keys of serving objectives."""
+    """Return the part whose factor applies to `name`; the objectives of serving use the factor of
+    compute.
+    """
     return name if name in STEP_KEYS else "compute"
 
 
@@ -703,7 +706,7 @@ def _design(*, parts_s: Mapping[str, FloatArray], layer_passes: FloatArray) -> F
 
 
 _OF_GROUP = np.array([[part.factor == group for part in STEP] for group in GROUPS], dtype=float)
-"""(groups, parts) 1 if the part belongs to the group."""
+"""(groups, parts) 1 if the part belongs to the group, else 0."""
 
 
 def _doubted() -> BoolArray:

@@ -36,7 +36,7 @@ from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 
 Problem = TypeVar("Problem")
 Release = Callable[[MeasurementRecord], str | None]
-"""Returns the framework release that a run counts as."""
+"""Function that returns the framework release of a run."""
 
 
 def stored_evidence(
@@ -201,7 +201,6 @@ def measured_parts(outcomes: Sequence[Measurement]) -> dict[str, FloatArray]:
 
 
 def _trained(record: MeasurementRecord) -> ParallelConfig:
-    """Return the training configuration of a record that `by_problem` resolved."""
     assert isinstance(record.parallel, ParallelConfig)
     return record.parallel
 
@@ -258,9 +257,9 @@ class Residual:
     record: MeasurementRecord
     measured_s: float
     before_s: float
-    """Predicted without calibration."""
+    """Predicted without a calibration."""
     after_s: float
-    """Predicted with calibration, by a fit without this run."""
+    """Predicted by a calibration that was fitted without this run."""
     taught: bool
     """Whether the calibration was fitted to this run."""
     outlier: bool = False
@@ -268,12 +267,10 @@ class Residual:
 
     @property
     def error_before(self) -> float:
-        """before / measured - 1."""
         return self.before_s / self.measured_s - 1.0
 
     @property
     def error_after(self) -> float:
-        """after / measured - 1."""
         return self.after_s / self.measured_s - 1.0
 
 

@@ -23,7 +23,7 @@ measured.
 """
 Group = tuple[TrainingProblem, Sequence[MeasurementRecord]]
 TURNS = 2
-"""Number of alternating searches of each link's bandwidth, given the other."""
+"""Number of times that each link's bandwidth is searched with the other one fixed."""
 WIDEST = 3.0
 """Limit of |ln(bandwidth / stated)| in the search."""
 

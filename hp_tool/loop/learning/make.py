@@ -54,7 +54,7 @@ RECENT = 20
 OWN_MODELS = "models of users"
 _REFITTING = threading.Lock()
 Group = tuple[TrainingProblem, list[MeasurementRecord]]
-"""A problem and its measurements."""
+"""A problem with its stored measurements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +212,7 @@ def _is_emptied(store: Store, last: CalibrationRecord) -> bool:
 
 
 def _emptied(store: Store, series: Series, last: CalibrationRecord) -> MadeCalibration:
-    """Return the next version, which makes no corrections."""
+    """Return the next version of a series without measurements, which corrects nothing."""
     nothing = Accuracy(measurements=0, error_before=None, error_after=None)
     facts = {PREDICTIONS: last.payload.get(PREDICTIONS)}
     record, new = save(
@@ -363,9 +363,7 @@ class Follower:
 
 
 def outdated(store: Store, cluster: MeasuredCluster, *, owner: str = "") -> bool:
-    """Return whether the newest calibration of any model family was fitted with another cost
-    model.
-    """
+    """Return True if the newest calibration of any model family was fitted with another cost model."""
     key, framework = cluster.cluster_key, cluster.framework
     recent = store.measurements(
         cluster_key=key, framework=framework, state="accepted", teaches=owner, limit=RECENT

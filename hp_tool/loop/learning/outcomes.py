@@ -15,7 +15,7 @@ from hp_tool.loop.assumptions import assumed
 from hp_tool.questions.training.problem import TrainingProblem
 
 Group = tuple[TrainingProblem, Sequence[MeasurementRecord]]
-"""A problem and its measurements."""
+"""A problem with its stored measurements."""
 
 
 def crashes(groups: Iterable[Group]) -> JsonObject:

@@ -35,7 +35,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Budget that a search has used."""
+    """Number of runs, GPU-seconds and waiting time that a search has used."""
 
     profile_runs: int
     """Number of real runs that ended with a measurement, successful or not."""
@@ -94,12 +94,12 @@ def run_gpu_seconds(
 
 
 def coverage_runs(settings: SearchSettings, *, prior: Prior) -> int:
-    """Return how many of the first runs may cover unseen axis values instead of following expected
-    improvement.
+    """Return how many of the first runs may cover unseen axis values instead of following the
+    expected gain.
 
-    Returns None if the cost model is accurate to tens of percent: expected improvement then
-    suffices, and gave less regret on measured grids. Otherwise a search rarely uses all of them.
-    Earlier evidence does not reduce the number, because hosts change.
+    The number is 0 if the cost model is accurate to tens of percent, because the expected gain then
+    gives less regret on measured grids. Earlier evidence does not reduce the number, because hosts
+    change.
     """
     return (
         _least_runs(settings) if prior.group_log_sd > assumed().search.roughly_known_log_sd else 0

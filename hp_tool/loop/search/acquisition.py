@@ -1,6 +1,4 @@
-"""Expected improvement of another run and the choice of the next run: numeric kernels over table
-rows.
-"""
+"""Choose the next run by its expected gain; numeric kernels over table rows."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +19,7 @@ COVERED_AXES = ("tensor_parallel_size", "pipeline_parallel_size", "sequence_para
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
-    """Results of this search's own runs, by row."""
+    """Results of this search's runs, by row."""
 
     step_s: Mapping[int, float] = field(default_factory=dict)
     """Measured seconds of the rows that ran."""
@@ -30,9 +28,7 @@ class Observations:
     measurement_ids: Mapping[int, str] = field(default_factory=dict)
     out_of_memory: frozenset[int] = frozenset()
     broken: frozenset[int] = frozenset()
-    """Rows that crashed or timed out. They say nothing about speed, but show which axis values
-    work.
-    """
+    """Rows that crashed or timed out. They have no step time, but show which axis values fail."""
     pending: frozenset[int] = frozenset()
     """Rows that are proposed or running."""
     apart: frozenset[int] = frozenset()

@@ -20,7 +20,7 @@ from hp_tool.loop.search.problem import Question
 
 
 class Charges:
-    """Observed queue and run times of jobs, for engines that do not report them."""
+    """Queue and run times of jobs, observed by polling for engines that do not report them."""
 
     def __init__(self, *, clock: Callable[[], float], carried_gpu_seconds: float = 0.0) -> None:
         """Create the record. `carried_gpu_seconds` of a check before the first run are charged to
@@ -42,7 +42,7 @@ class Charges:
         return True
 
     def watch(self, states: Mapping[str, JobState]) -> None:
-        """Record the states of runs by id."""
+        """Record the states of jobs, by run id."""
         for run_id, state in states.items():
             if state is JobState.RUNNING:
                 self._running_since.setdefault(run_id, self._clock())

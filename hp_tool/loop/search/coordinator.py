@@ -281,7 +281,6 @@ class Coordinator:
             self._end(waiting[handle], handle, state)
 
     def _end(self, run: RunRecord, handle: str, state: JobState) -> None:
-        """Store the result of an ended job."""
         self._charges.end(run, handle, launcher=self._launcher)
         measurement = (
             self._launcher.fetch(handle)
@@ -324,8 +323,8 @@ class Coordinator:
         raise RefusedError(f"the cluster rejected the job: {cause}")
 
     def _give_back(self, run: RunRecord, measurement: Measurement) -> None:
-        """Abandon an attempt that says nothing about the configuration, and retry up to
-        `Search.attempts` times.
+        """Abandon an attempt that failed for external reasons, and retry up to `Search.attempts`
+        times.
         """
         with contextlib.suppress(
             LauncherError, OSError
@@ -337,7 +336,9 @@ class Coordinator:
             self._abandon(run, measurement)
 
     def _abandon(self, run: RunRecord, measurement: Measurement) -> None:
-        """Store a run that says nothing about its configuration, with the known data of its job."""
+        """Store a run that failed for external reasons as abandoned, with its GPU-seconds, nodes
+        and log.
+        """
         cause, gpu_seconds = (
             measurement.cause or measurement.status,
             self._charges.gpu_seconds(run, measurement),
@@ -517,7 +518,6 @@ class Coordinator:
         return record
 
     def _follow_budget(self, record: SearchRecord) -> None:
-        """Apply a changed budget."""
         settings = with_budget(self._problem.settings, stored=record.query.get("search") or {})
         if settings != self._problem.settings:
             self._problem = replace(self._problem, settings=settings)

@@ -13,10 +13,11 @@ from hp_tool.loop.search.improvement import expected_improvement
 FURTHER_RUNS = 4
 """Length of the longest sequence."""
 DRAWS = 16
-"""Simulated sequences. Only what they choose is random, because each choice adds its expected
-gain."""
+"""Number of simulated sequences. Each adds the expected gains of its choices, so only the choices
+are random.
+"""
 ROWS = 16
-"""Rows that sequences choose from, and rows that ran, at most."""
+"""Maximum number of rows that sequences choose from, and of rows that ran."""
 
 
 def further_gains(
@@ -61,7 +62,7 @@ def further_gains(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """What is known of m rows under each of K explanations."""
+    """Joint distribution of m rows under each of K explanations, after real and simulated runs."""
 
     weight: FloatArray
     mean: FloatArray
@@ -71,8 +72,8 @@ class _State:
 
     @staticmethod
     def of(steps: JointSteps, measured_s: FloatArray) -> _State:
-        """Return both halves: n is of configurations, so that the rows that ran are known, or of
-        runs.
+        """Return the initial state. Half of its explanations attribute the noise to configurations,
+        so that a measured row is known exactly. The other half attribute it to single runs.
         """
         ran = np.isfinite(measured_s)
         known = np.log(np.where(ran, measured_s, 1.0))
@@ -87,7 +88,7 @@ class _State:
 
     @property
     def best(self) -> float:
-        """Return the least expected ln(step) of a row that ran."""
+        """Return the lowest expected ln(step) of the rows that ran."""
         return float((self.weight @ self.mean)[self.ran].min())
 
     def gains(self, holds: FloatArray) -> FloatArray:

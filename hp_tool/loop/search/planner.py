@@ -44,8 +44,6 @@ BASELINE = "baseline"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextRun:
-    """The next run to start."""
-
     parallel: RunConfig
     fidelity: Fidelity
     predicted: JsonObject

@@ -22,7 +22,7 @@ BESIDE = "beside"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One configuration's part of a job."""
+    """One configuration's prediction, measurement and GPU-seconds in a job of several."""
 
     predicted: JsonObject
     measurement: Measurement

@@ -87,7 +87,7 @@ class StudyProjection:
         return trial, row
 
     def bind(self, *, trial: Trial, run: RunRecord) -> None:
-        """Assign a run to a trial."""
+        """Record the trial of a stored run."""
         trial.set_user_attr(RUN_ID, run.id)
 
     def sync(self, runs: Sequence[RunRecord]) -> None:

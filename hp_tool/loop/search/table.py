@@ -78,7 +78,7 @@ class CandidateTable:
 
     @cached_property
     def rows(self) -> dict[tuple[AxisValue, ...], int]:
-        """Row numbers by axis values, in the order of `axes`."""
+        """Row indices by axis values, in the order of `axes`."""
         return {values: row for row, values in enumerate(zip(*self.axes.values(), strict=True))}
 
     @cached_property

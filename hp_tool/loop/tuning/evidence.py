@@ -1,4 +1,4 @@
-"""What a search knows at its start: stored measurements as evidence or in place of runs, and
+"""Load stored measurements at the start of a search: as evidence, in place of runs, and for
 start-up times.
 
 `learning` makes knowledge that lasts beyond a search.

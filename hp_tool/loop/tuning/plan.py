@@ -157,12 +157,12 @@ def _planned(run: RunRecord, problem: TuningProblem, *, chosen_by: str) -> Plann
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bill:
-    """Expected seconds and GPU-seconds of all runs."""
+    """Expected cost of all runs of a search."""
 
     wall_s: float
     gpu_seconds: float
     alike: int
-    """Number of runs like the first."""
+    """Number of runs that are expected to cost as much as the first."""
 
 
 def _sum(first: PlannedRun, proof: PlannedRun | None, *, problem: TuningProblem) -> SearchPlan:

@@ -427,7 +427,7 @@ RECIPE = "training.recipe"
 SHOWN = 32
 """Number of layouts of `recommend`'s answer that a search considers."""
 Runs = Callable[[TrainingProblem, ParallelConfig], bool]
-"""Returns whether a search can run a configuration unchanged."""
+"""Function that returns True if a search can run a configuration unchanged."""
 
 
 def chosen_beside(

@@ -36,7 +36,7 @@ from hp_tool.questions.training.ranking.misses import NUM_NEAREST
 
 @dataclass(frozen=True, kw_only=True)
 class Searched(ABC):
-    """Inputs of a search and functions of its runs, implemented for trainings and deployments."""
+    """A resolved search: its inputs, launcher and evidence, and the ranking after its runs."""
 
     query: Query
     search: Question
@@ -101,7 +101,7 @@ class Medians(ABC, Generic[Config, Predicted]):
     @property
     @abstractmethod
     def near(self) -> list[int]:
-        """Return the rows to show if none is acceptable, smallest miss first."""
+        """Return the rows to list as nearest misses if none is acceptable, smallest miss first."""
 
     @property
     @abstractmethod
@@ -138,15 +138,15 @@ class Medians(ABC, Generic[Config, Predicted]):
         return ()
 
     def known(self, row: int) -> tuple[float, float]:
-        """Return (seconds, log_sd) of a row, for comparison with the baseline."""
+        """Return (seconds, log_sd) of a row for the comparison with the baseline."""
         return float(self.seconds[row]), float(self.log_sd[row])
 
     def works(self, measurement: Measurement) -> bool:
-        """Return whether a run measured the seconds of its row."""
+        """Return True if the run measured the seconds of its row."""
         return measurement.status == "ok"
 
     def compared_s(self, measurement: Measurement) -> float | None:
-        """Return the seconds of a run that gains compare."""
+        """Return the run's seconds for computing gains."""
         return measurement.objective_s
 
     @cached_property

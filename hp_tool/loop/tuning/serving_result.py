@@ -210,7 +210,7 @@ class LatencyMedians(Medians[ServingConfig, InferenceEstimate]):
         return measurement.load.request_latency_s if measurement.load else None
 
     def row(self, row: int) -> Latencies:
-        """Return the latencies of one row."""
+        """Return the estimate of one row with its latencies and intervals."""
         return Latencies(
             ttft_s=float(self.ttft_s[row]),
             tpot_s=float(self.tpot_s[row]),
@@ -322,7 +322,6 @@ class LatencyMedians(Medians[ServingConfig, InferenceEstimate]):
         return replace(estimate, tails=self.tails[row], feasible=not reasons, reasons=reasons)
 
     def _with_intervals(self, estimate: InferenceEstimate, row: int) -> InferenceEstimate:
-        """Return the estimate with its intervals."""
         rate, center = estimate.output_tokens_per_second_per_gpu, float(self.tpot_s[row])
         if rate is None:
             return replace(estimate, intervals=None)

@@ -168,10 +168,10 @@ class StepMedians(Medians[ParallelConfig, Estimate]):
     problem: TuningProblem
     predictor: CalibratedPredictor
     alone: StepPrediction
-    """Prediction of the calibration alone, in which a row's own runs are only some of many."""
+    """Prediction by the calibration, before a row's own runs are weighted separately."""
     step: StepPrediction
     memory: MemoryPrediction
-    """Allocated memory in bytes."""
+    """Predicted allocated memory in bytes."""
     is_whole: BoolArray
     """(n,) whether a complete run of the row succeeded."""
     repeat_log_sd: float
