@@ -15,7 +15,7 @@ from starlette.routing import Route
 from hp_tool import __version__
 from hp_tool.domain.access import AccessStore
 from hp_tool.loop.learning import MadeCalibration, StoredCalibrations, refit
-from hp_tool.loop.learning.make import outdated_notice, prepare
+from hp_tool.loop.learning.make import import_fit_modules, outdated_notice
 from hp_tool.store import open_store
 from service import logs
 from service.agents.mount import AgentsRoute
@@ -69,7 +69,7 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
         with logs.log_errors("look for outdated calibrations", log):
             if notice := await run_in_threadpool(outdated_notice, opened):
                 log.warning(notice)
-        threading.Thread(target=prepare, name="load the modules of fits").start()
+        threading.Thread(target=import_fit_modules, name="load the modules of fits").start()
         async with agents.open():
             yield
         if store is None:

@@ -44,7 +44,7 @@ from hp_tool.cost.serving.disaggregated import PoolCosts, pool_costs
 from hp_tool.domain.engines import ROCM_SILICON, DefaultsEfficiency, PoolEfficiency
 from hp_tool.domain.hardware import ClusterQuery
 from hp_tool.domain.inference import InferenceWorkload
-from hp_tool.loop.calibration.microbenchmarks import short
+from hp_tool.loop.calibration.microbenchmarks import round_timing
 from hp_tool.questions.serving.problem import client_arrivals, serving_case
 
 NARROW = ("int4",)
@@ -104,7 +104,7 @@ def fit(runs: Sequence[ServingRun], errors: Errors) -> float:
     for run in runs:
         models[_model(run)].append(errors[id(run)])
     means = np.mean([np.mean(of, axis=0) for of in models.values()], axis=0)
-    return short(float(TRIALS[int(np.argmin(means))]))
+    return round_timing(float(TRIALS[int(np.argmin(means))]))
 
 
 def errors_by_slowdown(runs: Sequence[ServingRun]) -> Errors:
@@ -165,7 +165,9 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
 
 def deviations(unseen: Sequence[Predicted | PredictedPool]) -> dict[str, float]:
     """Return the standard deviation of each figure over held-out runs."""
-    return {f"{what}_log_sd": short(conformal_sd(log_ratios(unseen, what))) for what in FIGURES}
+    return {
+        f"{what}_log_sd": round_timing(conformal_sd(log_ratios(unseen, what))) for what in FIGURES
+    }
 
 
 def _model(run: ServingRun) -> str:
@@ -240,7 +242,7 @@ def fit_handover(runs: Sequence[PoolRun]) -> float:
     squares.
     """
     found = solve(lambda values: log_ratios(predict_pools(runs, **values), "ttft"), HOPS)
-    return short(found["handover_s"])
+    return round_timing(found["handover_s"])
 
 
 def pools_left_out(folder: Path) -> list[PredictedPool]:

@@ -35,7 +35,7 @@ from evidence.fitted_file import FittedFile
 from hp_tool.catalog import gpu
 from hp_tool.catalog.efficiency import gpu_efficiency
 from hp_tool.domain.efficiency import FrameworkEfficiency
-from hp_tool.loop.calibration.microbenchmarks import short
+from hp_tool.loop.calibration.microbenchmarks import round_timing
 
 COMMAND = "python -m evidence.fit --only fsdp"
 CARDS = {"a100": "a100-sxm-80gb", "h100": "h100-sxm-80gb", "b200": "b200-sxm-180gb"}
@@ -60,7 +60,7 @@ class Fitted:
                 die: dataclasses.replace(
                     with_fitted_release(framework, runs),
                     attention_kernels={
-                        name: short(seconds)
+                        name: round_timing(seconds)
                         for name, seconds in framework.attention_kernels.items()
                     },
                 )

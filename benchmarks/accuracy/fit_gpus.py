@@ -32,7 +32,7 @@ from evidence.fitted_file import FittedFile
 from hp_tool.catalog import gpu
 from hp_tool.cost.network import local_bandwidth
 from hp_tool.domain.hardware import GpuSpec, Precision
-from hp_tool.loop.calibration.microbenchmarks import Bounds, fit_additive_roofline, short
+from hp_tool.loop.calibration.microbenchmarks import Bounds, fit_additive_roofline, round_timing
 
 COMMAND = "python -m evidence.fit --only gpus"
 MIXERS_FITTED_ON = (
@@ -315,7 +315,7 @@ def generic(fitted: list[dict[str, object]]) -> dict[str, object]:
             return {
                 key: mean([value[key] for value in values]) for key in values[0] if key in shared
             }
-        return short(float(np.exp(np.mean(np.log(np.maximum(values, 1e-12))))))
+        return round_timing(float(np.exp(np.mean(np.log(np.maximum(values, 1e-12))))))
 
     numbers = [
         {key: value for key, value in one.items() if key not in ("gpu", "fitted_on")}
@@ -343,7 +343,7 @@ def fitted(folder: Path) -> Iterator[FittedFile]:
         }
     for name, constants in fitted.items():
         known = GIVEN["attention_kernels"].get(name, {})
-        kernels = {kernel: short(over / under) for kernel, (over, under) in known.items()}
+        kernels = {kernel: round_timing(over / under) for kernel, (over, under) in known.items()}
         yield FittedFile(
             file=f"silicon/{name}.yaml",
             fields=constants

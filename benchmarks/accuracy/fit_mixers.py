@@ -48,7 +48,7 @@ from hp_tool.domain.efficiency import MixerRoofline
 from hp_tool.domain.hardware import ClusterQuery, GpuSpec
 from hp_tool.domain.inference import InferenceWorkload
 from hp_tool.domain.model import ModelSpec
-from hp_tool.loop.calibration.microbenchmarks import short
+from hp_tool.loop.calibration.microbenchmarks import round_timing
 from hp_tool.questions.serving.problem import serving_case
 
 GIVEN = fit_settings("mixers")
@@ -420,7 +420,7 @@ class Fitted:
                     for name, roof in fits[other].items()
                 }
                 elsewhere.append(logs(borrowed, system))
-            log_sd = short(conformal_sd(np.concatenate(list(unseen.values()))))
+            log_sd = round_timing(conformal_sd(np.concatenate(list(unseen.values()))))
             self.kernels[die][mixer] |= {
                 name: dataclasses.replace(fits[die][name], log_sd=log_sd) for name in names
             }
@@ -435,7 +435,7 @@ def scale_constants(roof: MixerRoofline, system: str, card: str) -> MixerRooflin
         peak_flops(each, precision=scans.wide_precision(each))
         for each in (gpu(SYSTEMS[system]), gpu(card))
     )
-    return dataclasses.replace(roof, token_s=short(roof.token_s * theirs / own))
+    return dataclasses.replace(roof, token_s=round_timing(roof.token_s * theirs / own))
 
 
 def timed_dies() -> dict[str, list[str]]:
@@ -480,7 +480,7 @@ def _fixed(known: dict[str, Kernels], mixer: str, kernel: str) -> Values:
     time is three times that of the convolution that was timed without first calls.
     """
     return (
-        {"overhead_s": short(3.0 * known["gated_delta"]["convolution"].overhead_s)}
+        {"overhead_s": round_timing(3.0 * known["gated_delta"]["convolution"].overhead_s)}
         if (mixer, kernel) == FIRST_CALLS
         else {}
     )
@@ -504,13 +504,13 @@ def _borrow_for_mamba(rows: Batches, fitted: Fitted) -> None:
         for die, systems in timed_dies().items():
             known = fitted.kernels[die]["gated_delta"][kernel]
             if kernel == "scan":
-                launches = short(
+                launches = round_timing(
                     GIVEN["state_space_launches"]
                     * gpu_efficiency(gpu(SYSTEMS[systems[0]])).kernel_overhead_s
                 )
                 known = dataclasses.replace(known, step_s=0.0, overhead_s=launches)
             fitted.kernels[die]["mamba2"][kernel] = dataclasses.replace(
-                known, log_sd=short(conformal_sd(logs))
+                known, log_sd=round_timing(conformal_sd(logs))
             )
 
 
@@ -544,7 +544,7 @@ def sparse_overhead(name: str, card: str) -> float:
     """Return the fixed seconds of the indexer's or the attention's kernels if an engine replays
     them on a card from a CUDA graph.
     """
-    return short(
+    return round_timing(
         GIVEN["sparse_kernels"][name.removesuffix("_decode")]
         * gpu_efficiency(gpu(card)).kernel_overhead_s
     )
@@ -559,7 +559,7 @@ def borrow_constants(fitted: Fitted, die: str, card: str | None) -> dict[str, Ke
         mixer: {
             name: dataclasses.replace(
                 roof if card is None else scale_constants(roof, system, card),
-                log_sd=short(conformal_sd(fitted.elsewhere[mixer, name])),
+                log_sd=round_timing(conformal_sd(fitted.elsewhere[mixer, name])),
             )
             for name, roof in kernels.items()
         }

@@ -25,7 +25,7 @@ from evidence.fitted_file import FittedFile
 from hp_tool.catalog.efficiency import FOLDER
 from hp_tool.cost.uncertainty import CONFIDENCE, NORMAL_QUANTILE
 from hp_tool.domain.efficiency import FrameworkEfficiency, Link
-from hp_tool.loop.calibration.microbenchmarks import short
+from hp_tool.loop.calibration.microbenchmarks import round_timing
 
 Floats = NDArray[np.float64]
 Row = TypeVar("Row")
@@ -166,7 +166,7 @@ def errors_by_setting(
 
 def rounded(values: Values) -> Values:
     """Return the values with four digits each."""
-    return {name: short(value) for name, value in values.items()}
+    return {name: round_timing(value) for name, value in values.items()}
 
 
 def split_by_key(

@@ -12,10 +12,10 @@ from pathlib import Path
 from threadpoolctl import threadpool_limits
 
 from benchmarks.accuracy.data import add_data_argument, data_folder
-from benchmarks.learning.memory import learnt, memory_text, peak_sets
+from benchmarks.learning.memory import memory_text, peak_sets, score_memory
 from benchmarks.learning.report import as_text
 from benchmarks.learning.sets import run_sets
-from benchmarks.learning.trials import tried
+from benchmarks.learning.trials import score_set
 
 BASELINE = Path(__file__).with_name("baseline.json")
 
@@ -40,7 +40,7 @@ def main() -> None:
         print(
             memory_text(
                 {
-                    peaks.runs.name: learnt(peaks, seeds=arguments.seeds)
+                    peaks.runs.name: score_memory(peaks, seeds=arguments.seeds)
                     for peaks in peak_sets(folder)
                 }
             )
@@ -53,7 +53,7 @@ def main() -> None:
         if not arguments.sets or runs.name.startswith(tuple(arguments.sets))
     ]
     with threadpool_limits(limits=1):
-        scores = {runs.name: tried(runs, seeds=arguments.seeds) for runs in wanted}
+        scores = {runs.name: score_set(runs, seeds=arguments.seeds) for runs in wanted}
     baseline = json.loads(arguments.baseline.read_text()) if arguments.baseline.is_file() else None
     print(as_text(scores, baseline))
     if arguments.save:

@@ -146,7 +146,7 @@ def _draws(truth: Truth, rng: np.random.Generator, rows: int) -> FloatArray:
     return rng.standard_t(TAIL_DEGREES, rows) if truth.heavy_tails else rng.standard_normal(rows)
 
 
-def searched(truth: Truth, *, noise: float, seed: int) -> Trace:
+def run_search(truth: Truth, *, noise: float, seed: int) -> Trace:
     """Search one machine. The search continues after its stop, so that all searches are compared
     after equally many runs.
     """
@@ -271,7 +271,7 @@ def _task(task: tuple[Truth, float, int]) -> Trace:
     truth, noise, seed = task
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with threadpool_limits(limits=1):
-        return searched(truth, noise=noise, seed=seed)
+        return run_search(truth, noise=noise, seed=seed)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.accuracy.runs import b200_cases, memory_cases, mlperf_cases
-from benchmarks.learning.sets import CARDS, RunSet, of_cases
+from benchmarks.learning.sets import CARDS, RunSet, build_set
 from benchmarks.learning.trials import (
     LEAST_TESTED,
     RUNS,
@@ -59,7 +59,7 @@ def peak_sets(folder: Path) -> Iterator[Peaks]:
 
 
 def _peaks(name: str, cases: Sequence[Case]) -> Peaks:
-    runs = of_cases(name, cases)
+    runs = build_set(name, cases)
     measured = np.array(
         [case.allocated_bytes or case.used_bytes for case in cases], dtype=np.float64
     )
@@ -106,7 +106,7 @@ def compare(peaks: Peaks, taught: Rows, tested: Rows) -> dict[str, Any]:
     return {name: score(each, unseen.measured_memory_bytes) for name, each in methods.items()}
 
 
-def learnt(peaks: Peaks, *, seeds: int) -> dict[str, Any]:
+def score_memory(peaks: Peaks, *, seeds: int) -> dict[str, Any]:
     """Return mean scores over the seeds on runs that a calibration did not see, by number of runs
     it saw.
     """

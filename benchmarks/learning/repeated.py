@@ -26,13 +26,13 @@ from threadpoolctl import threadpool_limits
 
 from benchmarks.accuracy.data import add_data_argument, data_folder
 from benchmarks.learning.sets import RunSet, run_sets
-from benchmarks.learning.trials import calibrated, random_orders, score
+from benchmarks.learning.trials import predict_calibrated, random_orders, score
 from benchmarks.service import bulk
 from hp_tool.loop import learning
 from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration import Evidence, calibration
 from hp_tool.loop.learning import evidence as stored
-from hp_tool.loop.learning.make import prepare
+from hp_tool.loop.learning.make import import_fit_modules
 from hp_tool.store import open_store, schema
 
 TAUGHT, REPEATED, NOISE_LOG_SD = 10, 20, 0.03
@@ -42,7 +42,7 @@ SEEDS = 3
 
 def every_repeat() -> Any:
     """Patch fits so that they use every repeat of a configuration."""
-    return patch.object(calibration, "without_surplus", lambda evidence: evidence)
+    return patch.object(calibration, "limit_repeats", lambda evidence: evidence)
 
 
 def calibrate(url: str, *, every: bool) -> tuple[float, float]:
@@ -50,7 +50,7 @@ def calibrate(url: str, *, every: bool) -> tuple[float, float]:
     MiB.
     """
     with closing(open_store(url)) as store:
-        prepare()
+        import_fit_modules()
         begun = time.process_time()
         if every:
             unlimited = replace(assumed(), learning=replace(assumed().learning, repeats=None))  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ def print_times(measurements: int) -> None:
             print(f"  {name:14} {seconds:6.1f} processor seconds, {mebibytes:5.0f} MiB", flush=True)
 
 
-def reported(taught: Evidence, dice: np.random.Generator) -> Evidence:
+def repeat_with_noise(taught: Evidence, dice: np.random.Generator) -> Evidence:
     """Return each run REPEATED times, with noise on its step time."""
     rows = np.repeat(np.arange(len(taught)), REPEATED)
     runs = taught.take(rows)
@@ -86,15 +86,19 @@ def reported(taught: Evidence, dice: np.random.Generator) -> Evidence:
     )
 
 
-def errors(runs: RunSet) -> dict[str, dict[str, float]]:
+def compare_errors(runs: RunSet) -> dict[str, dict[str, float]]:
     """Return mean scores on runs outside the calibration, for each selection of repeats."""
     trials: dict[str, list[dict[str, float]]] = {"every repeat": [], "a few repeats": []}
     for seed, order in enumerate(random_orders(runs, SEEDS)):
         taught, tested = order[:TAUGHT], runs.evidence.take(order[TAUGHT:])
-        seen = reported(runs.evidence.take(taught), np.random.default_rng(seed))
-        trials["a few repeats"].append(score(calibrated(seen, tested), tested.measured_step_s))
+        seen = repeat_with_noise(runs.evidence.take(taught), np.random.default_rng(seed))
+        trials["a few repeats"].append(
+            score(predict_calibrated(seen, tested), tested.measured_step_s)
+        )
         with every_repeat():
-            trials["every repeat"].append(score(calibrated(seen, tested), tested.measured_step_s))
+            trials["every repeat"].append(
+                score(predict_calibrated(seen, tested), tested.measured_step_s)
+            )
     keys = ("error", "coverage", "width")
     return {
         name: {key: fmean(trial[key] for trial in each) for key in keys}
@@ -125,7 +129,7 @@ def main() -> None:
             if len(runs) > TAUGHT and (
                 not arguments.sets or runs.name.startswith(tuple(arguments.sets))
             ):
-                by_name = errors(runs)
+                by_name = compare_errors(runs)
                 cells = [
                     f"{name} {100 * each['error']:5.2f} %, {100 * each['coverage']:3.0f} %, "
                     f"{each['width']:.3f}"

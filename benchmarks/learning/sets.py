@@ -87,7 +87,9 @@ def run_sets(folder: Path) -> list[RunSet]:
         "InternEvo": internevo_cases(folder),
     }
     sets = [
-        of_cases(f"{source} {CARDS.get(card, card)}", [case for case in cases if case.card == card])
+        build_set(
+            f"{source} {CARDS.get(card, card)}", [case for case in cases if case.card == card]
+        )
         for source, cases in sources.items()
         for card in dict.fromkeys(case.card for case in cases)
         if sum(case.card == card for case in cases) >= MIN_ROWS
@@ -95,7 +97,7 @@ def run_sets(folder: Path) -> list[RunSet]:
     return sets + _nanotron(folder)
 
 
-def of_cases(name: str, cases: Sequence[Case]) -> RunSet:
+def build_set(name: str, cases: Sequence[Case]) -> RunSet:
     """Return a set of the given cases."""
     pieces, doubts, labels, cells = [], [], [], []
     for number, case in enumerate(cases):

@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 from benchmarks.learning.sets import RunSet
 from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.loop.calibration import Evidence, fit_calibration, prior_for
-from hp_tool.loop.calibration.evidence import scaled
+from hp_tool.loop.calibration.evidence import scale_features
 
 RUNS = (1, 2, 3, 5, 10, 20)
 BAD = {"x5": 5.0, "x0.2": 0.2, "x1.5": 1.5}
@@ -49,7 +49,7 @@ class Predictions:
     high_s: NDArray[np.float64] | None = None
 
 
-def calibrated(evidence: Evidence, unseen: Evidence) -> Predictions:
+def predict_calibrated(evidence: Evidence, unseen: Evidence) -> Predictions:
     """Predict unseen runs by a calibration fitted to `evidence`."""
     fit = fit_calibration(evidence=evidence, prior=prior_for(kind="gpu")).step_time
     step = fit.predict(
@@ -59,7 +59,7 @@ def calibrated(evidence: Evidence, unseen: Evidence) -> Predictions:
     return Predictions(step_s=step.median_s, low_s=low, high_s=high)
 
 
-def uncalibrated(runs: RunSet, rows: Rows) -> Predictions:
+def predict_uncalibrated(runs: RunSet, rows: Rows) -> Predictions:
     """Predict runs without a calibration."""
     predicted, factor = (
         runs.predicted_s[rows],
@@ -68,7 +68,7 @@ def uncalibrated(runs: RunSet, rows: Rows) -> Predictions:
     return Predictions(step_s=predicted, low_s=predicted / factor, high_s=predicted * factor)
 
 
-def simple(evidence: Evidence, unseen: Evidence) -> dict[str, Predictions]:
+def predict_simply(evidence: Evidence, unseen: Evidence) -> dict[str, Predictions]:
     """Predict unseen runs by simple rules: one factor (the mean or median of measured / predicted),
     or the factor of the most similar run.
     """
@@ -76,7 +76,8 @@ def simple(evidence: Evidence, unseen: Evidence) -> dict[str, Predictions]:
     ratios = np.log(evidence.measured_step_s / predicted)
     names = sorted(unseen.features)
     nearest = np.argmin(
-        cdist(scaled(unseen.features, names), scaled(evidence.features, names)), axis=1
+        cdist(scale_features(unseen.features, names), scale_features(evidence.features, names)),
+        axis=1,
     )
     return {
         "mean_factor": Predictions(step_s=wanted * np.exp(ratios.mean())),
@@ -118,9 +119,9 @@ def compare(
         runs.evidence.take(tested),
     )
     methods = {
-        "calibrated": calibrated(seen, unseen),
-        "uncalibrated": uncalibrated(runs, tested),
-        **simple(seen, unseen),
+        "calibrated": predict_calibrated(seen, unseen),
+        "uncalibrated": predict_uncalibrated(runs, tested),
+        **predict_simply(seen, unseen),
     }
     scores: dict[str, Any] = {
         name: score(each, unseen.measured_step_s) for name, each in methods.items()
@@ -156,7 +157,7 @@ def _ranked(
     }
 
 
-def learning(runs: RunSet, *, seeds: int) -> dict[str, Any]:
+def score_learning(runs: RunSet, *, seeds: int) -> dict[str, Any]:
     """Return mean scores on the other runs, and how often the calibration was worse than none, by
     number of random runs.
     """
@@ -171,7 +172,7 @@ def learning(runs: RunSet, *, seeds: int) -> dict[str, Any]:
     return by_count
 
 
-def disturbed(runs: RunSet, *, seeds: int) -> dict[str, Any]:
+def score_outliers(runs: RunSet, *, seeds: int) -> dict[str, Any]:
     """Return scores after one bad row of five, and the increase of the error over the same draw
     without it.
     """
@@ -196,7 +197,7 @@ def disturbed(runs: RunSet, *, seeds: int) -> dict[str, Any]:
     return by_kind
 
 
-def contrary(runs: RunSet, *, seeds: int) -> dict[str, Any]:
+def score_contradictions(runs: RunSet, *, seeds: int) -> dict[str, Any]:
     """Return scores after runs that contradict each other."""
     factors = CONTRARY ** np.where(np.arange(CONTRARY_AMONG) % 2 == 0, 1.0, -1.0)
     trials = []
@@ -207,7 +208,7 @@ def contrary(runs: RunSet, *, seeds: int) -> dict[str, Any]:
     return {f"x{CONTRARY} and /{CONTRARY} in turn": mean_scores(trials)}
 
 
-def carried(runs: RunSet, *, seeds: int) -> dict[str, Any]:
+def score_transfers(runs: RunSet, *, seeds: int) -> dict[str, Any]:
     """Return scores of calibrations that learn from runs on one side of a label and predict the
     other side. If a side has more runs than the calibration learns from, they are drawn at random.
     """
@@ -274,12 +275,12 @@ def mean_scores(trials: Sequence[dict[str, Any]], *, ranking: bool = False) -> d
     return means
 
 
-def tried(runs: RunSet, *, seeds: int) -> dict[str, Any]:
+def score_set(runs: RunSet, *, seeds: int) -> dict[str, Any]:
     """Return all scores of one set."""
     return {
         "rows": len(runs),
-        "learning": learning(runs, seeds=seeds),
-        "disturbed": disturbed(runs, seeds=seeds),
-        "contrary": contrary(runs, seeds=seeds),
-        "carried": carried(runs, seeds=seeds),
+        "learning": score_learning(runs, seeds=seeds),
+        "disturbed": score_outliers(runs, seeds=seeds),
+        "contrary": score_contradictions(runs, seeds=seeds),
+        "carried": score_transfers(runs, seeds=seeds),
     }

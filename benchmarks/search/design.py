@@ -22,7 +22,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from benchmarks.search.grid import NANOTRON, Cell, read_grid
-from benchmarks.search.methods import Ours, quiet
+from benchmarks.search.methods import Ours, silence_optuna
 from benchmarks.search.profiles import profiles_without
 from benchmarks.search.replaying import CHECKPOINTS, legal_rows, replay, table_of
 from benchmarks.search.shapes import read_shapes
@@ -40,7 +40,7 @@ ALTERNATIVES: dict[str, tuple[float, ...]] = {
 """Alternative values of the prior's fields: about half and twice the shipped ones."""
 
 
-def settings() -> dict[str, Prior]:
+def prior_settings() -> dict[str, Prior]:
     """Return the shipped prior and its alternatives by name."""
     changed = {
         f"{name} {value:g}": dataclasses.replace(prior_for(kind="gpu"), **{name: value})
@@ -61,11 +61,11 @@ class Task:
     noise_log_sd: float
 
 
-def regrets(task: Task) -> list[float]:
+def mean_regrets(task: Task) -> list[float]:
     """Return the mean regret over the seeds at each checkpoint. A cell with fewer rows repeats its
     last regret.
     """
-    quiet()
+    silence_optuna()
     table, rows = table_of(task.cell, task.profile), legal_rows(task.cell)
     after = []
     for seed in range(task.seeds):
@@ -147,7 +147,7 @@ def main() -> None:
     cells, _ = read_grid(
         arguments.grid, shapes=shapes, sequence_length=arguments.sequence_length, **where
     )
-    wanted = list(product(settings().items(), cells))
+    wanted = list(product(prior_settings().items(), cells))
     tasks = [
         Task(
             cell=cell,
@@ -161,8 +161,8 @@ def main() -> None:
     with ProcessPoolExecutor(
         arguments.processes, initializer=threadpool_limits, initargs=(1,)
     ) as pool:
-        lost = list(pool.map(regrets, tasks))
-    by_setting: dict[str, dict[str, list[list[float]]]] = {name: {} for name in settings()}
+        lost = list(pool.map(mean_regrets, tasks))
+    by_setting: dict[str, dict[str, list[list[float]]]] = {name: {} for name in prior_settings()}
     for ((name, _), cell), regret in zip(wanted, lost, strict=True):
         by_setting[name].setdefault(cell.model.name, []).append(regret)
     means = {

@@ -160,13 +160,13 @@ class Ordered:
         """Ignore the result."""
 
 
-def quiet() -> None:
+def silence_optuna() -> None:
     """Turn off Optuna's log messages for single trials."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 
 
-def create(
+def create_method(
     name: str,
     *,
     table: CandidateTable,
@@ -179,7 +179,7 @@ def create(
     the same cluster. `legal` are the rows that the framework accepts, which only this search knows.
     `together` is the number of configurations in a job of this search.
     """
-    quiet()
+    silence_optuna()
     if name in ("hp_tool", "hp_tool_carried"):
         evidence = carried if name == "hp_tool_carried" else None
         return Ours(table=table, rows=legal, evidence=evidence, seed=seed, together=together)

@@ -21,7 +21,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from benchmarks.search.grid import NANOTRON, Cell, read_grid
-from benchmarks.search.methods import METHODS, create
+from benchmarks.search.methods import METHODS, create_method
 from benchmarks.search.profiles import profiles_without
 from benchmarks.search.replaying import Trace, evidence_of, legal_rows, replay, table_of
 from benchmarks.search.report import as_text, summarise
@@ -61,7 +61,7 @@ def run_task(task: Task) -> list[Trace]:
         replay(
             task.cell,
             table,
-            create(
+            create_method(
                 task.method,
                 table=table,
                 legal=legal_rows(task.cell),

@@ -112,7 +112,7 @@ def legal_rows(cell: Cell) -> NDArray[np.intp]:
     return np.flatnonzero(codes == 0)
 
 
-def ran_out(cell: Cell, table: CandidateTable) -> np.ndarray:
+def is_out_of_memory(cell: Cell, table: CandidateTable) -> np.ndarray:
     """Return the failed rows that count as out of memory, shape (n,)."""
     likely = table.memory_bytes > OUT_OF_MEMORY_FROM * table.device_bytes
     return np.isnan(cell.step_s) & likely
@@ -122,7 +122,7 @@ def evidence_of(cell: Cell, table: CandidateTable) -> Evidence:
     """Return all measurements of the cell, as another search on the same cluster would have stored
     them.
     """
-    out_of_memory = ran_out(cell, table)
+    out_of_memory = is_out_of_memory(cell, table)
     rows = np.flatnonzero(np.isfinite(cell.step_s) | out_of_memory)
     name = "-".join(map(str, cell.key))
     return table.evidence(
@@ -149,7 +149,7 @@ def replay(
     """
     rng = np.random.default_rng([seed, *map(ord, str(cell.key))])
     answers = cell.step_s * rng.lognormal(0.0, noise_log_sd, len(cell.step_s))
-    out_of_memory = ran_out(cell, table)
+    out_of_memory = is_out_of_memory(cell, table)
     needed = min(MEASUREMENTS, int(np.isfinite(cell.step_s).sum()) - 1)
     predicted_s = sum(table.parts_s.values())
     done: list[int] = []

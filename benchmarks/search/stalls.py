@@ -24,7 +24,7 @@ from benchmarks.search.grid import NANOTRON, read_grid
 from benchmarks.search.profiles import profiles_without
 from benchmarks.search.replaying import legal_rows, table_of
 from hp_tool.loop.assumptions import assumed
-from hp_tool.loop.calibration.evidence import STATED, STEP_LOG_SD, FloatArray, scaled
+from hp_tool.loop.calibration.evidence import STATED, STEP_LOG_SD, FloatArray, scale_features
 
 STALLED = 0.4
 """Minimum ln(measured / predicted) of a run that counts as stalled."""
@@ -57,7 +57,7 @@ class Seen:
         )
 
 
-def seen_of(grid: Path, **where: Any) -> list[Seen]:
+def cells_with_predictions(grid: Path, **where: Any) -> list[Seen]:
     """Return the cells with predictions by constants that were fitted without the cell's model."""
     profiles = profiles_without(grid=grid, gpu=where["gpu"], framework=where["framework"])
     cells = []
@@ -79,7 +79,7 @@ def seen_of(grid: Path, **where: Any) -> list[Seen]:
                 )
                 / (2.0 * assumed().stalls.mean_log_excess ** 2),
                 kinds=np.stack([np.ones_like(nodes), crosses, nodes, held + 0.0 * nodes], axis=1),
-                points=scaled(features, sorted(set(features) - STATED)),
+                points=scale_features(features, sorted(set(features) - STATED)),
                 stalled=(np.log(cell.step_s[rows] / predicted_s) > STALLED).astype(float),
             )
         )
@@ -145,7 +145,7 @@ def main() -> None:
         help="measured grid (default: nanotron's, evidence/training/nanotron.csv)",
     )
     where = {"gpu": "h100-sxm-80gb", "sequence_length": 4096, "framework": "nanotron"}
-    cells = seen_of(parser.parse_args().grid, **where)
+    cells = cells_with_predictions(parser.parse_args().grid, **where)
     models = sorted({cell.model for cell in cells})
     everything = fit(cells)
     answer: dict[str, Any] = {

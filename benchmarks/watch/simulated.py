@@ -60,7 +60,7 @@ def with_checkpoints(times: Floats, rng: np.random.Generator) -> Floats:
     return times
 
 
-def remembering(rng: np.random.Generator, *, steps: int) -> Floats:
+def correlated(rng: np.random.Generator, *, steps: int) -> Floats:
     """Return step times whose logarithm is an AR(1) process with standard deviation NOISE, with
     checkpoints.
     """
@@ -93,9 +93,9 @@ def with_pauses(times: Floats, rng: np.random.Generator) -> Floats:
     return times
 
 
-def everything(rng: np.random.Generator, *, steps: int) -> Floats:
+def all_noise(rng: np.random.Generator, *, steps: int) -> Floats:
     """Return step times with correlated noise, daily load, checkpoints and pauses."""
-    return with_pauses(remembering(rng, steps=steps) * _wave(rng, steps), rng)
+    return with_pauses(correlated(rng, steps=steps) * _wave(rng, steps), rng)
 
 
 def _wave(rng: np.random.Generator, steps: int) -> Floats:
@@ -104,10 +104,10 @@ def _wave(rng: np.random.Generator, steps: int) -> Floats:
 
 KINDS: dict[str, Callable[..., Floats]] = {
     "published": step_times,
-    "AR(1)": remembering,
+    "AR(1)": correlated,
     "daily wave": waves,
     "evaluation pauses": pauses,
-    "all of these": everything,
+    "all of these": all_noise,
 }
 """Functions that simulate a job, by kind of noise."""
 

@@ -194,7 +194,11 @@ def prune(
         measurement_days=measurements_older_than,
         watch_days=watches_older_than,
     )
-    rules = retention.checked(named, names=PRUNE_FLAGS) if named else retention.retention_settings()
+    rules = (
+        retention.validate_retention(named, names=PRUNE_FLAGS)
+        if named
+        else retention.retention_settings()
+    )
     if not rules:
         variables = ", ".join(retention.VARIABLES.values())
         raise InputError(

@@ -130,7 +130,7 @@ def check_retention(url: str | None) -> Iterator[Check]:
     Yield nothing if the database's schema is not current.
     """
     from hp_tool.cluster.launchers import folders
-    from hp_tool.loop.tuning.retention import in_words, retention_settings, run_roots
+    from hp_tool.loop.tuning.retention import retention_settings, retention_words, run_roots
     from hp_tool.store import database_url, schema
     from hp_tool.store.retention import retention_state
 
@@ -155,7 +155,7 @@ def check_retention(url: str | None) -> Iterator[Check]:
         f"{stored.ended_searches:,} ended search{'' if stored.ended_searches == 1 else 'es'}"
         f"{oldest}; {format_count(len(run_folders), 'run folder')} "
         f"({size_bytes / 2**20:.0f} MiB); database {stored.database_bytes / 2**20:.0f} MiB; "
-        f"{in_words(rules)}"
+        f"{retention_words(rules)}"
     )
     if not rules and max(stored.ended_searches, len(run_folders)) > MANY_SEARCHES:
         fix = (

@@ -7,7 +7,7 @@ from hp_tool.cost.uncertainty import NORMAL_QUANTILE
 from hp_tool.domain.records import SearchRecord
 from hp_tool.domain.result import Estimate
 from hp_tool.domain.serving import InferenceEstimate
-from hp_tool.loop.calibration.posterior import ratio
+from hp_tool.loop.calibration.posterior import ratio_interval
 from service.api.search_results import complete_rows
 from service.dashboard import trials
 from service.dashboard.page import configuration_href, stored_configuration
@@ -44,7 +44,7 @@ def list_rivals(record: SearchRecord) -> tuple[Rival, ...]:
             or (known := _seconds_and_deviation(row.preferred_estimate)) is None
         ):
             continue
-        _, low, high = ratio(known, first, quantile=NORMAL_QUANTILE)
+        _, low, high = ratio_interval(known, first, quantile=NORMAL_QUANTILE)
         if low <= 1.0 <= high:
             configuration = stored_configuration(record.query, row)
             arithmetic, details = trials.configuration_words(row.parallel, record.query)

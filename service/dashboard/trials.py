@@ -18,8 +18,8 @@ from hp_tool.domain.serving import RunConfig, ServingConfig
 from hp_tool.domain.states import Phase
 from hp_tool.domain.targets import Targets
 from hp_tool.errors import HpToolError
-from hp_tool.loop.search.fidelity import repeats, standing
-from hp_tool.loop.search.serving import TARGETS, bounded
+from hp_tool.loop.search.fidelity import combine_repeats, representative_runs
+from hp_tool.loop.search.serving import TARGETS, measured_targets
 from hp_tool.loop.tuning.serving_table import serving_candidates
 from hp_tool.questions import schema
 from hp_tool.questions.serving.problem import resolve_serving
@@ -190,9 +190,9 @@ def trial_table(
     calibrated = [_calibrated(run, prediction) for run, prediction in zip(runs, final, strict=True)]
     worded = [configuration_words(run.parallel, record.query) for run in runs]
     place = {run.id: index for index, run in enumerate(runs)}
-    counting = standing(runs)
+    counting = representative_runs(runs)
     counts = [place[counting.get(run.parallel, run).id] for run in runs]
-    by_configuration = repeats(runs)
+    by_configuration = combine_repeats(runs)
     underway = {
         run: Phase(seen["phase"]).label
         for run, seen in (record.progress.get("underway") or {}).items()
@@ -381,7 +381,7 @@ def missed_targets(latencies: Latencies, query: JsonObject) -> tuple[str, ...]:
     """Return the query's targets that `latencies` miss, in words."""
     return tuple(
         missed_words(name, value=value, limit=limit)
-        for name, limit, value in bounded(
+        for name, limit, value in measured_targets(
             latencies, targets=schema.parse(Targets, query.get("targets") or {})
         )
         if value > limit

@@ -7,13 +7,15 @@ import pytest
 from scipy.stats import norm
 
 from hp_tool.loop.calibration import Evidence, fit_calibration, prior_for
-from hp_tool.loop.calibration.step_time import mixed
+from hp_tool.loop.calibration.step_time import mixture_interval
 
 RUNS = 8
 
 
 def test_a_mixture_of_one_normal_is_that_normal() -> None:
-    center, log_sd = mixed(np.array([[0.3, -1.0]]), np.array([[0.1, 0.2]]), np.array([1.0]))
+    center, log_sd = mixture_interval(
+        np.array([[0.3, -1.0]]), np.array([[0.1, 0.2]]), np.array([1.0])
+    )
     np.testing.assert_array_equal(center, [0.3, -1.0])
     np.testing.assert_array_equal(log_sd, [0.1, 0.2])
 
@@ -21,7 +23,7 @@ def test_a_mixture_of_one_normal_is_that_normal() -> None:
 def test_the_interval_of_a_mixture_holds_nine_tenths_of_it() -> None:
     centers, spreads = np.array([[0.0], [1.0]]), np.array([[0.1], [0.3]])
     weight = np.array([0.7, 0.3])
-    (center,), (log_sd,) = mixed(centers, spreads, weight)
+    (center,), (log_sd,) = mixture_interval(centers, spreads, weight)
     assert center == pytest.approx(0.3)
     low, high = center - 1.6449 * log_sd, center + 1.6449 * log_sd
     parts = norm.cdf(high, centers[:, 0], spreads[:, 0]) - norm.cdf(

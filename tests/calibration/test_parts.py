@@ -8,7 +8,7 @@ import pytest
 from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration import Evidence, fit_calibration
 from hp_tool.loop.calibration.calibration import Calibration
-from hp_tool.loop.calibration.parts import as_traced, part_factors, part_logs
+from hp_tool.loop.calibration.parts import apply_trace_factors, part_factors, part_logs
 
 PREDICTED = {
     "compute": 2.0,
@@ -45,7 +45,7 @@ def test_without_a_trace_nothing_changes_to_the_bit() -> None:
     assert part_factors(plain.step_time.part_logs) == {} and "part_factors" not in plain.summary()
     assert "part_logs" not in plain.to_dict()["step_time"]
     parts = {name: np.array([seconds]) for name, seconds in PREDICTED.items()}
-    assert as_traced(parts, plain.step_time.part_logs) is parts
+    assert apply_trace_factors(parts, plain.step_time.part_logs) is parts
 
 
 def test_a_part_that_took_twice_as_long_gets_nearly_that_factor_and_no_other_part_changes() -> None:

@@ -9,14 +9,14 @@ import math
 import numpy as np
 import pytest
 
-from hp_tool.loop.calibration.posterior import OwnRuns, combined, ratio
+from hp_tool.loop.calibration.posterior import OwnRuns, combine_with_runs, ratio_interval
 
 
 def test_the_ratio_of_two_estimates_adds_their_variances() -> None:
     """3 s / 2 s = 1.5. ln(ratio) has variance 0.3^2 + 0.4^2 = 0.5^2; two standard deviations are
     1.0, a factor of e.
     """
-    factor, low, high = ratio((3.0, 0.3), (2.0, 0.4), quantile=2.0)
+    factor, low, high = ratio_interval((3.0, 0.3), (2.0, 0.4), quantile=2.0)
     assert (float(factor), float(low), float(high)) == pytest.approx(
         (1.5, 1.5 / math.e, 1.5 * math.e)
     )
@@ -46,7 +46,7 @@ def test_runs_of_a_configuration_correct_its_prediction(
     runs = OwnRuns(
         row=np.ones(len(logs), dtype=np.int64), value=np.exp(logs), log_sd=np.array(own_log_sd)
     )
-    median, log_sd = combined(
+    median, log_sd = combine_with_runs(
         np.array([5.0, 1.0]), np.array([0.3, 0.2]), runs=runs, noise_log_sd=0.1
     )
     assert np.log(median) == pytest.approx([math.log(5.0), mean])

@@ -24,7 +24,7 @@ from hp_tool.loop.calibration import (
     prior_for,
     residual_features,
 )
-from hp_tool.loop.calibration.evidence import STALL_RISK, STATED, STEP_LOG_SD, most_alike
+from hp_tool.loop.calibration.evidence import STALL_RISK, STATED, STEP_LOG_SD, select_most_similar
 from hp_tool.loop.calibration.prediction import SlowRegime, StepPrediction
 
 
@@ -249,7 +249,7 @@ def test_what_is_carried_over_is_nearest_and_failures_only_of_the_same():
         np.array([1.0, 1.0, np.nan, np.nan, 1.0]),
         out_of_memory=np.array([False, False, True, True, False]),
     )
-    assert most_alike(evidence=elsewhere, features=here, limit=2).measurement_ids == (
+    assert select_most_similar(evidence=elsewhere, features=here, limit=2).measurement_ids == (
         "m1",
         "m2",
         "m4",

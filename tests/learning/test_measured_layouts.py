@@ -13,7 +13,7 @@ import hp_tool
 from hp_tool.cost.candidates import Candidates
 from hp_tool.domain.measurement_records import MeasurementRecord
 from hp_tool.loop.calibration import fit_calibration
-from hp_tool.loop.learning.outcomes import successes
+from hp_tool.loop.learning.outcomes import find_successes
 from hp_tool.loop.learning.reports import read_report
 from hp_tool.questions.schema import parse_query
 from hp_tool.questions.training.calibrated import CalibratedPredictor
@@ -95,7 +95,7 @@ def test_another_exchange_or_another_batch_did_not_run():
     record = MeasurementRecord(**values, id="1", digest="2", created_at=now)
     problem = resolve_training(parse_query(record.query))
     predictor = CalibratedPredictor(
-        calibration=fit_calibration(), ran=successes([(problem, [record])])
+        calibration=fit_calibration(), ran=find_successes([(problem, [record])])
     )
     candidates = Candidates.from_configs(
         [record.parallel, replace(record.parallel, micro_batch_size=2)]

@@ -21,12 +21,12 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.loop.search.fidelity import (
     EXTRAPOLATION_RATIO,
     WHOLE,
-    extrapolated,
+    extrapolate,
     fewest_micro_batches,
     fewest_replicas,
     num_gpus,
-    reduced,
-    standing,
+    reduce_run,
+    representative_runs,
 )
 
 POWERS = st.sampled_from([1, 2, 4, 8])
@@ -55,7 +55,7 @@ def test_a_reduced_request_is_consistent():
     config = ParallelConfig(pipeline_parallel_size=4, data_parallel_size=16, micro_batch_size=2)
     assert fewest_micro_batches(training, config) == 8
     fidelity = Fidelity(num_hidden_layers=16, data_parallel_size=2, num_micro_batches=8)
-    small, batch, parallel = reduced(
+    small, batch, parallel = reduce_run(
         fidelity=fidelity, model=model, training=training, parallel=config
     )
     assert (small.num_hidden_layers, batch.global_batch_size, parallel.data_parallel_size) == (
@@ -64,7 +64,7 @@ def test_a_reduced_request_is_consistent():
         2,
     )
     assert num_gpus(config, fidelity) == num_gpus(parallel) == 8
-    same = reduced(fidelity=Fidelity(steps=9), model=model, training=training, parallel=config)
+    same = reduce_run(fidelity=Fidelity(steps=9), model=model, training=training, parallel=config)
     assert same == (model, training, config) and Fidelity(steps=9).is_whole
 
 
@@ -91,7 +91,7 @@ SMALL = Fidelity(num_micro_batches=2)
 
 def test_a_reduced_run_stands_for_the_whole_with_an_interval():
     first = run(ParallelConfig(), step_s=2.0, fidelity=SMALL)
-    found = extrapolated(first, replace(first.measurement, fidelity=Fidelity()), runs=[])
+    found = extrapolate(first, replace(first.measurement, fidelity=Fidelity()), runs=[])
     assert (found.step_s, found.extrapolated_step_s, found.fidelity) == (
         2.0,
         pytest.approx(8.0),
@@ -101,9 +101,9 @@ def test_a_reduced_run_stands_for_the_whole_with_an_interval():
     assert low < 8.0 < high
     assert found.objective_s == found.extrapolated_step_s
     whole = run(ParallelConfig(), step_s=2.0)
-    assert extrapolated(whole, whole.measurement, runs=[first]) == whole.measurement
+    assert extrapolate(whole, whole.measurement, runs=[first]) == whole.measurement
     failed = Measurement(status="oom")
-    assert extrapolated(first, failed, runs=[]) == failed
+    assert extrapolate(first, failed, runs=[]) == failed
 
 
 def test_configurations_that_ran_both_ways_correct_the_others():
@@ -119,7 +119,7 @@ def test_configurations_that_ran_both_ways_correct_the_others():
             for c in configs[:pairs]
             for each in (run(c, step_s=1.0, fidelity=SMALL), run(c, step_s=4.8))
         ]
-        answers.append(extrapolated(new, new.measurement, runs=known))
+        answers.append(extrapolate(new, new.measurement, runs=known))
     steps = [answer.extrapolated_step_s for answer in answers]
     assert steps == sorted(steps)
     assert steps[0] == pytest.approx(8.0)
@@ -135,11 +135,13 @@ def test_what_a_reduced_run_implied_is_void_once_the_whole_failed():
     config = ParallelConfig()
     small, whole = run(config, step_s=1.0, fidelity=SMALL), run(config, step_s=4.0)
     failed = replace(whole, measurement=Measurement(status="oom"))
-    assert standing([small])[config] is small
-    assert standing([small, failed])[config] is failed
-    assert standing([small, whole])[config] is whole
-    assert standing([whole, failed])[config] is whole  # a repeat that fails takes nothing back
+    assert representative_runs([small])[config] is small
+    assert representative_runs([small, failed])[config] is failed
+    assert representative_runs([small, whole])[config] is whole
+    assert (
+        representative_runs([whole, failed])[config] is whole
+    )  # a repeat that fails takes nothing back
     late = replace(whole, measurement=Measurement(status="timeout"))
-    assert standing([small, late])[config] is small  # it was cut off: that says nothing
+    assert representative_runs([small, late])[config] is small  # it was cut off: that says nothing
     later = run(config, step_s=4.2, fidelity=Fidelity(steps=10))
-    assert standing([whole, later, small])[config] is later
+    assert representative_runs([whole, later, small])[config] is later

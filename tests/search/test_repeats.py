@@ -12,7 +12,7 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.states import RunState
 from hp_tool.loop.search.noise import measured_steps, standard_error_s
-from hp_tool.loop.search.planner import unsure
+from hp_tool.loop.search.planner import needs_repeat
 
 
 def run(b, times, *, fidelity=None):
@@ -56,21 +56,21 @@ def scaled(factor, times=STEADY):
     ],
 )
 def test_a_leader_within_the_noise_of_a_run_is_unsure(runner_up, is_unsure):
-    assert unsure([run(1, STEADY), run(2, runner_up)], kind="gpu") is is_unsure
+    assert needs_repeat([run(1, STEADY), run(2, runner_up)], kind="gpu") is is_unsure
 
 
 def test_repeats_that_agree_settle_a_closer_race():
     race = [run(1, STEADY), run(2, scaled(1.06))]
     agreeing = [each for b in range(3, 13) for each in (run(b, scaled(2.0)), run(b, scaled(2.0)))]
-    assert unsure(race, kind="gpu") and not unsure([*race, *agreeing], kind="gpu")
+    assert needs_repeat(race, kind="gpu") and not needs_repeat([*race, *agreeing], kind="gpu")
 
 
 def test_nobody_runs_three_times_and_one_alone_has_no_rival():
     twice = [run(1, NOISY), run(2, scaled(1.02)), run(1, NOISY, fidelity=Fidelity(steps=10))]
-    assert not unsure(twice, kind="cpu")
-    assert not unsure([run(1, NOISY)], kind="cpu")
+    assert not needs_repeat(twice, kind="cpu")
+    assert not needs_repeat([run(1, NOISY)], kind="cpu")
     reduced = run(2, scaled(1.02), fidelity=Fidelity(num_micro_batches=2))
-    assert not unsure([run(1, NOISY), reduced], kind="cpu")
+    assert not needs_repeat([run(1, NOISY), reduced], kind="cpu")
 
 
 def test_a_ratio_is_of_the_means_of_runs_and_as_wide_as_their_noise():

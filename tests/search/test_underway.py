@@ -10,7 +10,7 @@ import pytest
 from hp_tool.domain.states import JobState
 from hp_tool.domain.steps import RUN_PREFIX, format_step
 from hp_tool.errors import EngineAwayError
-from hp_tool.loop.search.underway import LINES, Underway, Watched, underway
+from hp_tool.loop.search.underway import LINES, Underway, Watched, parse_progress
 
 
 def line(number: int, time_s: float) -> str:
@@ -30,16 +30,16 @@ START = [f"{RUN_PREFIX}{{}}", "building the model"]
     ],
 )
 def test_a_log_tells_the_phase(lines, phase, warmup_steps, steps, step_s):
-    told = underway("\n".join(lines), serves=False)
+    told = parse_progress("\n".join(lines), serves=False)
     assert (told.phase, told.warmup_steps, told.steps) == (phase, warmup_steps, steps)
     assert told.step_s == (None if step_s is None else pytest.approx(step_s))
     assert RUN_PREFIX not in told.log_tail and told.log_tail == "\n".join(lines[1:])
 
 
 def test_a_server_writes_no_steps_and_only_the_end_of_a_log_is_kept():
-    assert underway("loading", serves=True).phase == "start-up"
-    assert underway(START[0], serves=True).phase == "running"
-    tail = underway(
+    assert parse_progress("loading", serves=True).phase == "start-up"
+    assert parse_progress(START[0], serves=True).phase == "running"
+    tail = parse_progress(
         "\n".join(f"{number} {'x' * 1000}" for number in range(100)), serves=False
     ).log_tail.splitlines()
     assert len(tail) == LINES and tail[-1].startswith("99 ") and max(map(len, tail)) == 200

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from hp_tool.domain.measurement import DeviceState, Measurement
 from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.records import Offer
-from hp_tool.loop.tuning import offers
+from hp_tool.loop.tuning import find_offers
 from hp_tool.store import SqlStore, tables
 from hp_tool.store.workers import WORKER_TIMEOUT_S
 from service.worker import announce
@@ -111,15 +111,15 @@ def test_a_worker_announces_itself_until_it_leaves_or_falls_silent(
 def test_clusters_of_the_catalogue_are_offered(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert {offer.launcher for offer in offers()} == {"local"}
+    assert {offer.launcher for offer in find_offers()} == {"local"}
     options = tmp_path / "slurm.yaml"
     options.write_text(
         "{name: site, gpu: h100-sxm-80gb, gpus_per_node: 8, max_nodes: 4, folder: /shared/runs}"
     )
     monkeypatch.setenv("HP_SLURM_CONFIG", str(options))
-    assert Offer(launcher="slurm", gpu="h100-sxm-80gb", num_gpus=32) in offers()
+    assert Offer(launcher="slurm", gpu="h100-sxm-80gb", num_gpus=32) in find_offers()
     options.write_text("gpu: 1")
-    assert {offer.launcher for offer in offers()} == {"local"}
+    assert {offer.launcher for offer in find_offers()} == {"local"}
 
 
 def test_drift_and_slow_nodes_stand_beside_a_clusters_load(

@@ -14,7 +14,7 @@ from hp_tool.loop.calibration.evidence import Evidence
 from hp_tool.loop.calibration.fitting import Prior, prior_for
 from hp_tool.loop.calibration.memory import MemoryFit, fit_memory
 from hp_tool.loop.calibration.parts import part_factors
-from hp_tool.loop.calibration.repeats import without_surplus
+from hp_tool.loop.calibration.repeats import limit_repeats
 from hp_tool.loop.calibration.step_time import StepTimeFit, fit_step_time
 
 PAYLOAD_VERSION = 7
@@ -127,7 +127,7 @@ def fit_calibration(*, evidence: Evidence | None = None, prior: Prior | None = N
 
     evidence = Evidence.empty() if evidence is None else evidence
     prior = prior_for(kind="gpu") if prior is None else prior
-    runs = without_surplus(evidence)
+    runs = limit_repeats(evidence)
     # On a busy machine, BLAS threads that wait for each other take a hundred times longer.
     with threadpool_limits(limits=1, user_api="blas"):
         return Calibration(

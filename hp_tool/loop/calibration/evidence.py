@@ -308,7 +308,7 @@ SAME = 1e-6
 """Distance below which two configurations count as one."""
 
 
-def scaled(features: Mapping[str, FloatArray], names: Sequence[str]) -> FloatArray:
+def scale_features(features: Mapping[str, FloatArray], names: Sequence[str]) -> FloatArray:
     """Return points, shape (n, k), in units of each feature's length scale; missing features are
     zero.
     """
@@ -322,7 +322,9 @@ def scaled(features: Mapping[str, FloatArray], names: Sequence[str]) -> FloatArr
     return np.stack(columns, axis=1).astype(np.float64) if columns else np.empty((rows, 0))
 
 
-def most_alike(*, evidence: Evidence, features: Mapping[str, FloatArray], limit: int) -> Evidence:
+def select_most_similar(
+    *, evidence: Evidence, features: Mapping[str, FloatArray], limit: int
+) -> Evidence:
     """Return the `limit` timed measurements from elsewhere that are most similar to these
     configurations.
 
@@ -335,7 +337,9 @@ def most_alike(*, evidence: Evidence, features: Mapping[str, FloatArray], limit:
     from scipy.spatial import KDTree
 
     names = sorted(features)
-    distance, _ = KDTree(scaled(features, names)).query(scaled(evidence.features, names))
+    distance, _ = KDTree(scale_features(features, names)).query(
+        scale_features(evidence.features, names)
+    )
     timed = np.flatnonzero(np.isfinite(evidence.measured_step_s))
     nearest = timed[np.argsort(distance[timed], kind="stable")[:limit]]
     same = np.flatnonzero(evidence.out_of_memory & (distance < SAME))

@@ -111,9 +111,10 @@ class Rows:
         """Return the prior covariances of the effects of models and layouts, shape (2, n, m)."""
         return np.stack(
             [
-                np.outer(self.model_log_sd, others.model_log_sd) * matern(self.model, others.model),
+                np.outer(self.model_log_sd, others.model_log_sd)
+                * matern_correlation(self.model, others.model),
                 np.outer(self.layout_log_sd, others.layout_log_sd)
-                * matern(self.layout, others.layout),
+                * matern_correlation(self.layout, others.layout),
             ]
         )
 
@@ -146,7 +147,7 @@ class Process:
 
     @cached_property
     def _worth(self) -> FloatArray:
-        """Return how many runs the prior variance of each component of memory is worth, shape (5,)."""
+        """Return how many runs the prior of each variance of memory is worth, shape (5,)."""
         return np.array([assumed().variances.memory_runs[name] for name in COMPONENTS])
 
     @property
@@ -312,7 +313,7 @@ def _inverse_root(covariance: FloatArray) -> FloatArray:
     return np.array([dtrtri(one, lower=1)[0] for one in flat]).reshape(covariance.shape)
 
 
-def matern(points: FloatArray, others: FloatArray) -> FloatArray:
+def matern_correlation(points: FloatArray, others: FloatArray) -> FloatArray:
     """Return the Matern correlation of smoothness 5/2, shape (n, m).
 
     (1 + u + u^2/3) e^-u with u = sqrt(5) distance / length.

@@ -20,10 +20,10 @@ from hp_tool.loop.calibration.evidence import (
     Evidence,
     FloatArray,
     IntArray,
-    scaled,
+    scale_features,
 )
 from hp_tool.loop.calibration.fitting import COMPONENTS, Prior, Process, Rows, inflation
-from hp_tool.loop.calibration.regimes import judge
+from hp_tool.loop.calibration.regimes import classify_runs
 
 _MIN_BYTES = 1.0
 _WIDEST = 1e6
@@ -181,7 +181,7 @@ def _fitted(
         if turn == 0:
             log_needed = np.where(ran_out, np.maximum(log_target, np.log(median)), log_target)
             excess = log_needed - np.log(median)
-            slips = judge(
+            slips = classify_runs(
                 excess - np.median(excess),
                 rows.variances().sum(axis=0),
                 usual_share=prior.slow_share,
@@ -195,7 +195,7 @@ def _fitted(
         mean, variance = process.left_out()
         expected = log_needed - (values - mean)
         log_needed = np.where(ran_out, np.maximum(log_target, expected), log_target)
-        slips = judge(values - mean, variance, usual_share=prior.slow_share)
+        slips = classify_runs(values - mean, variance, usual_share=prior.slow_share)
         doubt = np.where(ran_out, beyond_capacity * (log_needed > log_target), slips.doubt)
         fit = replace(
             fit,
@@ -249,8 +249,8 @@ def _rows(
     )
     return Rows(
         jacobian=gradient,
-        model=scaled(features, MODEL) if features else np.zeros((count, len(MODEL))),
-        layout=scaled(features, names) if features else np.zeros((count, len(names))),
+        model=scale_features(features, MODEL) if features else np.zeros((count, len(MODEL))),
+        layout=scale_features(features, names) if features else np.zeros((count, len(names))),
         model_log_sd=np.sqrt(shared * own),
         layout_log_sd=np.sqrt((1.0 - shared) * alike * own),
         noise_log_sd=np.sqrt((1.0 - shared) * (1.0 - alike) * own),

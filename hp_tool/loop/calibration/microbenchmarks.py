@@ -322,7 +322,7 @@ def fit_memory(
         ((fraction of memory bandwidth, seconds per kernel), errors)
     """
     x, errors = _fit(lambda x: x[1] * kernels + bytes_s / x[0], seconds, kinds="fo", bounds=bounds)
-    return (short(x[0]), short(x[1])), errors
+    return (round_timing(x[0]), round_timing(x[1])), errors
 
 
 def fit_link(
@@ -342,22 +342,24 @@ def fit_link(
     x, errors = _fit(predicted_s, seconds, kinds="foo" if apart else "fo", bounds=bounds)
     fixed, per_peer = (x[1], x[2]) if apart else (x[1] / 2, x[1] / 2 / (peers[0] - 1))
     link = Link(
-        bandwidth_fraction=short(x[0]),
-        latency_s=short(fixed),
-        latency_per_peer_s=short(per_peer),
+        bandwidth_fraction=round_timing(x[0]),
+        latency_s=round_timing(fixed),
+        latency_per_peer_s=round_timing(per_peer),
         ramp_bytes=0.0,
     )
     return link, errors
 
 
-def short(value: float) -> float:
+def round_timing(value: float) -> float:
     """Round to four significant digits, the precision of timings."""
     return float(f"{value:.4g}")
 
 
 def _roofline(x: Floats) -> Roofline:
     return Roofline(
-        peak_fraction=short(x[0]), bandwidth_fraction=short(x[1]), overhead_s=short(x[2])
+        peak_fraction=round_timing(x[0]),
+        bandwidth_fraction=round_timing(x[1]),
+        overhead_s=round_timing(x[2]),
     )
 
 
@@ -385,7 +387,7 @@ def find_outliers(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> t
         each.seconds_per_rank for each in times if each.operation.name in get_args(LocalOperation)
     ]
     labels = [f"{host} rank {rank}" for rank, host in enumerate(hosts)]
-    devices = _slow("gpu", np.array(local, dtype=float), labels=labels)
+    devices = _slow_columns("gpu", np.array(local, dtype=float), labels=labels)
     outliers: list[Outlier] = []
     for host in dict.fromkeys(hosts):
         ranks = [rank for rank, name in enumerate(hosts) if name == host]
@@ -411,7 +413,7 @@ def _links(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> Iterable
             if (each.operation.group_size, each.operation.stride) == (size, stride)
         ]
         labels = [" - ".join(f"{hosts[rank]} rank {rank}" for rank in group) for group in groups]
-        yield from _slow("link", np.array(rows), labels=labels).values()
+        yield from _slow_columns("link", np.array(rows), labels=labels).values()
 
 
 def group_ranks(world: int, *, size: int, stride: int) -> list[list[int]]:
@@ -424,7 +426,7 @@ def group_ranks(world: int, *, size: int, stride: int) -> list[list[int]]:
     ]
 
 
-def _slow(
+def _slow_columns(
     kind: Literal["gpu", "link"], seconds: Floats, *, labels: Sequence[str]
 ) -> dict[int, Outlier]:
     """Return the columns whose median log ratio to their peers' median is an outlier by median

@@ -20,7 +20,9 @@ def part_factors(logs: FloatArray) -> dict[str, float]:
     return dict(zip(STEP_KEYS, np.exp(logs).tolist(), strict=True)) if len(logs) else {}
 
 
-def as_traced(parts_s: Mapping[str, FloatArray], logs: FloatArray) -> Mapping[str, FloatArray]:
+def apply_trace_factors(
+    parts_s: Mapping[str, FloatArray], logs: FloatArray
+) -> Mapping[str, FloatArray]:
     """Return the parts multiplied by the factors from traces."""
     factors = part_factors(logs)
     return (

@@ -35,7 +35,7 @@ class OwnRuns:
 
     def mean(self, row: int, *, noise_log_sd: float) -> tuple[float, float]:
         """Return (mean, variance) of a row's ln(value) from its runs alone, weighted by 1 / u_i;
-        see `combined`.
+        see `combine_with_runs`.
         """
         own = self.row == row
         certainty = 1.0 / np.maximum(noise_log_sd, self.log_sd[own]) ** 2
@@ -59,7 +59,7 @@ def repeat_log_sd(runs: OwnRuns, *, kind: Kind) -> float:
     return float(np.sqrt((worth * stated**2 + scatter) / (worth + freedom)))
 
 
-def combined(
+def combine_with_runs(
     median: FloatArray, log_sd: FloatArray, *, runs: OwnRuns, noise_log_sd: float
 ) -> tuple[FloatArray, FloatArray]:
     """Return (median, log_sd) of n rows, each (n,), given their own runs.
@@ -88,7 +88,7 @@ def step_posterior(prediction: StepPrediction, *, runs: OwnRuns, kind: Kind) -> 
     """Return the step times of n rows given the calibration and their own runs; a row that ran
     stays in its observed regime.
     """
-    median_s, log_sd = combined(
+    median_s, log_sd = combine_with_runs(
         prediction.median_s,
         prediction.log_sd,
         runs=runs,
@@ -108,7 +108,7 @@ def step_posterior(prediction: StepPrediction, *, runs: OwnRuns, kind: Kind) -> 
 
 def memory_posterior(prediction: MemoryPrediction, *, runs: OwnRuns) -> MemoryPrediction:
     """Return the memory needs of n rows given the calibration and the peaks of their own runs."""
-    median, log_sd = combined(
+    median, log_sd = combine_with_runs(
         prediction.median_bytes,
         prediction.log_sd,
         runs=runs,
@@ -121,7 +121,7 @@ Estimates = tuple[FloatArray | float, FloatArray | float]
 """(median, log_sd) of one row or of n."""
 
 
-def ratio(
+def ratio_interval(
     one: Estimates, other: Estimates, *, quantile: float
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return (one / other, low, high), each () or (n,).

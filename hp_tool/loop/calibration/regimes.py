@@ -32,7 +32,7 @@ class Judgement:
     """
 
 
-def judge(excess: FloatArray, variance: FloatArray, *, usual_share: float) -> Judgement:
+def classify_runs(excess: FloatArray, variance: FloatArray, *, usual_share: float) -> Judgement:
     """Classify runs by the excess of ln(step) over its expected value and variance, (..., n).
 
     `usual_share` is the fraction of stalls elsewhere.

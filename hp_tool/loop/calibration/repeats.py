@@ -6,7 +6,7 @@ from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration.evidence import Evidence, IntArray
 
 
-def without_surplus(evidence: Evidence, *, repeats: int | None = None) -> Evidence:
+def limit_repeats(evidence: Evidence, *, repeats: int | None = None) -> Evidence:
     """Return the evidence with at most `repeats` runs per configuration and outcome.
 
     None means `Repeats.fitted_runs`. The selected runs are at evenly spaced quantiles of the
@@ -14,13 +14,15 @@ def without_surplus(evidence: Evidence, *, repeats: int | None = None) -> Eviden
     fraction of stalls. The order of the rows does not matter.
     """
     most = assumed().repeats.fitted_runs if repeats is None else repeats
-    kept = [_quantiles(evidence, rows, most) for rows in configurations(evidence, outcome=True)]
+    kept = [
+        _quantiles(evidence, rows, most) for rows in group_by_configuration(evidence, outcome=True)
+    ]
     if sum(map(len, kept)) == len(evidence):
         return evidence
     return evidence.take(np.sort(np.concatenate(kept)))
 
 
-def configurations(evidence: Evidence, *, outcome: bool = False) -> list[IntArray]:
+def group_by_configuration(evidence: Evidence, *, outcome: bool = False) -> list[IntArray]:
     """Return the rows of each configuration, in the order of first occurrence.
 
     Rows belong to one configuration if the predictions of all parts are equal. `outcome` separates

@@ -26,13 +26,13 @@ from hp_tool.loop.calibration.evidence import (
     Evidence,
     FloatArray,
     IntArray,
-    scaled,
+    scale_features,
 )
 from hp_tool.loop.calibration.fitting import COMPONENTS, Prior, Process, Rows
-from hp_tool.loop.calibration.parts import GROUPS, as_traced, part_logs
+from hp_tool.loop.calibration.parts import GROUPS, apply_trace_factors, part_logs
 from hp_tool.loop.calibration.plain import PlainFactor, plain_factor
 from hp_tool.loop.calibration.prediction import JointSteps, SlowRegime, StepPrediction
-from hp_tool.loop.calibration.regimes import Stalls, judge, stalls
+from hp_tool.loop.calibration.regimes import Stalls, classify_runs, stalls
 
 _NUM_COLUMNS = len(STEP_KEYS) + 2
 _NUM_PARAMETERS = 1 + len(GROUPS) + _NUM_COLUMNS
@@ -125,7 +125,7 @@ class StepTimeFit:
         if self.explanations is None:
             return np.zeros(_NUM_PARAMETERS)
         each = self.explanations
-        return np.asarray(each.weight @ (each.scale * _possible(each.x)))
+        return np.asarray(each.weight @ (each.scale * _clip_overheads(each.x)))
 
     @property
     def factors(self) -> dict[str, float]:
@@ -181,7 +181,7 @@ class StepTimeFit:
         The factors are those of the mean parameters. With a prediction `step` for the same rows,
         the parts are scaled so that they sum to its median. Stalls count as overhead.
         """
-        factors, known_s = self.part_factors, as_traced(parts_s, self.part_logs)
+        factors, known_s = self.part_factors, apply_trace_factors(parts_s, self.part_logs)
         parts = {name: seconds * factors[_part(name)] for name, seconds in known_s.items()}
         overhead = self.step_overhead_s + self.layer_overhead_s * np.asarray(
             layer_passes, dtype=np.float64
@@ -204,18 +204,22 @@ class StepTimeFit:
 
         Without evidence, the median is the sum of the parts.
         """
-        design = _design(parts_s=as_traced(parts_s, self.part_logs), layer_passes=layer_passes)
+        design = _design(
+            parts_s=apply_trace_factors(parts_s, self.part_logs), layer_passes=layer_passes
+        )
         before_s, gradient = self._model().seconds(design, np.zeros(_NUM_PARAMETERS))
         known = features or {}
         asked = self._rows(gradient, known)
         stated = known.get(STEP_LOG_SD, np.sqrt(asked.variances().sum(axis=0)))
         if self.explanations is None:
-            usual = _first_stalls(known, prior=self.prior)
+            usual = _first_run_stall_share(known, prior=self.prior)
             return StepPrediction(regular_s=before_s, log_sd=stated, usual_slow_share=usual)
         if self.plain is not None:
             regular_s = before_s * np.exp(self.plain.log_factor)
             return StepPrediction(regular_s=regular_s, log_sd=np.maximum(stated, self.plain.log_sd))
-        whole, log_sd = mixed(*self._explained(design, asked, before_s, known=bool(known)))
+        whole, log_sd = mixture_interval(
+            *self._explained(design, asked, before_s, known=bool(known))
+        )
         ran = self._ran(known, len(whole))
         share = np.where(ran, self.applied, self.applied_elsewhere)
         correction = share * whole
@@ -245,7 +249,7 @@ class StepTimeFit:
         """
         assert self.explanations is not None and self.rows is not None
         each, process = self.explanations, self._process
-        median_s, gradient = self._model(each.scale).seconds(design, _possible(each.x))
+        median_s, gradient = self._model(each.scale).seconds(design, _clip_overheads(each.x))
         shift, variance = process.predict(
             replace(asked, jacobian=gradient), effects=asked.effects(self.rows)
         )
@@ -276,11 +280,13 @@ class StepTimeFit:
         likeliest = np.argsort(-self.explanations.weight, kind="stable")[:JOINT_EXPLANATIONS]
         each = self.explanations.take(likeliest)
         fit = replace(self, explanations=each)
-        design = _design(parts_s=as_traced(parts_s, self.part_logs), layer_passes=layer_passes)
+        design = _design(
+            parts_s=apply_trace_factors(parts_s, self.part_logs), layer_passes=layer_passes
+        )
         before_s, gradient = self._model().seconds(design, np.zeros(_NUM_PARAMETERS))
         asked = self._rows(gradient, features)
         means, _, weight = fit._explained(design, asked, before_s, known=bool(features))
-        _, gradient = self._model(each.scale).seconds(design, _possible(each.x))
+        _, gradient = self._model(each.scale).seconds(design, _clip_overheads(each.x))
         return JointSteps(
             weight=weight,
             mean=center + means - weight @ means,
@@ -298,7 +304,7 @@ class StepTimeFit:
         none.
         """
         assert self.rows is not None
-        x = _possible(each.x)
+        x = _clip_overheads(each.x)
         predicted_s, gradient = self._model(each.scale).seconds(self.design, x)
         gradient[..., -2:] *= each.x[:, None, -2:] >= 0.0
         return Process(
@@ -323,11 +329,11 @@ class StepTimeFit:
         """Return whether any run used the configuration's model, shape (n,)."""
         if not features or not self.names:
             return np.ones(rows, dtype=bool)
-        apart = np.abs(scaled(features, SHAPE)[:, None] - self.shapes)
+        apart = np.abs(scale_features(features, SHAPE)[:, None] - self.shapes)
         return np.asarray((apart.max(axis=2) < SAME).any(axis=1))
 
 
-def mixed(
+def mixture_interval(
     centers: FloatArray, spreads: FloatArray, weight: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
     """Return the means of m mixtures of K normals, and the standard deviations of normals around
@@ -350,7 +356,7 @@ def mixed(
     return center, high / NORMAL_QUANTILE
 
 
-def _possible(x: FloatArray) -> FloatArray:
+def _clip_overheads(x: FloatArray) -> FloatArray:
     """Return parameters, shape (..., p), with negative overheads set to 0."""
     return np.concatenate([x[..., :-2], np.maximum(x[..., -2:], 0.0)], axis=-1)
 
@@ -362,7 +368,7 @@ def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
     )
     traced = StepTimeFit(prior=prior, part_logs=part_logs(evidence))
     design = _design(
-        parts_s=as_traced(runs.parts_s, traced.part_logs), layer_passes=runs.layer_passes
+        parts_s=apply_trace_factors(runs.parts_s, traced.part_logs), layer_passes=runs.layer_passes
     )
     log_measured = np.log(runs.measured_step_s)
     # Sums over rows use sorted order, so that the answer does not depend on the order in which runs
@@ -374,16 +380,16 @@ def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
     features, names = runs.features, tuple(sorted(set(runs.features) - STATED))
     fit = replace(
         traced,
-        width=_width(design, features, prior=prior),
+        width=_prior_width(design, features, prior=prior),
         design=design,
         log_measured=log_measured,
         names=names,
-        shapes=np.unique(scaled(features, SHAPE), axis=0)
+        shapes=np.unique(scale_features(features, SHAPE), axis=0)
         if features
         else np.empty((0, len(SHAPE))),
     )
     gradient = fit._model().seconds(design, np.zeros(_NUM_PARAMETERS))[1]
-    return _fitted(replace(fit, rows=fit._rows(gradient, features)), features)
+    return _fit_explanations(replace(fit, rows=fit._rows(gradient, features)), features)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -418,7 +424,7 @@ class _Attempts:
         )
 
 
-def _grid(fit: StepTimeFit) -> tuple[FloatArray, FloatArray, FloatArray]:
+def _explanation_grid(fit: StepTimeFit) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return the factors on the deviations of parameters, (K, p), ln of those on the variances of
     COMPONENTS, (K, 5), and ln of their prior probabilities up to a constant, (K,).
 
@@ -448,11 +454,11 @@ def _grid(fit: StepTimeFit) -> tuple[FloatArray, FloatArray, FloatArray]:
     )
 
 
-def _fitted(fit: StepTimeFit, features: Mapping[str, FloatArray]) -> StepTimeFit:
+def _fit_explanations(fit: StepTimeFit, features: Mapping[str, FloatArray]) -> StepTimeFit:
     assert fit.rows is not None
     often = _stall_share(features, prior=fit.prior)
     before_s = fit._model().seconds(fit.design, np.zeros(_NUM_PARAMETERS))[0]
-    scale, logs, prior_log = _grid(fit)
+    scale, logs, prior_log = _explanation_grid(fit)
     nothing = np.zeros((len(scale), len(before_s)))
     first = _Attempts(
         number=np.arange(len(scale)),
@@ -472,32 +478,36 @@ def _fitted(fit: StepTimeFit, features: Mapping[str, FloatArray]) -> StepTimeFit
     # near its start, so each explanation starts from the prediction, from the median of the runs
     # and from regular runs, and its best end is used.
     starts = [
-        judge(excess, spread.sum(axis=0), usual_share=often),
-        judge(excess - np.median(excess), spread[2:].sum(axis=0), usual_share=often),
-        judge(np.zeros_like(excess), spread.sum(axis=0), usual_share=often),
+        classify_runs(excess, spread.sum(axis=0), usual_share=often),
+        classify_runs(excess - np.median(excess), spread[2:].sum(axis=0), usual_share=often),
+        classify_runs(np.zeros_like(excess), spread.sum(axis=0), usual_share=often),
     ]
     each = first.take(np.tile(first.number, len(starts)))
     doubt = np.concatenate([start.doubt for start in starts])
-    each = _turned(fit, replace(each, doubt=doubt), often=often)
+    each = _update_attempts(fit, replace(each, doubt=doubt), often=often)
     each = each.take(np.flatnonzero(each.score > each.score.max() - NEGLIGIBLE_LOG_ODDS))
     for _ in range(ROUNDS - 1):
-        each = _turned(fit, each, often=often)
+        each = _update_attempts(fit, each, often=often)
     order = np.argsort(each.score, kind="stable")
     best = {int(each.number[place]): place for place in order}
-    return _mixture(fit, each.take(np.array(list(best.values()))), features, often=often)
+    return _average_explanations(
+        fit, each.take(np.array(list(best.values()))), features, often=often
+    )
 
 
-def _turned(fit: StepTimeFit, each: _Attempts, *, often: float) -> _Attempts:
+def _update_attempts(fit: StepTimeFit, each: _Attempts, *, often: float) -> _Attempts:
     """Return attempts with new parameters, then new regimes."""
     pieces = math.ceil(len(each.number) * len(fit.design) ** 2 / BATCH_VALUES)
     if pieces > 1 and len(each.number) > 1:
         split = np.array_split(np.arange(len(each.number)), min(pieces, len(each.number)))
-        return _Attempts.concatenate([_turned(fit, each.take(one), often=often) for one in split])
+        return _Attempts.concatenate(
+            [_update_attempts(fit, each.take(one), often=often) for one in split]
+        )
     process = fit._given(each)
     x = process.parameters.copy()
     x[:, -2:] = np.where(each.x[:, -2:] < 0.0, each.x[:, -2:], x[:, -2:])
     mean, variance = process.left_out()
-    judged = judge(process.values - mean, variance, usual_share=often)
+    judged = classify_runs(process.values - mean, variance, usual_share=often)
     score = each.prior_log + judged.score + process.log_density(judged.regular > 0.5)
     return replace(
         each,
@@ -509,7 +519,7 @@ def _turned(fit: StepTimeFit, each: _Attempts, *, often: float) -> _Attempts:
     )
 
 
-def _mixture(
+def _average_explanations(
     fit: StepTimeFit, each: _Attempts, features: Mapping[str, FloatArray], *, often: float
 ) -> StepTimeFit:
     """Return the fit with the likely explanations, checked on left-out runs."""
@@ -537,8 +547,8 @@ def _mixture(
     slow, regular = weight @ each.slow, weight @ each.regular
     return replace(
         fit,
-        applied=_trusted(correction, excess, regular, variance),
-        applied_elsewhere=_trusted(left_out(of_models)[0], excess, regular, variance)
+        applied=_supported_fraction(correction, excess, regular, variance),
+        applied_elsewhere=_supported_fraction(left_out(of_models)[0], excess, regular, variance)
         if of_models.max()
         else 1.0,
         stalls=stalls(
@@ -557,7 +567,7 @@ def _mixture(
     )
 
 
-def _trusted(
+def _supported_fraction(
     correction: FloatArray, excess: FloatArray, regular: FloatArray, variance: FloatArray
 ) -> float:
     """Return the fraction s of corrections that left-out runs support.
@@ -578,7 +588,7 @@ def _model_numbers(features: Mapping[str, FloatArray], rows: int) -> IntArray:
     """Return a number that identifies each row's model, shape (n,)."""
     if not features:
         return np.zeros(rows, dtype=np.intp)
-    return np.unique(scaled(features, SHAPE), axis=0, return_inverse=True)[1].reshape(-1)
+    return np.unique(scale_features(features, SHAPE), axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def _micro_batches(features: Mapping[str, FloatArray]) -> FloatArray:
@@ -622,7 +632,9 @@ def _stall_share(features: Mapping[str, FloatArray], *, prior: Prior) -> float:
     )
 
 
-def _first_stalls(features: Mapping[str, FloatArray], *, prior: Prior) -> FloatArray | float:
+def _first_run_stall_share(
+    features: Mapping[str, FloatArray], *, prior: Prior
+) -> FloatArray | float:
     """Return the fraction of stalls by kind of configuration, used to choose the first run, shape
     (n,).
 
@@ -640,7 +652,7 @@ def _first_stalls(features: Mapping[str, FloatArray], *, prior: Prior) -> FloatA
     )
 
 
-def _width(design: FloatArray, features: Mapping[str, FloatArray], *, prior: Prior) -> float:
+def _prior_width(design: FloatArray, features: Mapping[str, FloatArray], *, prior: Prior) -> float:
     """Return the factor by which the prior of the parameters is narrower than that of the device's
     kind.
 
@@ -677,8 +689,8 @@ def _rows(
     alike = assumed().variances.similar_share if features else 0.0
     return Rows(
         jacobian=gradient,
-        model=scaled(features, MODEL) if features else np.zeros((count, len(MODEL))),
-        layout=scaled(features, names) if features else np.zeros((count, len(names))),
+        model=scale_features(features, MODEL) if features else np.zeros((count, len(MODEL))),
+        layout=scale_features(features, names) if features else np.zeros((count, len(names))),
         model_log_sd=np.sqrt(common) * bool(features),
         layout_log_sd=np.sqrt(alike * own),
         noise_log_sd=np.maximum(np.sqrt((1.0 - alike) * own), prior.run_log_sd),

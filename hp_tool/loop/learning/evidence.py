@@ -29,7 +29,7 @@ from hp_tool.loop.learning.series import (
     model_family,
     read_calibration,
 )
-from hp_tool.loop.search.fidelity import num_gpus, reduced
+from hp_tool.loop.search.fidelity import num_gpus, reduce_run
 from hp_tool.questions.schema import parse_query
 from hp_tool.questions.training.links import Links, with_links
 from hp_tool.questions.training.problem import TrainingProblem, resolve_training
@@ -46,14 +46,14 @@ def stored_evidence(
 
     `release` is the release of the query; None does not distinguish releases.
     """
-    groups = of_series(series, store=store, without_search=without_search)
-    counted: Release = (lambda _: None) if release is None else reported_or(release)
+    groups = measurements_by_problem(series, store=store, without_search=without_search)
+    counted: Release = (lambda _: None) if release is None else reported_release_or(release)
     return Evidence.concatenate(
         [evidence_of(records, problem=problem, release=counted) for problem, records in groups]
     )
 
 
-def of_series(
+def measurements_by_problem(
     series: Series, *, store: Store, without_search: str | None = None
 ) -> Iterator[tuple[TrainingProblem, list[MeasurementRecord]]]:
     """Return the newest measurements of a series that may calibrate, by problem, for all models and
@@ -62,19 +62,19 @@ def of_series(
     Measurements whose query can no longer be parsed or modelled are skipped.
     """
     framework = series.framework.partition(" ")[0]  # A series per release.
-    records = newest(
+    records = newest_measurements(
         store,
         cluster_key=series.cluster_key,
         framework=framework,
         owner=series.owner,
         without_search=without_search,
     )
-    for problem, same in by_problem(records, resolve=resolve_training):
+    for problem, same in group_by_problem(records, resolve=resolve_training):
         if series.model_family in ("", model_family(problem.model)):
             yield problem, same
 
 
-def newest(
+def newest_measurements(
     store: Store,
     *,
     cluster_key: str,
@@ -97,12 +97,14 @@ def newest(
     found = store.measurements(limit=assumed().learning.measurements, **query).items
     return [
         record
-        for record in teaching(found, owner=owner)
+        for record in calibrating_records(found, owner=owner)
         if without_search is None or record.search_id != without_search
     ]
 
 
-def teaching(records: Iterable[MeasurementRecord], *, owner: str = "") -> list[MeasurementRecord]:
+def calibrating_records(
+    records: Iterable[MeasurementRecord], *, owner: str = ""
+) -> list[MeasurementRecord]:
     """Return the records that may calibrate predictions.
 
     They are accepted, are trusted or the owner's own, and do not repeat the number of another
@@ -116,7 +118,7 @@ def teaching(records: Iterable[MeasurementRecord], *, owner: str = "") -> list[M
     ]
 
 
-def by_problem(
+def group_by_problem(
     records: Sequence[MeasurementRecord], *, resolve: Callable[[Query], Problem]
 ) -> Iterator[tuple[Problem, list[MeasurementRecord]]]:
     """Group records by their resolved problem; skip those that this version cannot resolve."""
@@ -216,7 +218,7 @@ def release_of(record: MeasurementRecord) -> str | None:
     return record.measurement.versions.get(record.framework) or query_release(record)
 
 
-def reported_or(release: str | None) -> Release:
+def reported_release_or(release: str | None) -> Release:
     """Return a function that uses each run's reported release, and this release for runs that
     report none.
     """
@@ -237,7 +239,7 @@ def reduced_problem(
     problem: TrainingProblem, *, parallel: ParallelConfig, fidelity: Fidelity
 ) -> tuple[TrainingProblem, ParallelConfig]:
     """Return the problem and the configuration of a reduced run."""
-    model, workload, config = reduced(
+    model, workload, config = reduce_run(
         fidelity=fidelity, model=problem.model, training=problem.workload, parallel=parallel
     )
     return replace(problem.with_num_gpus(num_gpus(config)), model=model, workload=workload), config
@@ -284,10 +286,13 @@ def residual_report(*, store: Store, record: CalibrationRecord) -> tuple[Residua
     if calibration is None:
         return ()
     series = Series(**{field.name: getattr(record, field.name) for field in fields(Series)})
-    release, unseen = reported_or(record.payload.get(RELEASE)), record.payload.get(UNSEEN) or {}
+    release, unseen = (
+        reported_release_or(record.payload.get(RELEASE)),
+        record.payload.get(UNSEEN) or {},
+    )
     links = Links.read(record.payload.get(LINKS))
     residuals: list[Residual] = []
-    for problem, same in of_series(series, store=store):
+    for problem, same in measurements_by_problem(series, store=store):
         evidence = evidence_of(same, problem=with_links(problem, links), release=release)
         step = calibration.step_time.predict(
             parts_s=evidence.parts_s, layer_passes=evidence.layer_passes, features=evidence.features
@@ -311,13 +316,13 @@ def residual_report(*, store: Store, record: CalibrationRecord) -> tuple[Residua
     ordered = sorted(
         residuals, key=lambda residual: (residual.record.created_at, residual.record.id)
     )
-    off = outliers(np.array([residual.measured_s / residual.after_s for residual in ordered]))
+    off = mark_outliers(np.array([residual.measured_s / residual.after_s for residual in ordered]))
     return tuple(
         replace(residual, outlier=bool(each)) for residual, each in zip(ordered, off, strict=True)
     )
 
 
-def outliers(ratios: FloatArray) -> NDArray[np.bool_]:
+def mark_outliers(ratios: FloatArray) -> NDArray[np.bool_]:
     """Return whether each ratio measured / predicted is an outlier, shape (n,).
 
     The criterion is 0.6745 |x - median(x)| / MAD(x) > 3.5 for x = ln(ratio). Unlike the fit's own

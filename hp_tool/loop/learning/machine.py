@@ -127,12 +127,14 @@ def check_step(
         f"{request.parallel.tensor_parallel_size} x DP {request.parallel.data_parallel_size}, "
         f"{precision}",
         before_s=predicted_step_s(request, cluster=cluster, profile=before),
-        after_s=predicted_step_s(request, cluster=cluster, profile=applied(profile, to=before)),
+        after_s=predicted_step_s(
+            request, cluster=cluster, profile=with_measured_constants(profile, to=before)
+        ),
         measured_s=measured.step_s,
     )
 
 
-def applied(machine: MachineProfile, *, to: EfficiencyProfile) -> EfficiencyProfile:
+def with_measured_constants(machine: MachineProfile, *, to: EfficiencyProfile) -> EfficiencyProfile:
     """Return a framework's profile with the constants of the measured machine."""
     network = machine.network or to.framework.network
     return EfficiencyProfile(gpu=machine.gpu, framework=replace(to.framework, network=network))

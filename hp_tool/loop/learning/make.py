@@ -21,18 +21,18 @@ from hp_tool.errors import NotFoundError
 from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration import Calibration, Evidence, Prior, fit_calibration, prior_for
 from hp_tool.loop.calibration.evidence import FloatArray
-from hp_tool.loop.calibration.repeats import configurations
+from hp_tool.loop.calibration.repeats import group_by_configuration
 from hp_tool.loop.learning.evidence import (
-    by_problem,
+    calibrating_records,
     evidence_of,
-    newest,
+    group_by_problem,
+    measurements_by_problem,
+    newest_measurements,
     newest_release,
-    of_series,
-    reported_or,
-    teaching,
+    reported_release_or,
 )
 from hp_tool.loop.learning.links import links_of
-from hp_tool.loop.learning.outcomes import crashes, successes
+from hp_tool.loop.learning.outcomes import find_crashes, find_successes
 from hp_tool.loop.learning.series import (
     CRASHED,
     LINKS,
@@ -111,8 +111,8 @@ def calibrate_cluster(
     all measurements gets an empty version.
     """
     groups: defaultdict[ModelFamily, list[Group]] = defaultdict(list)
-    for problem, same in by_problem(
-        newest(store, cluster_key=cluster_key, framework=framework, owner=owner),
+    for problem, same in group_by_problem(
+        newest_measurements(store, cluster_key=cluster_key, framework=framework, owner=owner),
         resolve=resolve_training,
     ):
         groups[model_family(problem.model)].append((problem, same))
@@ -159,7 +159,7 @@ def calibrate_series(*, store: Store, series: Series) -> MadeCalibration | None:
     """Calibrate one series: a cluster, a framework and a family of models; None without
     measurements.
     """
-    groups = list(of_series(series, store=store))
+    groups = list(measurements_by_problem(series, store=store))
     return _make(store, series, groups) if groups else None
 
 
@@ -169,7 +169,9 @@ def _make(store: Store, series: Series, groups: Sequence[Group]) -> MadeCalibrat
     links = links_of(groups)
     evidence = Evidence.concatenate(
         [
-            evidence_of(same, problem=with_links(problem, links), release=reported_or(release))
+            evidence_of(
+                same, problem=with_links(problem, links), release=reported_release_or(release)
+            )
             for problem, same in groups
         ]
     )
@@ -187,8 +189,8 @@ def _make(store: Store, series: Series, groups: Sequence[Group]) -> MadeCalibrat
         PREDICTIONS: digest_of(groups[0][0]),
         MODELS: dict(sorted(models.items())),
         RELEASE: release,
-        CRASHED: crashes(groups),
-        RAN: successes(groups),
+        CRASHED: find_crashes(groups),
+        RAN: find_successes(groups),
         UNSEEN: {identity: seconds for identity, seconds in by_id if np.isfinite(seconds)},
     } | ({} if links.as_stated else {LINKS: asdict(links)})
     record, new = save(
@@ -202,7 +204,7 @@ def _is_emptied(store: Store, last: CalibrationRecord) -> bool:
 
     def teaches(identity: str) -> bool:
         try:
-            return bool(teaching([store.get_measurement(measurement_id=identity)]))
+            return bool(calibrating_records([store.get_measurement(measurement_id=identity)]))
         except NotFoundError:
             return False
 
@@ -271,7 +273,7 @@ def predicted_unseen(evidence: Evidence, *, prior: Prior) -> FloatArray:
     runs = replace(
         evidence.take(timed), measured_memory_bytes=np.full(len(timed), np.nan)
     )  # Memory is not needed.
-    groups = configurations(runs)
+    groups = group_by_configuration(runs)
     if len(groups) < 2:
         return predicted
     for several in np.array_split(
@@ -287,7 +289,7 @@ def predicted_unseen(evidence: Evidence, *, prior: Prior) -> FloatArray:
     return predicted
 
 
-def prepare() -> None:
+def import_fit_modules() -> None:
     """Import the modules that fits need in advance, which would otherwise add a second to the first
     fit.
     """
@@ -357,18 +359,18 @@ class Follower:
         ).items
         if not measured or not calibrated:
             return bool(measured)
-        return calibrated[0].created_at < measured[0].created_at or outdated(
+        return calibrated[0].created_at < measured[0].created_at or is_outdated(
             self._store, cluster, owner=owner
         )
 
 
-def outdated(store: Store, cluster: MeasuredCluster, *, owner: str = "") -> bool:
-    """Return True if the newest calibration of any model family was fitted with another cost model."""
+def is_outdated(store: Store, cluster: MeasuredCluster, *, owner: str = "") -> bool:
+    """Return True if the newest calibration of a model family used another cost model."""
     key, framework = cluster.cluster_key, cluster.framework
     recent = store.measurements(
         cluster_key=key, framework=framework, state="accepted", teaches=owner, limit=RECENT
     ).items
-    taught = by_problem(teaching(recent, owner=owner), resolve=resolve_training)
+    taught = group_by_problem(calibrating_records(recent, owner=owner), resolve=resolve_training)
     for problem, _ in itertools.islice(taught, 1):
         for family in get_args(ModelFamily):
             last = store.latest_calibration(
@@ -386,7 +388,7 @@ def outdated_notice(store: Store) -> str | None:
     """Return a notice about calibrations that were fitted with another cost model; None if there
     are none.
     """
-    count = sum(outdated(store, cluster) for cluster in store.measured_clusters())
+    count = sum(is_outdated(store, cluster) for cluster in store.measured_clusters())
     return (
         f"not used: what was learnt about {format_count(count, 'cluster')} {OTHER_PREDICTIONS}"
         if count

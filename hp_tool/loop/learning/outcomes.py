@@ -18,7 +18,7 @@ Group = tuple[TrainingProblem, Sequence[MeasurementRecord]]
 """A problem with its stored measurements."""
 
 
-def crashes(groups: Iterable[Group]) -> JsonObject:
+def find_crashes(groups: Iterable[Group]) -> JsonObject:
     """Return, by problem, the configurations that crashed and never succeeded.
 
     Only complete runs count, and at least `Learning.crashes` of them are required.
@@ -32,7 +32,7 @@ def crashes(groups: Iterable[Group]) -> JsonObject:
     return found
 
 
-def successes(groups: Iterable[Group]) -> JsonObject:
+def find_successes(groups: Iterable[Group]) -> JsonObject:
     """Return, by problem, the configurations with successful complete runs.
 
     Each has the number of these runs and the median step time in seconds.

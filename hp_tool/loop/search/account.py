@@ -14,7 +14,7 @@ from hp_tool.domain.states import RunState
 from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration import Prior
 from hp_tool.loop.search.acquisition import Proposal
-from hp_tool.loop.search.fidelity import leader, repeats
+from hp_tool.loop.search.fidelity import combine_repeats, find_leader
 from hp_tool.loop.search.rivals import BESIDE
 
 BUDGETS = ("budget_runs", "budget_gpu_seconds")
@@ -154,8 +154,8 @@ def progress_of(
     `expected_gain` is that of the best further runs, as a fraction of the best step time.
     """
     spent = spent_by(runs)
-    best, best_step_s = leader(runs) or (None, None)
-    its_runs = None if best is None else repeats(runs)[best.parallel]
+    best, best_step_s = find_leader(runs) or (None, None)
+    its_runs = None if best is None else combine_repeats(runs)[best.parallel]
     return {
         "profile_runs": spent.profile_runs,
         "budget_runs": budget_runs,

@@ -125,7 +125,7 @@ def end_run(
         handle = launcher.find(run.job_name)
         known = known if handle is None else launcher.fetch(handle)
     gpu_seconds = _gpu_seconds(run, wall_s=known.wall_s, ran_s=ran_s)
-    account = with_traces(_account(known, waited_s=submitted_ago_s(run), ran_s=ran_s), known)
+    account = with_log(_account(known, waited_s=submitted_ago_s(run), ran_s=ran_s), known)
     store.abandon_run(
         lease=lease, run_id=run.id, cause=cause, gpu_seconds=gpu_seconds, account=account
     )
@@ -155,7 +155,7 @@ def finish_run(
         return store_it(measurement=problem.new_measurement(run=run, measurement=crashed))
 
 
-def taken_off(launcher: Launcher, handle: str, state: JobState) -> Measurement:
+def fetch_ended_job(launcher: Launcher, handle: str, state: JobState) -> Measurement:
     """Return the run time, nodes and log of a job that the engine ended, cancelled or lost."""
     cause = f"the engine ended the job: {state}"
     try:
@@ -172,7 +172,7 @@ def taken_off(launcher: Launcher, handle: str, state: JobState) -> Measurement:
     )
 
 
-def with_traces(account: RunAccount, measurement: Measurement) -> RunAccount:
+def with_log(account: RunAccount, measurement: Measurement) -> RunAccount:
     """Return the account of a run that is given up, with its nodes and log, because it has no
     measurement.
     """

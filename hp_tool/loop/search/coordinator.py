@@ -35,14 +35,14 @@ from hp_tool.loop.search.charges import (
     Charges,
     end_run,
     failed_hosts,
+    fetch_ended_job,
     finish_run,
-    taken_off,
-    with_traces,
+    with_log,
 )
-from hp_tool.loop.search.fidelity import WHOLE, extrapolated
-from hp_tool.loop.search.planner import Nothing, Planner, to_try_again
+from hp_tool.loop.search.fidelity import WHOLE, extrapolate
+from hp_tool.loop.search.planner import Nothing, Planner, find_retry
 from hp_tool.loop.search.problem import Question
-from hp_tool.loop.search.rivals import Share, shares
+from hp_tool.loop.search.rivals import Share, split_job
 from hp_tool.loop.search.study import StudyProjection
 from hp_tool.loop.search.terms import Site, Timing
 from hp_tool.loop.search.underway import Watched
@@ -201,9 +201,9 @@ class Coordinator:
         cost.
         """
         self._projection.sync(runs)
-        proposal = self._projection.proposal() if to_try_again(runs) is None else None
+        proposal = self._projection.proposal() if find_retry(runs) is None else None
         decision = self._planner.decide(runs, proposal)
-        if to_try_again(runs) is None:
+        if find_retry(runs) is None:
             gain = proposal.expected_further_gain if proposal else 0.0
             self._expected_gain = gain if math.isfinite(gain) else None
         self._progress(runs)
@@ -285,7 +285,7 @@ class Coordinator:
         measurement = (
             self._launcher.fetch(handle)
             if state is JobState.FINISHED
-            else taken_off(self._launcher, handle, state)
+            else fetch_ended_job(self._launcher, handle, state)
         )
         if measurement.refused:
             self._refuse(run, measurement.cause or "the job never began", measurement)
@@ -343,7 +343,7 @@ class Coordinator:
             measurement.cause or measurement.status,
             self._charges.gpu_seconds(run, measurement),
         )
-        account = with_traces(self._charges.account(run, measurement), measurement)
+        account = with_log(self._charges.account(run, measurement), measurement)
         self._store.abandon_run(
             lease=self._lease, run_id=run.id, cause=cause, gpu_seconds=gpu_seconds, account=account
         )
@@ -469,7 +469,7 @@ class Coordinator:
 
     def _finish(self, run: RunRecord, measurement: Measurement, *, gpu_seconds: float) -> None:
         account = self._charges.account(run, measurement)
-        own, *beside = shares(run, measurement, gpu_seconds=gpu_seconds)
+        own, *beside = split_job(run, measurement, gpu_seconds=gpu_seconds)
         for share, row in zip(beside, self._problem.rival_rows(run), strict=False):
             config = self._problem.candidates.config(row)
             rival = self._store.intend_run(
@@ -481,7 +481,7 @@ class Coordinator:
         self._stop_waiting()
 
     def _store_end(self, run: RunRecord, share: Share, *, account: RunAccount) -> None:
-        measurement = extrapolated(run, share.measurement, runs=self._runs())
+        measurement = extrapolate(run, share.measurement, runs=self._runs())
         stored = finish_run(
             run,
             measurement,

@@ -58,7 +58,7 @@ class Reduction:
         return float(step.median_s[0])
 
 
-def reduced(
+def reduce_run(
     *, fidelity: Fidelity, model: ModelSpec, training: TrainingWorkload, parallel: ParallelConfig
 ) -> tuple[ModelSpec, TrainingWorkload, ParallelConfig]:
     """Return model, workload and configuration with the layers, replicas and micro-batches of
@@ -131,7 +131,7 @@ class Outcome(Protocol):
 Run = TypeVar("Run", bound=Outcome)
 
 
-def standing(runs: Sequence[Run]) -> dict[RunConfig, Run]:
+def representative_runs(runs: Sequence[Run]) -> dict[RunConfig, Run]:
     """Return the run that represents each configuration: the last successful complete run, else the
     last complete one, else the last.
 
@@ -147,14 +147,14 @@ def standing(runs: Sequence[Run]) -> dict[RunConfig, Run]:
     return counting
 
 
-def repeats(runs: Sequence[Run]) -> dict[RunConfig, Repeats]:
+def combine_repeats(runs: Sequence[Run]) -> dict[RunConfig, Repeats]:
     """Return the combined runs of each configuration, omitting those without a step time."""
     times_s: dict[RunConfig, list[float]] = {}
     for run in runs:
         if run.objective_s is not None and run.fidelity.is_whole:
             times_s.setdefault(run.parallel, []).append(run.objective_s)
     repeated: dict[RunConfig, Repeats] = {}
-    for parallel, run in standing(runs).items():
+    for parallel, run in representative_runs(runs).items():
         if (step_s := run.objective_s) is not None:
             times = times_s.get(parallel, [step_s])  # Only a reduced run.
             low_s, high_s = min(times), max(times)
@@ -175,11 +175,11 @@ def _rank(run: Outcome) -> int:
     return (1 + (run.status == "ok")) if run.fidelity.is_whole else 0
 
 
-def leader(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:
+def find_leader(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:
     """Return the representative run with the shortest known step time, and its seconds."""
     timed = [
         (run, run.measurement.objective_s)
-        for run in standing(runs).values()
+        for run in representative_runs(runs).values()
         if run.measurement is not None
     ]
     return min(
@@ -189,7 +189,7 @@ def leader(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:
     )
 
 
-def extrapolated(
+def extrapolate(
     run: RunRecord, measurement: Measurement, *, runs: Sequence[RunRecord]
 ) -> Measurement:
     """Return a reduced run's measurement, extrapolated to the complete configuration.
@@ -201,7 +201,7 @@ def extrapolated(
     if run.fidelity.is_whole or measurement.status != "ok" or measurement.step_s is None:
         return measurement
     pairs, own, common = (
-        _pairs(runs),
+        _extrapolation_errors(runs),
         assumed().search.extrapolation_log_sd,
         assumed().search.extrapolation_bias_log_sd,
     )
@@ -218,7 +218,7 @@ def extrapolated(
     )
 
 
-def _pairs(runs: Sequence[RunRecord]) -> list[float]:
+def _extrapolation_errors(runs: Sequence[RunRecord]) -> list[float]:
     """Return ln(measured complete / extrapolated without bias) of each configuration that ran both
     ways.
     """

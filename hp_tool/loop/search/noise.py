@@ -13,7 +13,7 @@ from hp_tool.domain.measurement import Measurement
 from hp_tool.domain.records import RunRecord
 from hp_tool.domain.serving import RunConfig
 from hp_tool.loop.assumptions import assumed
-from hp_tool.loop.calibration.posterior import OwnRuns, ratio, repeat_log_sd
+from hp_tool.loop.calibration.posterior import OwnRuns, ratio_interval, repeat_log_sd
 
 _MEDIAN_EFFICIENCY = math.sqrt(math.pi / 2)
 """Ratio of the standard error of a median to that of a mean, for normal noise."""
@@ -25,7 +25,7 @@ class MeasuredSteps:
 
     known: Mapping[RunConfig, tuple[float, float]]
     """(seconds, log_sd) by configuration: the mean of its runs, weighted as in
-    `posterior.combined`.
+    `posterior.combine_with_runs`.
     """
     repeat_log_sd: float
     """Standard deviation of ln(seconds) between runs of a configuration; see
@@ -36,7 +36,9 @@ class MeasuredSteps:
 
     def ratio(self, one: RunConfig, other: RunConfig) -> tuple[float, float, float]:
         """Return (seconds of one / seconds of the other, low, high) with a 90% interval."""
-        factor, low, high = ratio(self.known[one], self.known[other], quantile=NORMAL_QUANTILE)
+        factor, low, high = ratio_interval(
+            self.known[one], self.known[other], quantile=NORMAL_QUANTILE
+        )
         return float(factor), float(low), float(high)
 
 

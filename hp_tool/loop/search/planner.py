@@ -25,10 +25,23 @@ from hp_tool.loop.search.account import (
     why_stop,
 )
 from hp_tool.loop.search.acquisition import Proposal
-from hp_tool.loop.search.fidelity import EXTRAPOLATION_RATIO, WHOLE, Reduction, leader, num_gpus
+from hp_tool.loop.search.fidelity import (
+    EXTRAPOLATION_RATIO,
+    WHOLE,
+    Reduction,
+    find_leader,
+    num_gpus,
+)
 from hp_tool.loop.search.noise import measured_steps
 from hp_tool.loop.search.problem import Question
-from hp_tool.loop.search.rivals import BESIDE, DIGEST, RIVALS, configurations, num_jobs, rivals_of
+from hp_tool.loop.search.rivals import (
+    BESIDE,
+    DIGEST,
+    RIVALS,
+    count_configurations,
+    num_jobs,
+    rivals_of,
+)
 from hp_tool.loop.search.study import StudyProjection
 
 CONFIRMATION = "confirmation"
@@ -74,13 +87,13 @@ class Planner:
         """Return the next run, or the reason for starting none. Open runs count in the budgets as
         if they had ended.
         """
-        again = to_try_again(runs)
+        again = find_retry(runs)
         if again is not None:
             return NextRun(
                 parallel=again.parallel, fidelity=again.fidelity, predicted=again.predicted
             )
         settings, spent = self.problem.settings, spent_by(runs)
-        underway, waiting = len(open_runs(runs)), configurations(open_runs(runs))
+        underway, waiting = len(open_runs(runs)), count_configurations(open_runs(runs))
         average_s, beside_s = gpu_seconds_by_job(runs)
         waiting_s = underway * average_s + (waiting - underway) * beside_s
         started = Spent(
@@ -140,7 +153,7 @@ class Planner:
         because a stalled run yields no further information. Predictions for CPUs are too inaccurate
         for this.
         """
-        if (known := leader(runs)) is not None:
+        if (known := find_leader(runs)) is not None:
             return known[1]
         return (
             run.predicted["calibrated_step_s"] if self.problem.cluster.gpu.kind == "gpu" else None
@@ -186,7 +199,7 @@ class Planner:
         first = (
             []
             if baseline in (None, row) or baseline in apart
-            else [_anyway(baseline, reason=BASELINE)]
+            else [_unconditional_proposal(baseline, reason=BASELINE)]
         )
         others = self.projection.rivals(count=count, apart=apart) if count > 0 else []
         proposals = [*first, *(each for each in others if each.row != baseline)][:count]
@@ -257,12 +270,12 @@ class Planner:
         It runs if no other run is worthwhile, or if it is affordable now but would not be after one
         more run. Noise does not justify one of the first runs.
         """
-        best, step_s = leader(runs) or (None, 0.0)
+        best, step_s = find_leader(runs) or (None, 0.0)
         if best is None or num_gpus(best.parallel) > self.available_gpus:
             return None
         settings, whole = self.problem.settings, best.fidelity.is_whole
         steps = 2 * settings.steps if whole else settings.steps
-        if whole and not unsure(runs, kind=self.problem.cluster.gpu.kind):
+        if whole and not needs_repeat(runs, kind=self.problem.cluster.gpu.kind):
             return None
         if not whole and any(
             run.parallel == best.parallel and run.fidelity.is_whole and run.measurement is not None
@@ -305,7 +318,7 @@ class Planner:
         row = self.problem.row(parallel)
         if row is None:
             return None
-        proposal = _anyway(row, reason=reason)
+        proposal = _unconditional_proposal(row, reason=reason)
         predicted = self.problem.predicted(
             row=row, calibration=self._calibration(), proposal=proposal
         )
@@ -319,7 +332,7 @@ class Planner:
         return self.projection.sampler.calibration(study=self.projection.study)
 
 
-def _anyway(row: int, *, reason: str) -> Proposal:
+def _unconditional_proposal(row: int, *, reason: str) -> Proposal:
     """Return a proposal without expected gain, because its row already ran in this search or in the
     user's training.
     """
@@ -336,7 +349,7 @@ def gpu_seconds_by_job(runs: Sequence[RunRecord]) -> tuple[float, float]:
     return alone, sum(beside) / len(beside) if beside else 0.0
 
 
-def to_try_again(runs: Sequence[RunRecord]) -> RunRecord | None:
+def find_retry(runs: Sequence[RunRecord]) -> RunRecord | None:
     """Return the first configuration whose last attempt was abandoned for an external reason."""
     last, attempts = {run.digest: run for run in runs}, assumed().search.attempts
     return next(
@@ -361,7 +374,7 @@ def _reduced_prediction(
     }
 
 
-def unsure(runs: Sequence[RunRecord], *, kind: Kind) -> bool:
+def needs_repeat(runs: Sequence[RunRecord], *, kind: Kind) -> bool:
     """Return whether the leader ran once and the runner-up may be faster by more than a repeat is
     worth.
 

@@ -27,7 +27,7 @@ from hp_tool.domain.workload import TrainingWorkload
 from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration import Calibration
 from hp_tool.loop.search.acquisition import Proposal
-from hp_tool.loop.search.fidelity import EXTRAPOLATION_RATIO, Reduction, num_gpus, reduced
+from hp_tool.loop.search.fidelity import EXTRAPOLATION_RATIO, Reduction, num_gpus, reduce_run
 from hp_tool.loop.search.rivals import DIGEST, rivals_of
 from hp_tool.loop.search.table import AxisValue, CandidateTable
 
@@ -275,7 +275,7 @@ class SearchProblem(Question):
         if measurement.step_s is None or measurement.tokens_per_second_per_gpu is not None:
             return measurement
         assert isinstance(run.parallel, ParallelConfig)
-        _, training, parallel = reduced(
+        _, training, parallel = reduce_run(
             fidelity=run.fidelity, model=self.model, training=self.training, parallel=run.parallel
         )
         tokens = training.global_batch_size * training.sequence_length
@@ -288,7 +288,7 @@ class SearchProblem(Question):
     ) -> ProfileRequest:
         limit = None if best_step_s is None else self.settings.hopeless_factor * best_step_s
         assert isinstance(run.parallel, ParallelConfig)
-        model, training, parallel = reduced(
+        model, training, parallel = reduce_run(
             fidelity=run.fidelity, model=self.model, training=self.training, parallel=run.parallel
         )
         balanced = self.settings.balanced_routing

@@ -34,7 +34,7 @@ def rivals_of(run: RunRecord) -> list[JsonObject]:
     return list(run.predicted.get(RIVALS, ()))
 
 
-def configurations(runs: Sequence[RunRecord]) -> int:
+def count_configurations(runs: Sequence[RunRecord]) -> int:
     """Return how many configurations the jobs of these runs measure."""
     return sum(1 + len(rivals_of(run)) for run in runs)
 
@@ -47,7 +47,7 @@ def num_jobs(runs: Sequence[RunRecord]) -> int:
     )
 
 
-def shares(run: RunRecord, measurement: Measurement, *, gpu_seconds: float) -> list[Share]:
+def split_job(run: RunRecord, measurement: Measurement, *, gpu_seconds: float) -> list[Share]:
     """Return the first configuration's share of its job, then those of the other measured
     configurations.
     """

@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration import Calibration, Evidence, Prior, fit_calibration
-from hp_tool.loop.calibration.evidence import most_alike
+from hp_tool.loop.calibration.evidence import select_most_similar
 from hp_tool.loop.search.acquisition import Observations, Proposal, propose
 from hp_tool.loop.search.table import CandidateTable
 
@@ -57,7 +57,7 @@ class CostModelSampler(BaseSampler):
         self.table = table
         self._prior = prior
         limit = assumed().search.carried_runs
-        self._evidence = most_alike(
+        self._evidence = select_most_similar(
             evidence=evidence or Evidence.empty(), features=table.features, limit=limit
         )
         self._coverage_runs = coverage_runs

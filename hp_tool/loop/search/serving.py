@@ -193,15 +193,19 @@ def software(runner: Runner) -> str:
 
 def penalised_latency_s(latencies: Latencies, *, targets: Targets) -> float:
     """Return the objective of a search: request latency x (1 + penalty)."""
-    return float(latencies.request_latency_s * (1.0 + penalty(bounded(latencies, targets=targets))))
+    return float(
+        latencies.request_latency_s * (1.0 + penalty(measured_targets(latencies, targets=targets)))
+    )
 
 
-def meets(latencies: Latencies, *, targets: Targets) -> bool:
+def meets_targets(latencies: Latencies, *, targets: Targets) -> bool:
     """Return whether the latencies meet all targets."""
-    return all(value <= limit for _, limit, value in bounded(latencies, targets=targets))
+    return all(value <= limit for _, limit, value in measured_targets(latencies, targets=targets))
 
 
-def bounded(latencies: Latencies, *, targets: Targets) -> Iterator[tuple[str, float, float]]:
+def measured_targets(
+    latencies: Latencies, *, targets: Targets
+) -> Iterator[tuple[str, float, float]]:
     """Return (name, limit, bounded mean or quantile) of each target, skipping quantiles that were
     not measured.
     """

@@ -58,10 +58,10 @@ class Watched:
         if state is JobState.QUEUED:
             return Underway(phase=Phase.QUEUED)
         log = self._launcher.output(handle)
-        return underway(log, serves=isinstance(run.parallel, ServingConfig))
+        return parse_progress(log, serves=isinstance(run.parallel, ServingConfig))
 
 
-def underway(log: str, *, serves: bool) -> Underway:
+def parse_progress(log: str, *, serves: bool) -> Underway:
     """Return a running job's progress from its log; with `serves`, the job answers requests and
     logs no steps.
     """

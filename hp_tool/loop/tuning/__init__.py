@@ -3,7 +3,7 @@ worker.
 """
 
 from hp_tool.loop.tuning.clusters import Sweeper, create_launcher, daily_limits, within_limits
-from hp_tool.loop.tuning.offers import check_offered, offers, offers_in_words
+from hp_tool.loop.tuning.offers import check_offered, find_offers, offers_in_words
 from hp_tool.loop.tuning.result import SearchSummary, TuneResult
 from hp_tool.loop.tuning.retention import prune, retention_settings
 from hp_tool.loop.tuning.run import resolve_search, run_search, tune
@@ -16,7 +16,7 @@ __all__ = [
     "check_offered",
     "create_launcher",
     "daily_limits",
-    "offers",
+    "find_offers",
     "offers_in_words",
     "prune",
     "resolve_search",

@@ -17,7 +17,7 @@ from hp_tool.domain.records import RunRecord
 from hp_tool.domain.serving import RunConfig
 from hp_tool.errors import InputError
 from hp_tool.loop.calibration.evidence import FloatArray
-from hp_tool.loop.calibration.posterior import ratio
+from hp_tool.loop.calibration.posterior import ratio_interval
 from hp_tool.loop.search.noise import MeasuredSteps
 
 FIELD = "search.baseline"
@@ -56,7 +56,9 @@ def gains_of(
         if other != parallel and ran:
             factor, low, high = measured.ratio(other, parallel)
         elif other != parallel:
-            factor, low, high = map(float, ratio(baseline.known, known, quantile=NORMAL_QUANTILE))
+            factor, low, high = map(
+                float, ratio_interval(baseline.known, known, quantile=NORMAL_QUANTILE)
+            )
         noise = {
             "noise_from": "repeats" if measured.num_repeats else "assumed",
             "noise_fraction": measured.repeat_log_sd,
@@ -98,7 +100,7 @@ def described_baseline(
     return config
 
 
-def compared_with(
+def choose_baseline(
     described: RunConfig | None, runs: Sequence[RunRecord]
 ) -> tuple[RunConfig | None, BaselineSource]:
     """Return the configuration to compare with: the described baseline, else the first successful
@@ -111,7 +113,7 @@ def compared_with(
     return next((run.parallel for run in runs if run.status == "ok"), None), "first run"
 
 
-def foreseen(measured: Repeats, *, runs: Sequence[RunRecord]) -> Foreseen | None:
+def prediction_before_run(measured: Repeats, *, runs: Sequence[RunRecord]) -> Foreseen | None:
     """Return a configuration's prediction before its first run; None if only a reduced run
     succeeded.
     """

@@ -64,7 +64,7 @@ def create_launcher(query: Query) -> Launcher:
     return cluster_launcher(query.cluster, name=name)
 
 
-def trained_by(query: Query, launcher: Launcher, *, problem: TrainingProblem) -> Launcher:
+def with_trainer(query: Query, launcher: Launcher, *, problem: TrainingProblem) -> Launcher:
     """Return the launcher, wrapped to run the query's own command if it has one."""
     trainer = trainer_of(query)
     return (

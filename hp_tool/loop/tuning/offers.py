@@ -22,7 +22,7 @@ LOOKED_S = 300.0
 """Seconds for which this host's devices are cached; a driver may start after the worker."""
 
 
-def offers() -> tuple[Offer, ...]:
+def find_offers() -> tuple[Offer, ...]:
     """Return what a worker in this process can run: this host's devices, and clusters with launcher
     options.
     """

@@ -24,7 +24,7 @@ from hp_tool.loop.search.account import run_gpu_seconds
 from hp_tool.loop.search.fidelity import WHOLE, num_gpus
 from hp_tool.loop.search.planner import CONFIRMATION, Nothing, Planner
 from hp_tool.loop.search.rivals import rivals_of
-from hp_tool.loop.tuning.clusters import create_launcher, launcher_name, trained_by, within_limits
+from hp_tool.loop.tuning.clusters import create_launcher, launcher_name, with_trainer, within_limits
 from hp_tool.loop.tuning.evidence import earlier_evidence, with_measured_startup
 from hp_tool.loop.tuning.problem import build_problem, resolve_training_search
 from hp_tool.loop.tuning.study import projection_of, study_storage
@@ -48,7 +48,7 @@ def plan_search(
     """
     launcher = launcher or create_launcher(query)
     plan, problem, run = _plan(query, hardware=launcher.hardware(), store=store)
-    launcher = trained_by(query, launcher, problem=problem.training)
+    launcher = with_trainer(query, launcher, problem=problem.training)
     job = launcher.describe(launcher.plan(problem.search.request(run), job_name=run.job_name))
     return PlanAnswer(id=query.id, plan=plan, job=job)
 
@@ -118,7 +118,7 @@ def _plan(
         proof = _planned(
             replace(run, fidelity=WHOLE, predicted=of_whole), problem, chosen_by=CONFIRMATION
         )
-    return _sum(first, proof, problem=problem), problem, run
+    return _total_plan(first, proof, problem=problem), problem, run
 
 
 def _planned(run: RunRecord, problem: TuningProblem, *, chosen_by: str) -> PlannedRun:
@@ -165,7 +165,9 @@ class _Bill:
     """Number of runs that are expected to cost as much as the first."""
 
 
-def _sum(first: PlannedRun, proof: PlannedRun | None, *, problem: TuningProblem) -> SearchPlan:
+def _total_plan(
+    first: PlannedRun, proof: PlannedRun | None, *, problem: TuningProblem
+) -> SearchPlan:
     """Return the sum over all runs in the budget, in jobs like the first, and the leader's
     confirmation if affordable.
     """

@@ -56,10 +56,10 @@ def retention_settings(
                 ) from None
     if days is not None:
         values["days"] = days
-    return checked(Retention(**values), names=VARIABLES)
+    return validate_retention(Retention(**values), names=VARIABLES)
 
 
-def checked(retention: Retention, *, names: Mapping[str, str]) -> Retention:
+def validate_retention(retention: Retention, *, names: Mapping[str, str]) -> Retention:
     """Return the retention if its values are in bounds.
 
     Raises:
@@ -76,7 +76,7 @@ def checked(retention: Retention, *, names: Mapping[str, str]) -> Retention:
     return retention
 
 
-def in_words(retention: Retention) -> str:
+def retention_words(retention: Retention) -> str:
     """Return the retention as one phrase: `workers keep searches for 90 days`."""
     if not retention:
         return "nothing deletes them (see `hp-tool db prune`)"

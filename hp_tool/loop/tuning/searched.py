@@ -23,9 +23,9 @@ from hp_tool.domain.records import RunRecord
 from hp_tool.domain.result import SpaceSummary
 from hp_tool.loop.calibration import Calibration, Evidence, Prior
 from hp_tool.loop.calibration.evidence import FloatArray
-from hp_tool.loop.calibration.posterior import OwnRuns, ratio
+from hp_tool.loop.calibration.posterior import OwnRuns, ratio_interval
 from hp_tool.loop.learning.series import Series
-from hp_tool.loop.search.fidelity import repeats, standing
+from hp_tool.loop.search.fidelity import combine_repeats, representative_runs
 from hp_tool.loop.search.noise import measured_steps
 from hp_tool.loop.search.problem import Question
 from hp_tool.loop.tuning.answer import Config, KnownBaseline, Predicted, effect_of_axes, gains_of
@@ -201,7 +201,7 @@ class Medians(ABC, Generic[Config, Predicted]):
             best,
             parallel=best.parallel,
             known_from_runs=sum(run.status == "ok" for run in self.runs),
-            measured=repeats(self.runs).get(best.parallel) if best.measurement else None,
+            measured=combine_repeats(self.runs).get(best.parallel) if best.measurement else None,
             as_good=len(tied(self.order, seconds=self.seconds, log_sd=self.log_sd)),
             gain=gains[0] if gains else None,
             gains=gains,
@@ -215,7 +215,7 @@ def tied(rows: Sequence[int], *, seconds: FloatArray, log_sd: FloatArray) -> lis
     contains 1.
     """
     first, *others = rows
-    _, low, high = ratio(
+    _, low, high = ratio_interval(
         (seconds[others], log_sd[others]), (seconds[first], log_sd[first]), quantile=NORMAL_QUANTILE
     )
     return [row for row, alike in zip(others, (low <= 1.0) & (high >= 1.0), strict=True) if alike]
@@ -250,7 +250,10 @@ def rank(
 
 def outcome_of_rows(search: Question, runs: Sequence[RunRecord]) -> dict[int, Measurement]:
     """Return the measurement of each of the search's rows, from its representative run."""
-    counted = ((search.row(parallel), run.measurement) for parallel, run in standing(runs).items())
+    counted = (
+        (search.row(parallel), run.measurement)
+        for parallel, run in representative_runs(runs).items()
+    )
     return {
         row: measurement
         for row, measurement in counted
@@ -270,7 +273,9 @@ def own_runs(
     Configurations whose last complete run failed are omitted. `shown` returns a run's value and the
     standard deviation of its logarithm; None if the run has none.
     """
-    counting = {parallel: run for parallel, run in standing(runs).items() if run.status == "ok"}
+    counting = {
+        parallel: run for parallel, run in representative_runs(runs).items() if run.status == "ok"
+    }
     known: list[tuple[int, float, float]] = []
     for run in runs:
         counts, row = counting.get(run.parallel), search.row(run.parallel)

@@ -33,13 +33,13 @@ from hp_tool.loop.search.noise import spread_of
 from hp_tool.loop.search.serving import (
     EndpointSearch,
     ServingSearch,
-    bounded,
-    meets,
+    measured_targets,
+    meets_targets,
     penalised_latency_s,
 )
 from hp_tool.loop.tuning.answer import (
     KnownBaseline,
-    compared_with,
+    choose_baseline,
     described_baseline,
     saved_parts,
 )
@@ -180,7 +180,7 @@ class LatencyMedians(Medians[ServingConfig, InferenceEstimate]):
     @cached_property
     def acceptable(self) -> list[int]:
         targets = self.problem.problem.targets
-        return [row for row, each in self.seen.items() if meets(each, targets=targets)]
+        return [row for row, each in self.seen.items() if meets_targets(each, targets=targets)]
 
     @property
     def ran(self) -> Collection[int]:
@@ -276,7 +276,7 @@ class LatencyMedians(Medians[ServingConfig, InferenceEstimate]):
     def baseline(self) -> KnownBaseline[ServingConfig, InferenceEstimate] | None:
         """Return the baseline, described like a recommendation."""
         problem = self.problem.problem
-        config, source = compared_with(baseline_config(self.problem.query, problem), self.runs)
+        config, source = choose_baseline(baseline_config(self.problem.query, problem), self.runs)
         if not isinstance(config, ServingConfig):
             return None
         one = serving_candidates(problem, [config])
@@ -316,7 +316,9 @@ class LatencyMedians(Medians[ServingConfig, InferenceEstimate]):
             return estimate
         reasons = tuple(
             reason
-            for name, limit, value in bounded(self.row(row), targets=self.problem.problem.targets)
+            for name, limit, value in measured_targets(
+                self.row(row), targets=self.problem.problem.targets
+            )
             for reason in target_reasons(name, value=value, limit=limit)
         )
         return replace(estimate, tails=self.tails[row], feasible=not reasons, reasons=reasons)

@@ -16,7 +16,7 @@ from hp_tool.domain.measurement_records import MeasurementRecord
 from hp_tool.domain.ports import Store
 from hp_tool.domain.serving import RunConfig, ServingConfig
 from hp_tool.loop.calibration import Calibration, Evidence, Prior, StepPrediction, fit_calibration
-from hp_tool.loop.learning.evidence import by_problem, newest
+from hp_tool.loop.learning.evidence import group_by_problem, newest_measurements
 from hp_tool.loop.learning.series import Series
 from hp_tool.loop.search.serving import penalty
 from hp_tool.loop.search.table import CandidateTable
@@ -114,7 +114,7 @@ def serving_evidence(
     """Return the newest runs of a series, predicted again, for all models and loads; skip those
     that cannot be predicted.
     """
-    records = newest(
+    records = newest_measurements(
         store,
         cluster_key=series.cluster_key,
         framework=series.framework,
@@ -123,7 +123,7 @@ def serving_evidence(
     )
     parts = [
         _evidence_of(same, problem=problem)
-        for problem, same in by_problem(records, resolve=resolve_serving)
+        for problem, same in group_by_problem(records, resolve=resolve_serving)
     ]
     columns = (
         Evidence.concatenate([getattr(part, f.name) for part in parts])

@@ -31,17 +31,17 @@ from hp_tool.loop.learning.evidence import stored_evidence
 from hp_tool.loop.learning.make import calibrate_series
 from hp_tool.loop.learning.series import Series
 from hp_tool.loop.search.account import run_gpu_seconds, startup_s
-from hp_tool.loop.search.fidelity import repeats
+from hp_tool.loop.search.fidelity import combine_repeats
 from hp_tool.loop.search.noise import spread_of
 from hp_tool.loop.search.problem import SearchProblem
 from hp_tool.loop.tuning.answer import (
     KnownBaseline,
-    compared_with,
+    choose_baseline,
     described_baseline,
-    foreseen,
+    prediction_before_run,
     saved_parts,
 )
-from hp_tool.loop.tuning.clusters import trained_by
+from hp_tool.loop.tuning.clusters import with_trainer
 from hp_tool.loop.tuning.searched import Medians, Searched, outcome_of_rows, own_runs
 from hp_tool.questions.training.calibrated import CONFIDENCE, CalibratedPredictor, KnownRow
 from hp_tool.questions.training.evaluate import resolve_config
@@ -95,7 +95,7 @@ class TuningProblem(Searched):
         return len(self.space.candidates)
 
     def launched(self, launcher: Launcher) -> Launcher:
-        return trained_by(self.query, launcher, problem=self.training)
+        return with_trainer(self.query, launcher, problem=self.training)
 
     def evidence(
         self, store: Store, *, series: Series, without_search: str | None = None
@@ -268,7 +268,7 @@ class StepMedians(Medians[ParallelConfig, Estimate]):
     @cached_property
     def baseline(self) -> KnownBaseline[ParallelConfig, Estimate] | None:
         training = self.problem.training
-        config, source = compared_with(baseline_config(self.problem.query, training), self.runs)
+        config, source = choose_baseline(baseline_config(self.problem.query, training), self.runs)
         if not isinstance(config, ParallelConfig):
             return None
         row, one = self.problem.search.row(config), Candidates.from_configs([config])
@@ -295,7 +295,7 @@ class StepMedians(Medians[ParallelConfig, Estimate]):
         costs = training.costs(candidates)
         ranges = {
             search.row(config): (one.low_s, one.high_s)
-            for config, one in repeats(self.runs).items()
+            for config, one in combine_repeats(self.runs).items()
             if one.num_runs > 1
         }
         estimates = []
@@ -338,7 +338,7 @@ class StepMedians(Medians[ParallelConfig, Estimate]):
             free_memory_bytes=float(device_bytes[row] - self.memory.median_bytes[row]),
             out_of_memory_probability=float(self.fails[row]),
             baseline=_saved(estimate, self.baseline, factor=gain.factor) if self.baseline else None,
-            foreseen=None if measured is None else foreseen(measured, runs=before),
+            foreseen=None if measured is None else prediction_before_run(measured, runs=before),
             calibrated_step_s_interval=interval_s,
         )
 
