@@ -217,7 +217,7 @@ def announce(*, store: AccessStore, holder: str, stopping: threading.Event, ever
     """
     while True:
         with log_errors("announce this worker", log):
-            store.announce_worker(holder=holder, offers=tuning.offers())
+            store.announce_worker(holder=holder, offers=tuning.find_offers())
         if stopping.wait(every_s):
             break
     with log_errors("take leave", log):

@@ -116,7 +116,7 @@ def test_the_noise_is_that_of_the_search_s_own_repeats_else_an_assumed_one(tmp_p
     clear, _ = search(tmp_path / "..", erratic, budget_runs=2, seed=1)
     assert clear.gain is not None and clear.gain.noise_from == "assumed"
     assert clear.gain.noise_fraction == assumed().repeats.step_log_sd["cpu"]
-    assert any("as none was repeated" in sentence for sentence in answer_sentences(clear))
+    assert any("because no layout ran twice" in sentence for sentence in answer_sentences(clear))
 
 
 def test_a_gain_over_what_did_not_run_is_predicted_and_says_so(tmp_path: Path) -> None:
