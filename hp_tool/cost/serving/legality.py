@@ -121,15 +121,14 @@ def explain(
             model.num_attention_heads,
         ),
         "hidden_not_divisible": (
-            f"the MLP's width cannot be split: tensor_parallel_size {t} (and for experts tensor x "
-            "attention data / expert "
-            f"parallel {max(t * d // e, 1)}) must divide it; choose a smaller size or a larger "
-            "expert_parallel_size",
+            f"tensor_parallel_size {t} must divide the width of dense MLPs, and tensor x attention "
+            f"data / expert parallel {max(t * d // e, 1)} that of experts; lower "
+            "tensor_parallel_size, or raise expert_parallel_size",
             t,
             model.ffn_size,
         ),
         "layers_not_divisible": (
-            f"pipeline_parallel_size {p} is more than num_hidden_layers {model.num_hidden_layers}",
+            f"pipeline_parallel_size {p} exceeds num_hidden_layers {model.num_hidden_layers}",
             p,
             model.num_hidden_layers,
         ),
@@ -144,24 +143,22 @@ def explain(
             "redundant_experts"
             if model.num_experts is None
             else f"expert_parallel_size {e} must divide tensor x attention data parallel {t * d}, "
-            f"and num_experts {model.num_experts} + redundant_experts {r} (no rank holds an expert "
-            "twice); remove redundant_experts to use the smallest number",
+            f"and num_experts {model.num_experts} + redundant_experts {r}, without two copies of "
+            "an expert on one rank; remove redundant_experts to use the smallest number",
             e,
             (model.num_experts or 0) + r,
         ),
         "attention_data_parallel_needs_experts": (
-            f"attention_data_parallel_size {d} shares experts between attention groups, and "
-            f"{model.name} has none; "
-            "set it to 1 and serve more replicas",
+            f"attention_data_parallel_size {d} requires experts, which {model.name} does not have; "
+            "set it to 1 and use more replicas",
             d,
             1,
         ),
         "request_too_long": (
-            f"the longest request has {longest_request:,} tokens, prompt and answer, and "
-            f"{model.name} has positions for "
-            f"{model.max_position_embeddings or 0:,} (max_position_embeddings, or "
-            "inference.max_model_len if lower); shorten it, or give the config.json with the "
-            "RoPE scaling that the checkpoint is served with",
+            f"the longest request has {longest_request:,} tokens (prompt and answer), but "
+            f"{model.name} has {model.max_position_embeddings or 0:,} positions "
+            "(max_position_embeddings, or inference.max_model_len if lower); shorten it, or set "
+            "`model` to a config.json with the RoPE scaling in use",
             longest_request,
             model.max_position_embeddings or 0,
         ),
