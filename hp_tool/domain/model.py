@@ -448,9 +448,7 @@ class ModelSpec(Strict):
 
     @cached_property
     def layer_kind(self) -> LayerKind:
-        """Kind of its layers, with experts if the model has any; `without_experts` has the other
-        layers.
-        """
+        """Kind of the model's layers; of a MoE model, the kind of the layers with experts."""
         return LayerKind(attention=self.attention, mlp="experts" if self.num_experts else "dense")
 
     @cached_property

@@ -176,7 +176,7 @@ class Goodput:
     checkpoint_s: float
     checkpoint_interval_s: float
     young_interval_s: float
-    """First-order optimum sqrt(2 C M) in seconds, for comparison."""
+    """Young's first-order optimum of the interval, sqrt(2 checkpoint_s mtbf_s), for comparison."""
     restart_s: float
     source: str
     """Source of the figures that the query omits."""

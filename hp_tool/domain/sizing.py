@@ -129,8 +129,8 @@ class Sizing:
     loss: Choice
     """Loss predicted by the corrected Chinchilla fit, on its data and tokenizer."""
     compute_overhead: float
-    """Relative excess of compute over a compute-optimal training with the same loss by that fit,
-    such as 0.2.
+    """Compute of the training divided by that of a compute-optimal training with the same loss,
+    minus 1, such as 0.2 for 20% more.
     """
     shape: tuple[Choice, ...]
     """Reasons for the model's shape; empty if the model was given."""

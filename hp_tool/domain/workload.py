@@ -68,7 +68,7 @@ class OverlapSpec(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReliabilitySpec(Strict):
-    """How often devices fail, and what failures and checkpoints cost. Fields left out take
+    """How often devices fail, and the time that failures and checkpoints take. Omitted fields have
     published values.
     """
 

@@ -1,4 +1,4 @@
-"""Answers to a query or to lines of queries, for the command line, HTTP, pages and Python."""
+"""Answer queries and lines of batches, for the command line, HTTP, pages and Python."""
 
 import json
 import logging
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 Task = Literal["estimate", "recommend"]
 T = TypeVar("T")
 Line = bytes | HpToolError
-"""A line of a batch, or the error that replaces it."""
+"""A line of a batch, or the error with which reading it failed."""
 Read = Callable[[bytes], Query]
 
 MIN_BATCH_CONFIGURATIONS = 8
-"""Minimum number of configurations of one problem for which arrays are faster than plain
-numbers.
+"""Minimum number of configurations of one problem that are computed together as arrays; for fewer,
+plain numbers are faster.
 """
 
 
@@ -47,7 +47,7 @@ class EstimateAnswer:
     status: Literal["ok"] = "ok"
     estimate: Estimate | InferenceEstimate
     query: dict[str, Any] | None = None
-    """The query without defaults, from which the answer can be exported. None in batches."""
+    """The query without default values, from which the answer can be exported; None in batches."""
     calibrated_estimate: Estimate | None = None
     """Estimate corrected by measurements on this cluster; None without measurements."""
 
@@ -202,11 +202,11 @@ def answer_lines(
     read: Read = schema.parse_query,
     calibrations: Calibrations | None = None,
 ) -> list[str]:
-    """Yield an answer for each line, identical to the answer that the line would get on its own.
+    """Return an answer for each line, equal to the answer to the line alone.
 
-    Estimates that differ only in their configuration are costed together, which is several times
-    faster; pass a few dozen lines at a time. Estimates omit fixes and `narrowest`, which would take
-    longer than the rest of a batch.
+    Estimates of one problem are computed together, which is several times faster, so pass a few
+    dozen lines at a time. Estimates have no fixes and no `narrowest`, which would take longer than
+    the rest of a batch.
     """
 
     def begin(line: Line) -> ResolvedConfiguration | str:
@@ -243,10 +243,10 @@ def answer_lines(
 
 
 def cost_together(configurations: Sequence[ResolvedConfiguration]) -> list[ResolvedConfiguration]:
-    """Return the configurations; those that were costed as one array have their costs.
+    """Return the configurations, with costs if they were computed together as one array.
 
-    Returned without costs are illegal configurations, those with too few others of the same
-    problem, and arrays that fail with an error.
+    Costs are not computed for illegal configurations, for fewer than MIN_BATCH_CONFIGURATIONS of
+    one problem, and if computing them fails with an error.
     """
     costed = list(configurations)
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
@@ -276,7 +276,7 @@ def cost_together(configurations: Sequence[ResolvedConfiguration]) -> list[Resol
 
 
 def _answer_or_error(line: Line, answer: Callable[[], T]) -> T | str:
-    """Return the result of `answer`, or the error it raises as the line's answer."""
+    """Return the result of `answer`, or if it raises an error, the JSON answer with this error."""
     try:
         return answer()
     except HpToolError as error:
@@ -287,7 +287,7 @@ def _answer_or_error(line: Line, answer: Callable[[], T]) -> T | str:
 
 
 def error_line(line: Line, error: HpToolError) -> str:
-    """Return the answer of a line that failed, with its id if it can be read."""
+    """Return the JSON answer of a line that failed, with the line's id if it can be parsed."""
     try:
         data = json.loads(line) if isinstance(line, bytes) else None
         identity = data.get("id") if isinstance(data, dict) else None

@@ -1,5 +1,5 @@
-"""The edition of this hp-tool, which is stored with each search; workers skip searches of newer
-editions.
+"""Compute the edition of this hp-tool. It is stored with each search, and workers skip searches of
+newer editions.
 """
 
 import functools
@@ -16,8 +16,7 @@ def count_query_terms() -> int:
     """Return the number of query terms that this hp-tool supports: keys, choices, and built-in
     catalogue names.
 
-    Terms are only ever added, so of two editions the one with more terms can read the searches of
-    both.
+    Terms are never removed, so that the edition with more terms can run the searches of both.
     """
     return (
         len(set(_schema_terms(adapter(Query).json_schema(), ())))

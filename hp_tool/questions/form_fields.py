@@ -1,7 +1,5 @@
-"""The fields of a query shown to users, from their declarations (`domain.fields.Shown`).
-
-Used by the form of a new search, the explorer, the table of fields in the documentation and
-`hp-tool fields`.
+"""Fields of a query that forms, the explorer, the documentation and `hp-tool fields` show, from
+their declarations (`domain.fields.Shown`).
 """
 
 from collections.abc import Iterator
@@ -51,7 +49,7 @@ class Field:
 
     @property
     def takes(self) -> str:
-        """Return the accepted values, in words."""
+        """Return a description of the accepted values, such as `a number from 0 to 1`."""
         if self.options:
             return ", ".join(self.options)
         if self.maximum is None:
@@ -123,9 +121,7 @@ def form_sections(kind: Kind) -> tuple[Section, ...]:
 
 
 def _shown_fields(kind: Kind) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield paths and declarations of the shown fields; the fields of a mapping come before the
-    mapping itself.
-    """
+    """Yield (path, JSON schema) of each field to show; fields of a mapping precede the mapping."""
     query = schema.described_adapter(Query)
 
     def below(node: dict[str, Any], path: str, depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -159,7 +155,7 @@ def _form_field(path: str, declared: dict[str, Any]) -> Field:
         options = ("true", "false")
     one = (
         "oneOf" in declared
-    )  # a list is for rankings only: a search runs one training on one cluster
+    )  # Only rankings accept a list; a search runs one training on one cluster.
 
     def listed(kind: dict[str, Any]) -> bool:
         return one and kind.get("type") == "array"

@@ -52,11 +52,11 @@ def checked_registration(
 def read_spec(
     *, kind: RegistrationKind, name: str, spec: JsonObject
 ) -> ModelSpec | NodeType | TraceSpec:
-    """Return the specification registered under a name.
+    """Parse and check the specification registered under a name.
 
     Raises:
-        InputError: It is malformed.
-        NotFoundError: The catalogue lacks its GPU.
+        InputError: The specification is malformed.
+        NotFoundError: Its GPU is not in the catalogue.
     """
     if kind == "trace":
         trace: TraceSpec = schema.parse(TraceSpec, spec)
@@ -104,10 +104,10 @@ def insert_registered(query: Q, *, find: Find) -> Q:
 
 
 def restore_sent_query(sent: JsonObject, *, query: Query, resolved: Query) -> JsonObject:
-    """Return the mapping as `query` was sent, with registered names replaced as in `resolved`.
+    """Return the mapping that was sent, with registered names replaced as in `resolved`.
 
-    Nothing else is added, because an older edition may not know the key of a default and a newer
-    one may have a different default.
+    Default values are not added, because an older edition may reject their keys and a newer edition
+    may have other defaults.
     """
     return _apply_changes(
         sent, before=schema.query_mapping(query), after=schema.query_mapping(resolved)
@@ -129,7 +129,7 @@ def _apply_changes(sent: JsonObject, *, before: JsonObject, after: JsonObject) -
 
 
 def registered_model(name: Any, *, find: Find) -> Any:
-    """Return the fields registered under a model's name; the name itself if it is in the catalogue
+    """Return the specification of a registered model; the name unchanged if it is in the catalogue
     or unknown.
     """
     unknown = _unknown_name("models", name)
@@ -138,12 +138,14 @@ def registered_model(name: Any, *, find: Find) -> Any:
 
 
 def _with_node_defaults(wanted: ClusterQuery, node: NodeType) -> ClusterQuery:
-    """Return the requested cluster with defaults of the registered server, by the rules for node
-    types.
+    """Return the query's cluster with the values of the registered server for the fields that it
+    omits.
     """
     if wanted.gpu is not None and wanted.gpu != node.gpu:
         raise InputError(
-            f"{node.name} has {node.gpu}, not this gpu; remove gpu or node_type",
+            f"{node.name} has {node.gpu}, not {getattr(wanted.gpu, 'name', wanted.gpu)}; remove "
+            "gpu or "
+            "node_type",
             field="cluster.gpu",
         )
     shared = (name for name in NodeType.__slots__ if name in ClusterQuery.__slots__)
@@ -185,7 +187,7 @@ def _unknown_cluster(cluster: Any) -> str | None:
 
 
 def _registered_cluster(cluster: Any, *, find: Find) -> Any:
-    """Return the registered cluster with the query's values; unchanged if none is registered."""
+    """Return the cluster with the specification registered under its name, if there is one."""
     name = _unknown_cluster(cluster)
     if name is None or (spec := find("cluster", name)) is None:
         return cluster

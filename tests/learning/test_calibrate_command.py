@@ -173,7 +173,7 @@ def test_lines_are_stored_or_refused_one_by_one(hp_tool, tmp_path):
         and "did you mean measurement?" in answer["measurements_refused"][1]["message"]
     )
     assert answer["measurements_stored"] == 4 and len(answer["measurements_held"]) == 1
-    assert "line 4 refused: measurement.step_s must be from" in done.stderr
+    assert "line 4 rejected: measurement.step_s must be from" in done.stderr
     assert "times off the predicted" in done.stderr and "until it is accepted" in done.stderr
     assert answer["calibrations"][0]["record"]["num_measurements"] == 3
 
