@@ -164,7 +164,7 @@ class AskPage(Page):
     among the best.
     """
     tied: int = 0
-    """Number of layouts that the model cannot distinguish from rank 1, which is one of them."""
+    """Number of configurations that the model cannot distinguish from rank 1, including it."""
     rejections: tuple[tuple[str, int], ...] = ()
     """Reasons for rejected candidates, and their numbers, the most frequent first."""
     effect_memory: Stack | None = None
