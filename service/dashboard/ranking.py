@@ -1,4 +1,4 @@
-"""Rows of rankings on all pages: answers, the form's preview, and nearest misses."""
+"""Rows of rankings on all pages: answers, searches to start, and nearest misses."""
 
 from __future__ import annotations
 

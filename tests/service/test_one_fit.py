@@ -111,7 +111,7 @@ def test_the_word_is_of_the_probability_and_that_of_the_interval(shared_http: Te
         for model in CASES
     ],
 )
-def test_rows_of_a_ranking_the_explorer_and_previews_say_what_their_pages_say(
+def test_rows_of_a_ranking_the_explorer_and_new_searches_agree_with_their_pages(
     shared_http: TestClient, model: str
 ) -> None:
     asked = query(model, parallel={})

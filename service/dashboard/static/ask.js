@@ -29,7 +29,7 @@ document.addEventListener("submit", (event) => {
   follow(addressed(event.target), { part: event.target.dataset.part });
 });
 
-// A row, a bar and a tab of this page are addresses of it, too.
+// Links of rows and bars lead to this page with another configuration.
 document.addEventListener("click", (event) => {
   const link = event.target.closest(".findings a[href^='/explorer?']");
   if (!link || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
@@ -37,7 +37,7 @@ document.addEventListener("click", (event) => {
   follow(link.getAttribute("href"));
 });
 
-// Another question starts at its best configuration; a control changes the shown one of the question as it is now.
+// A changed question starts at its best configuration; a changed control keeps the question.
 function addressed(form) {
   const filled = (part) => [...new FormData(document.querySelector(`[data-part=${part}]`))].filter(([, value]) => value.trim());
   const layout = form.dataset.part === "layout" ? filled("layout").filter(([name]) => name.startsWith("at.")) : [];
@@ -52,14 +52,14 @@ async function follow(address, { part, name } = {}) {
   show(fresh, part);
 }
 
-// Back leads to the answer before.
+// The Back button shows the previous answer.
 addEventListener("popstate", async () => {
   moved = "";
   const fresh = await fetched(location.href);
   if (fresh) show(fresh);
 });
 
-// The page at an address; null where a later request or the server's silence leaves the present one standing.
+// Resolves to the page at an address, or to null if a later request replaced this one or the server does not respond.
 async function fetched(address) {
   asking?.abort();
   const mine = (asking = new AbortController());
@@ -81,7 +81,7 @@ function settled(trouble = "") {
   document.querySelector("#connection").textContent = trouble;
 }
 
-// Replace all parts but the one that is in use.
+// Replaces all parts of the page except the one in use.
 function show(fresh, used = "") {
   for (const part of document.querySelectorAll("[data-part]")) {
     const next = fresh.querySelector(`[data-part="${part.dataset.part}"]`);
@@ -112,7 +112,7 @@ function showErrors(part, next) {
   }
 }
 
-// Buttons have no use here, and choices in an order get a slider; the select remains to show the value and to choose one directly.
+// Hides buttons that only pages without scripts need, and adds a slider to each select whose options have an order.
 function prepare(place) {
   for (const button of place.querySelectorAll("[data-unscripted]")) button.hidden = true;
   for (const select of place.querySelectorAll("select[data-slider]")) {

@@ -160,19 +160,19 @@ const against = (name, title) => (trials, shown) => {
 export const ttft = against("ttft_s", "Time to first token, s");
 export const tpot = against("tpot_s", "Time per output token, s");
 
-// Indices with a higher rate than all of less x; none of a single one, which is no line.
+// Pareto front: indices with a higher rate than all others at less x; empty if there is only one.
 function pareto(indices, x, rate) {
   const best = [];
   for (const i of [...indices].sort((a, b) => x(a) - x(b) || rate(b) - rate(a))) if (!best.length || rate(i) > rate(best.at(-1))) best.push(i);
   return best.length > 1 ? best : [];
 }
 
-// Whether a trial can no longer become the best.
+// Returns whether a trial ended without a result.
 export function faded(trials, i) {
   return trials.states[trials.state[i]].failed;
 }
 
-// Axis title of the time that runs are compared by.
+// Title of the axis of the compared time.
 function axis(trials, before) {
   const { seconds, charged } = trials.quantity;
   const name = before ? before + seconds.toLowerCase() : seconds;

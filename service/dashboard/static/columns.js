@@ -1,4 +1,4 @@
-// Columns of the table of runs: what each is called, sorts by, and shows of a trial.
+// Columns of the table of runs: label, sort key and cell of each.
 
 import { element } from "./elements.js";
 import { count, gib, percent, seconds, setting } from "./numbers.js";
@@ -56,7 +56,7 @@ export function columns(trials, { runs }) {
   return [{ name: "run", label: "Run", number: false, value: (i) => trials.number[i] + 1, cell: (i) => String(trials.number[i] + 1) }, ...list];
 }
 
-// Indices in the order of a column's values; what has none comes last.
+// Sorts indices by the values of a column; missing values come last.
 export function sorted(indices, column, descending) {
   const keys = new Map(indices.map((i) => [i, column.value(i)]));
   const sign = descending ? -1 : 1;

@@ -42,7 +42,7 @@ function follow(url) {
   }
 }
 
-// The tab's title and, if the reader asked for it, a notification tell of a search's end.
+// Reports the end of a search in the tab's title and, if requested, in a notification.
 function ended() {
   const [name, state] = ["h1", "h1 ~ .state"].map((each) => document.querySelector(each)?.textContent ?? "");
   document.title = `${state}: ${document.title}`;
@@ -52,7 +52,7 @@ document.addEventListener("change", async ({ target }) => {
   if (target.matches("[data-notify]") && target.checked) target.checked = (await Notification.requestPermission()) === "granted";
 });
 
-// Seconds since a run was submitted, and how far that is of what runs usually take.
+// Updates the seconds since a run was submitted, and its share of the usual duration.
 function tick() {
   for (const place of document.querySelectorAll("[data-since]")) {
     const seconds = Math.max(0, Math.round((Date.now() - Date.parse(place.dataset.since)) / 1000));
@@ -102,7 +102,7 @@ function swap(fresh) {
   document.dispatchEvent(new Event("refreshed"));
 }
 
-// Keep open what the reader opened, what was typed, and the focus where it is.
+// Keeps opened sections, typed values and the focus.
 function keep(part, next) {
   const match = (selector) => [part, next].map((root) => [...root.querySelectorAll(selector)]);
   const [details, nextDetails] = match("details");

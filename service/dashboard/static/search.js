@@ -143,7 +143,7 @@ function passing() {
   return [...trials.run_id.keys()].filter((i) => tests.every(([values, value]) => String(values[i]) === value));
 }
 
-// Of each configuration the run that counts, or the last that matches the filter.
+// The representative run of each configuration, or its last run that matches the filter.
 function configurations() {
   const rows = new Map();
   for (const i of shown) if (rows.get(trials.counts[i]) !== trials.counts[i]) rows.set(trials.counts[i], i);
@@ -158,7 +158,7 @@ function update() {
   return drawVisible();
 }
 
-// No axes without points.
+// Hides charts that have too few points.
 function blank() {
   const some = (values) => values.some((each) => each != null);
   const measured = some(trials.measured_step_s);
@@ -209,7 +209,7 @@ function table() {
   part("only").closest("label").hidden = !picked.size;
 }
 
-// What a phone has in place of the headings.
+// Options of the select that replaces the headings on phones.
 function sortChoices(list) {
   const choices = list.flatMap(({ name, label }) => [[name, `${label} ↑`], [`-${name}`, `${label} ↓`]]);
   part("sort").closest("label").hidden = trials.run_id.length < 2;
@@ -222,7 +222,7 @@ function sortBy(next) {
   table();
 }
 
-// Of a report, which has no bar of what is ticked.
+// Selects rows of a report, which has no bar for comparison.
 function pick(i) {
   if (root.dataset.runs) return; // take.js hears the tick
   if (!picked.delete(i)) picked.add(i);
@@ -243,7 +243,7 @@ function toggle(i) {
   table();
 }
 
-// Ring a row's points in all charts, or no more.
+// Adds or removes rings around a row's points in all charts.
 function mark(i) {
   marked = marked === i ? null : i;
   for (const name of Object.keys(figures)) pending.add(name);
@@ -251,7 +251,7 @@ function mark(i) {
   drawVisible();
 }
 
-// The row of a point that was pressed.
+// Scrolls to the row of a selected point.
 function reveal(i) {
   const row = order.includes(i) ? i : trials.counts[i];
   if (!order.includes(row)) return;
@@ -286,10 +286,10 @@ for (const name of [...Object.keys(figures), "parallel"]) {
   part(name).addEventListener("pick", ({ detail }) => reveal(detail));
 }
 
-// Other charts follow the width by themselves.
+// Redraws the parallel coordinates after a change of width; other charts do so themselves.
 new ResizeObserver(() => trials && (pending.add("parallel"), drawVisible())).observe(part("parallel"));
 
-// Paper shows every chart, also those that nobody has scrolled to.
+// Prints all charts, including those that were not yet visible.
 matchMedia("print").addEventListener("change", ({ matches }) => {
   if (matches) part("more").open = true;
   if (matches && trials) [...Object.keys(figures), "parallel"].forEach((name) => visible.add(name)), drawVisible();
