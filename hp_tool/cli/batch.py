@@ -191,21 +191,22 @@ def truncate_incomplete_line(stream: BinaryIO) -> tuple[int, bytes]:
     Raises:
         InputError: A line is not an answer.
     """
-    kept = end = 0
+    num_answers = end = 0
     last = b""
     stream.seek(0)
     for line in stream:
         if not line.endswith(b"\n"):
             break
-        kept, end, last = kept + 1, end + len(line), line[:-1]
+        num_answers, end, last = num_answers + 1, end + len(line), line[:-1]
         if _mapping(last).get("status") not in ("ok", "error"):
-            fix = f"keep the lines before it (head -n {kept - 1}), or write another file"
+            fix = f"keep the lines before it (head -n {num_answers - 1}), or write another file"
             raise InputError(
-                f"--resume: line {kept:,} of the output is not an answer; {fix}", field="--output"
+                f"--resume: line {num_answers:,} of the output is not an answer; {fix}",
+                field="--output",
             )
     stream.seek(end)
     stream.truncate()
-    return kept, last
+    return num_answers, last
 
 
 def _skip_answered(items: Iterator[Item], *, kept: int, last: bytes, task: str) -> None:

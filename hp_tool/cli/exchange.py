@@ -215,7 +215,7 @@ def import_(
     command = command or str(log)
     content = queries.read_text(command)
     text = content.decode(errors="replace") if isinstance(content, bytes) else content
-    beside = {} if command == "-" else find_script_files(Path(command), text)
+    script_files = {} if command == "-" else find_script_files(Path(command), text)
     try:
         reading = read_configuration(
             text,
@@ -223,7 +223,7 @@ def import_(
             num_gpus=num_gpus,
             overrides=changes,
             variables=_parse_pairs(variable, "--var"),
-            files=add_base_names(beside) | _read_files(file),
+            files=add_base_names(script_files) | _read_files(file),
             ignore=ignore or (),
             log=lines,
         )
@@ -242,8 +242,8 @@ def import_(
         return
     own_log = text.splitlines() if log is None and "elapsed time per iteration" in text else None
     assessment = assess(parsed, reading=reading, log=lines if log is not None else own_log)
-    if beside:
-        typer.echo(f"read from the script's folder: {', '.join(beside)}", err=True)
+    if script_files:
+        typer.echo(f"read from the script's folder: {', '.join(script_files)}", err=True)
     typer.echo(schema.to_json(assessment)) if as_json else _print_assessment(assessment)
     if not assessment.estimate.feasible:
         raise typer.Exit(3)
@@ -335,12 +335,12 @@ def _server_lines(
         ("graphs", "CUDA graphs"),
     ):
         if (size := getattr(start, f"{name}_bytes")) is not None:
-            beside = f"; predicted {format_gib(predicted[name])}" if name in predicted else ""
-            yield f"Logged {label}: {format_gib(size)}{beside}."
+            comparison = f"; predicted {format_gib(predicted[name])}" if name in predicted else ""
+            yield f"Logged {label}: {format_gib(size)}{comparison}."
     if start.kv_cache_tokens is not None:
         cache = estimate.kv_cache if isinstance(estimate, InferenceEstimate) else None
-        beside = _compared_tokens(start.kv_cache_tokens, cache)
-        yield f"Logged KV cache: {start.kv_cache_tokens:,} tokens{beside}."
+        comparison = _compared_tokens(start.kv_cache_tokens, cache)
+        yield f"Logged KV cache: {start.kv_cache_tokens:,} tokens{comparison}."
     if start == ServerStart():
         yield "The log has no start-up lines of vLLM or SGLang, so there is nothing to compare."
 

@@ -152,14 +152,14 @@ def _import_query(
 
     content = queries.read_text(script)
     text = content.decode(errors="replace") if isinstance(content, bytes) else content
-    beside = {} if script == "-" else find_script_files(Path(script), text)
+    script_files = {} if script == "-" else find_script_files(Path(script), text)
     devices = flags.get("num_gpus")
     changes = queries.query_overrides(flags | {"num_gpus": None}, settings)
     reading = read_configuration(
         text,
         num_gpus=devices if isinstance(devices, int) else None,
         overrides=changes,
-        files=add_base_names(beside),
+        files=add_base_names(script_files),
     )
     return schema.parse_own_query(reading.query), reading.tool
 
@@ -259,20 +259,20 @@ def _print_log(answer: LoggedExplanation) -> None:
     from hp_tool.domain.units import format_duration
 
     console = make_console()
-    beside = answer.estimate is not None
+    has_prediction = answer.estimate is not None
     rows = [
         (
             PARTS[part.name].in_words,
             *(
                 "-" if seconds is None else f"{seconds * 1e3:,.1f}"
                 for seconds in (
-                    (part.measured_s, part.predicted_s) if beside else (part.measured_s,)
+                    (part.measured_s, part.predicted_s) if has_prediction else (part.measured_s,)
                 )
             ),
         )
         for part in answer.parts
     ]
-    heads = ("part", "measured, ms", *(("predicted, ms",) if beside else ()))
+    heads = ("part", "measured, ms", *(("predicted, ms",) if has_prediction else ()))
     print_table(
         console,
         heads,

@@ -80,11 +80,11 @@ def print_columns(
     If not all columns fit, columns with the same value in every row become one line below the
     table, then further columns are hidden. `legend` prints a line that explains the heads.
     """
-    shown, agreed, dropped = list(columns), [], []
+    shown, merged, dropped = list(columns), [], []
     gap = 2 if _fits_console(console, shown, gap=2) else 1
     while not _fits_console(console, shown, gap=gap):
         if constant := [column for column in shown if column.is_constant and column.meaning]:
-            agreed.append(constant[-1])
+            merged.append(constant[-1])
             shown.remove(constant[-1])
         elif droppable := [column for column in shown if column.drop]:
             last = max(droppable, key=lambda column: column.drop)
@@ -95,10 +95,10 @@ def print_columns(
     if title:
         console.print(Text(title, style="bold"))
     console.print(_make_table(shown, gap=gap, bold_first=bold_first))
-    if agreed:
+    if merged:
         console.print(
             "same in every row: "
-            + ", ".join(f"{c.head} {c.cells[0]} {c.unit}".strip() for c in reversed(agreed)),
+            + ", ".join(f"{c.head} {c.cells[0]} {c.unit}".strip() for c in reversed(merged)),
             highlight=False,
         )
     if dropped:
@@ -108,13 +108,13 @@ def print_columns(
             highlight=False,
         )
     if legend and (
-        letters := [
+        meanings := [
             f"{c.head}: {c.meaning}"
             for c in columns
             if c.meaning and c not in dropped and c.head not in SELF_EXPLANATORY_HEADS
         ]
     ):
-        console.print("; ".join(letters), style="dim", highlight=False)
+        console.print("; ".join(meanings), style="dim", highlight=False)
 
 
 def print_table(

@@ -262,16 +262,19 @@ def plan_lines(plan: SearchPlan) -> list[str]:
 
 def _planned_run_words(run: PlannedRun) -> str:
     fidelity = run.fidelity
-    kept = {"layers": fidelity.num_hidden_layers, "replicas": fidelity.data_parallel_size}
-    kept |= {"micro-batches": fidelity.num_micro_batches}
-    what = ", ".join(f"{number} {name}" for name, number in kept.items() if number is not None)
-    more = f" with {run.configurations - 1} more in its job" if run.configurations > 1 else ""
-    wall = range_words(run.wall_s, run.wall_s_interval, format_duration)
+    sizes = {"layers": fidelity.num_hidden_layers, "replicas": fidelity.data_parallel_size}
+    sizes |= {"micro-batches": fidelity.num_micro_batches}
+    reductions = ", ".join(
+        f"{number} {name}" for name, number in sizes.items() if number is not None
+    )
+    job_text = f" with {run.configurations - 1} more in its job" if run.configurations > 1 else ""
+    wall_text = range_words(run.wall_s, run.wall_s_interval, format_duration)
     return (
         f"{layout_arithmetic(run.parallel)}, "
-        f"{f'reduced to {what}' if what else 'full size'}{more}: "
+        f"{f'reduced to {reductions}' if reductions else 'full size'}{job_text}: "
         f"{format_count(run.num_nodes, 'node')}, "
-        f"{format_count(run.num_gpus, 'GPU')}, {wall} (limit {format_duration(run.time_limit_s)}), "
+        f"{format_count(run.num_gpus, 'GPU')}, {wall_text} (limit "
+        f"{format_duration(run.time_limit_s)}), "
         f"step {format_duration(run.step_s)}, {format_device_time(run.gpu_seconds)}, "
         f"{run.hold_probability:.0%} chance of success"
     )
@@ -284,25 +287,29 @@ def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto
     calibrated = [row.calibrated_estimate for row in shown]
     before = [row.estimate for row in shown]
     measured = [row.measurement.objective_s if row.measurement else None for row in shown]
-    whole = [row.measurement is not None and row.measurement.fidelity.is_whole for row in shown]
+    is_full_size = [
+        row.measurement is not None and row.measurement.fidelity.is_whole for row in shown
+    ]
     rates = [
         row.measurement.tokens_per_second_per_gpu if row.measurement and w else None
-        for row, w in zip(shown, whole, strict=True)
+        for row, w in zip(shown, is_full_size, strict=True)
     ]
     predicted = map(figures.STEP.value, [*before, *calibrated])
     shared_unit = unit, size = duration_unit([*predicted, *measured])
-    implied = ("" if w or step is None else "~" for w, step in zip(whole, measured, strict=True))
-    took = list(map("".join, zip(implied, scale_values(measured, size), strict=True)))
+    marks = (
+        "" if w or step is None else "~" for w, step in zip(is_full_size, measured, strict=True)
+    )
+    measured_cells = list(map("".join, zip(marks, scale_values(measured, size), strict=True)))
     for place, row in enumerate(shown):
         if row.measured_range_s is not None:  # Runs differ, so show their range.
-            took[place] = "-".join(scale_values(row.measured_range_s, size))
+            measured_cells[place] = "-".join(scale_values(row.measured_range_s, size))
     columns = [
         *terminal_columns([rankings.RANK], shown),
         *configuration_columns([row.parallel for row in shown]),
         figure_column(figures.STEP, before, head="model", drop=6, shared_unit=shared_unit),
         figure_column(figures.STEP, calibrated, head="calibrated", shared_unit=shared_unit),
         *terminal_columns([rankings.STEP], calibrated, shared_unit=shared_unit)[1:],
-        Column(head="measured", unit=unit, cells=tuple(took)),
+        Column(head="measured", unit=unit, cells=tuple(measured_cells)),
         Column(
             head="tokens",
             unit="/s/GPU",

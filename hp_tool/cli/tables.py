@@ -92,10 +92,11 @@ def print_fixes(
 
 def print_space(console: Console, answer: RecommendAnswer) -> None:
     """Print the numbers of legal and of feasible configurations."""
-    s = answer.space
+    space = answer.space
     console.print(
-        f"{s.feasible:,} of {s.legal + s.pruned:,} legal configurations fit and meet the "
-        f"constraints; ranked in {format_duration(s.seconds)}.",
+        f"{space.feasible:,} of {space.legal + space.pruned:,} legal "
+        f"configurations fit and meet the "
+        f"constraints; ranked in {format_duration(space.seconds)}.",
         highlight=False,
     )
 
@@ -131,15 +132,15 @@ def print_estimate(estimate: Estimate, *, calibrated: Estimate | None = None) ->
     uncalibrated step time.
     """
     console = make_console()
-    known = calibrated or estimate
+    preferred = calibrated or estimate
     if estimate.parallel is not None:
-        outcome = training_figures_words(known) if known.feasible else "not feasible"
+        outcome = training_figures_words(preferred) if preferred.feasible else "not feasible"
         console.print(f"{layout_words(estimate.parallel)}: {outcome}.", highlight=False)
     if calibrated is not None:
         _print_calibrated(console, calibrated, alone=estimate)
-    print_reasons(console, known.reasons)
-    _print_costs(console, known)
-    if not known.feasible and not estimate.feasible:
+    print_reasons(console, preferred.reasons)
+    _print_costs(console, preferred)
+    if not preferred.feasible and not estimate.feasible:
         fixes = estimate.fixes
         memory, step, change = figures.AFTER_FIX
         columns = [
@@ -257,11 +258,11 @@ def print_unmeasured(console: Console, estimates: Iterable[Estimate]) -> None:
         )
     names = dict.fromkeys(name for estimate in estimates for name in unmeasured_features(estimate))
     if names:
-        checked = next(
+        validated_rank = next(
             (place for place, one in enumerate(estimates, start=1) if not unmeasured_features(one)),
             1,
         )
-        first = f". Best validated layout: rank {checked}" if checked > 1 else ""
+        first = f". Best validated layout: rank {validated_rank}" if validated_rank > 1 else ""
         console.print(f"* {unmeasured_words(names)}{first}", highlight=False)
     for key in ("recompute", "dynamic_context_parallel"):
         for sentence in dict.fromkeys(
@@ -405,15 +406,15 @@ def print_pareto(answer: RecommendAnswer) -> None:
     if not answer.pareto:
         return
     estimates = [row.preferred_estimate for row in answer.pareto]
-    devices = Column(head="GPUs", cells=tuple(str(e.provenance["num_gpus"]) for e in estimates))
-    whole = Column(
+    num_gpus = Column(head="GPUs", cells=tuple(str(e.provenance["num_gpus"]) for e in estimates))
+    tokens = Column(
         head="tokens", unit="/s", cells=counts(e.tokens_per_second for e in estimates), drop=3
     )
     columns = [
-        devices,
+        num_gpus,
         *configuration_columns([row.parallel for row in answer.pareto]),
         *terminal_columns(rankings.TRAINING_FIGURES, estimates),
-        whole,
+        tokens,
     ]
     print_columns(make_console(), columns, title="Pareto-optimal configurations", legend=False)
 

@@ -131,33 +131,35 @@ def _read_standard_input() -> Iterator[tuple[int, str]]:
 
 def _read_lines(files: list[Path], *, follow: bool) -> Iterator[tuple[int, str]]:
     """Yield (number of the file, line) of all files in turn; with `follow`, forever."""
-    places, rest = [0] * len(files), [b""] * len(files)
+    offsets, partial_lines = [0] * len(files), [b""] * len(files)
     while True:
-        came = False
+        has_new_lines = False
         for number, file in enumerate(files):
             if follow and not file.exists():  # The file may be created again.
-                places[number], rest[number] = 0, b""
+                offsets[number], partial_lines[number] = 0, b""
                 continue
             with file.open("rb") as stream:
-                if stream.seek(0, SEEK_END) < places[number]:  # The file was truncated.
-                    places[number], rest[number] = 0, b""
-                stream.seek(places[number])
+                if stream.seek(0, SEEK_END) < offsets[number]:  # The file was truncated.
+                    offsets[number], partial_lines[number] = 0, b""
+                stream.seek(offsets[number])
                 content = stream.readlines(1 << 20)
-                places[number] = stream.tell()
+                offsets[number] = stream.tell()
             for line in content:
-                came = True
-                whole = rest[number] + line
-                rest[number] = b""
+                has_new_lines = True
+                full_line = partial_lines[number] + line
+                partial_lines[number] = b""
                 if not line.endswith(b"\n"):
-                    rest[number] = whole[-(1 << 16) :]
+                    partial_lines[number] = full_line[-(1 << 16) :]
                     continue
-                yield number, whole.decode(errors="replace")
-        if not came and not follow:
+                yield number, full_line.decode(errors="replace")
+        if not has_new_lines and not follow:
             yield from (
-                (number, line.decode(errors="replace")) for number, line in enumerate(rest) if line
+                (number, line.decode(errors="replace"))
+                for number, line in enumerate(partial_lines)
+                if line
             )
             return
-        if not came:
+        if not has_new_lines:
             time.sleep(POLL_S)
 
 

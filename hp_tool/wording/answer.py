@@ -54,18 +54,18 @@ def answer_headline(answer: Answer | ServingAnswer) -> str:
     """
     if isinstance(answer, ServingAnswer):
         return _serving_headline(answer)
-    known = (
+    source = (
         f"calibrated by {format_count(answer.known_from_runs, 'run')}"
         if answer.source == "calibrated"
         else "predicted, not run"
     )
     interval = answer.step_s_interval
-    between = (
+    interval_text = (
         f"{format_duration(interval[0])} to {format_duration(interval[1])}, "
         if interval is not None
         else ""
     )
-    parts = [f"{format_duration(answer.step_s)} per step ({between}{known})"]
+    parts = [f"{format_duration(answer.step_s)} per step ({interval_text}{source})"]
     if answer.gain is not None and get_verdict(answer).state == "use":
         parts.append(_gain_words(answer.gain, "speed"))
         parts += [saved] if answer.baseline and (saved := _savings_words(answer.baseline)) else []
@@ -190,7 +190,7 @@ def gains_words(answer: Answer | ServingAnswer) -> str | None:
         (gain.factor, gain.interval): gain for gain in reversed(measured)
     }  # One layout may be the first run and the slowest run.
     others = [gain for gain in reversed(by_figures.values()) if gain != answer.gain]
-    beside = (
+    comparison = (
         f"It has {' and '.join(_gain_words(gain, 'speed', source=False) for gain in others)}. "
         if others
         else ""
@@ -198,7 +198,7 @@ def gains_words(answer: Answer | ServingAnswer) -> str | None:
     slowest = next((gain for gain in measured if gain.against == "slowest run"), None)
     if slowest is not None and slowest not in by_figures.values():
         whose = by_figures[slowest.factor, slowest.interval].against
-        beside += (
+        comparison += (
             "The slowest run was "
             f"{'your baseline' if whose == 'search.baseline' else 'the first run'}. "
         )
@@ -209,7 +209,7 @@ def gains_words(answer: Answer | ServingAnswer) -> str | None:
         else "assumed, because no layout ran twice"
     )
     return (
-        f"{beside}Speeds are ratios of mean measured step times with {noise} run-to-run noise "
+        f"{comparison}Speeds are ratios of mean measured step times with {noise} run-to-run noise "
         f"({source})."
     )
 
@@ -239,14 +239,17 @@ def prediction_check_words(answer: Answer | ServingAnswer) -> str | None:
     ):
         return None
     step_s, (low_s, high_s) = answer.measured.step_s, before.step_s_interval
-    off = f"{abs(before.off_fraction):.0%} {'slower' if before.off_fraction > 0 else 'faster'}"
-    where = "inside" if low_s <= step_s <= high_s else "outside"
+    difference = (
+        f"{abs(before.off_fraction):.0%} {'slower' if before.off_fraction > 0 else 'faster'}"
+    )
+    position = "inside" if low_s <= step_s <= high_s else "outside"
     predicted = (
         f"{format_duration(before.step_s)} before it ran ({format_duration(low_s)} to "
         f"{format_duration(high_s)})"
     )
     return (
-        f"Predicted {predicted}, measured {format_duration(step_s)}: {off}, {where} the interval."
+        f"Predicted {predicted}, measured {format_duration(step_s)}: {difference}, "
+        f"{position} the interval."
     )
 
 
@@ -262,19 +265,19 @@ def answer_sentences(answer: Answer | ServingAnswer, *, measured: str | None = N
 
     `measured` replaces the sentence about the measurements.
     """
-    whole = "request latency: " if isinstance(answer, ServingAnswer) and answer.measured else ""
+    subject = "request latency: " if isinstance(answer, ServingAnswer) and answer.measured else ""
     state = get_verdict(answer).state
-    known = [
-        measured or ("" if answer.measured is None else whole + measured_words(answer.measured)),
+    facts = [
+        measured or ("" if answer.measured is None else subject + measured_words(answer.measured)),
         "" if state in ("tied", "repeat") else rivals_words(answer),
     ]
-    tried = "; ".join(filter(None, known))
+    runs_text = "; ".join(filter(None, facts))
     return [
         each
         for each in (
             decision_sentence(answer),
             f"{answer_headline(answer)}.",
-            f"{capitalize_first(tried)}." if tried else None,
+            f"{capitalize_first(runs_text)}." if runs_text else None,
             prediction_check_words(answer),
             gains_words(answer),
             explain_change(answer),
@@ -360,27 +363,30 @@ def cost_model_error_words(
     `The cost model alone was 3.0 times too fast: 107.7 ms to the first token, measured 323.1 ms.`
     The latency is the one with the median of the three ratios.
     """
-    pairs = (
+    latencies = (
         {name: (getattr(measured, name), getattr(predicted, name)) for name in LATENCIES}
         if measured
         else {}
     )
-    factors = [was / alone for was, alone in pairs.values() if alone]
+    factors = [
+        measured_s / predicted_s for measured_s, predicted_s in latencies.values() if predicted_s
+    ]
     if len(factors) < len(LATENCIES) or not (
         all(each > MIN_REPORTED_ERROR_FACTOR for each in factors)
         or all(each < 1.0 / MIN_REPORTED_ERROR_FACTOR for each in factors)
     ):
         return ()
     typical = statistics.median_low(factors)
-    name, (was, alone) = next(
-        pair for pair, factor in zip(pairs.items(), factors, strict=True) if factor == typical
+    name, (measured_s, predicted_s) = next(
+        pair for pair, factor in zip(latencies.items(), factors, strict=True) if factor == typical
     )
-    way = (
+    direction = (
         f"{format_factor(typical)} too fast"
         if typical > 1.0
         else f"{format_factor(1.0 / typical)} too slow"
     )
     return (
-        f"The cost model alone was {way}: {format_duration(alone)} {LATENCIES[name].per}, measured "
-        f"{format_duration(was)}.",
+        f"The cost model alone was {direction}: {format_duration(predicted_s)} "
+        f"{LATENCIES[name].per}, measured "
+        f"{format_duration(measured_s)}.",
     )

@@ -60,17 +60,17 @@ def memory_range_words(estimate: Estimate) -> str:
     if estimate.intervals is None or estimate.memory is None:
         return ""
     low, high = estimate.intervals.memory_total_bytes
-    has, usable = estimate.memory.device_bytes, estimate.memory.capacity_bytes
-    device = f" of {format_gib(usable)}"
-    if has is not None and format_gib(has) != format_gib(usable):
-        device += f" usable ({format_gib(has)} total)"
-    between = (
+    device_bytes, usable_bytes = estimate.memory.device_bytes, estimate.memory.capacity_bytes
+    device = f" of {format_gib(usable_bytes)}"
+    if device_bytes is not None and format_gib(device_bytes) != format_gib(usable_bytes):
+        device += f" usable ({format_gib(device_bytes)} total)"
+    interval_text = (
         f"{low / GIB:.1f}-{format_gib(high)} allocated ({estimate.intervals.confidence:.0%} "
         f"interval)"
         f"{device}"
     )
     reserved = estimate.intervals.memory_reserved_bytes
-    return f"{between}; {CACHE_NOTE}" + (
+    return f"{interval_text}; {CACHE_NOTE}" + (
         f", up to {format_gib(reserved[1])} with it" if reserved else ""
     )
 
@@ -238,12 +238,12 @@ def traded_words(fix: Fix | ServingFix, before: Estimate | InferenceEstimate) ->
     """
     if isinstance(fix, Fix) or isinstance(before, Estimate):
         return ""
-    pairs = [
+    latencies = [
         (getattr(before, name), getattr(fix, name), each.per) for name, each in LATENCIES.items()
     ]
     longer = [
         f"{format_duration(was)} -> {format_duration(now)} {words}"
-        for was, now, words in pairs
+        for was, now, words in latencies
         if was and now > MIN_REPORTED_SLOWDOWN * was
     ]
     return f"but {' and '.join(longer)}" if longer else ""

@@ -29,31 +29,32 @@ def estimate_html(
     """
     if isinstance(estimate, InferenceEstimate):
         return _serving_html(estimate)
-    known, parts = calibrated or estimate, []
-    if known.parallel is not None:
-        parts.append(_line_html(layout_arithmetic(known.parallel)))
-    parts += _reasons_html(known.reasons)
-    if known.time is not None:
-        parts.append(_columns_html(terminal_columns(rankings.TRAINING_FIGURES, [known])))
-        if known.fit is not None:
+    preferred, parts = calibrated or estimate, []
+    if preferred.parallel is not None:
+        parts.append(_line_html(layout_arithmetic(preferred.parallel)))
+    parts += _reasons_html(preferred.reasons)
+    if preferred.time is not None:
+        parts.append(_columns_html(terminal_columns(rankings.TRAINING_FIGURES, [preferred])))
+        if preferred.fit is not None:
             parts.append(
                 _line_html(
-                    f"{known.fit}: {out_of_memory_words(known)}; {memory_range_words(known)}"
+                    f"{preferred.fit}: {out_of_memory_words(preferred)}; "
+                    f"{memory_range_words(preferred)}"
                 )
             )
-        parts += map(_line_html, open_settings_sentences(known))
-        step = known.time.step_s
+        parts += map(_line_html, open_settings_sentences(preferred))
+        step = preferred.time.step_s
         shares = [
             (label(name), format_duration(s), f"{s / step:.1%}")
-            for name, s in known.time.parts_s.items()
+            for name, s in preferred.time.parts_s.items()
             if s > 0.0
         ]
         parts.append(_table_html(("time", "exposed", "share"), shares))
     if calibrated is not None and estimate.time is not None:
         without = format_duration(estimate.time.step_s)
         parts.append(_line_html(f"Calibrated on this cluster; {without} per step without."))
-    if known.memory is not None:
-        parts.append(_memory_html(known.memory))
+    if preferred.memory is not None:
+        parts.append(_memory_html(preferred.memory))
     return "".join(parts)
 
 
@@ -81,12 +82,12 @@ def recommendations_html(
     if rows:
         body = _ranked_html(rows)
     else:
-        near = "".join(
+        nearest = "".join(
             _line_html(f"nearest: {_layout_html(miss)}")
             + "".join(_reasons_html(miss.estimate.reasons))
             for miss in misses
         )
-        body = _line_html("no configuration fits and meets the constraints") + near
+        body = _line_html("no configuration fits and meets the constraints") + nearest
     return body + _line_html(
         f"{space.feasible:,} of {space.legal:,} legal configurations fit and meet the constraints"
     )

@@ -23,14 +23,14 @@ def agreement_words(factor: float) -> str:
 
 def measured_ratio_words(factor: float, first: str) -> str:
     """Return `17% slower than TP 8, measured`."""
-    joint = (
+    preposition = (
         ""
         if abs(factor - 1.0) < MAX_EQUAL_DIFFERENCE
         or factor >= MIN_FACTOR_IN_WORDS
         or factor <= 1.0 / MIN_FACTOR_IN_WORDS
         else "than "
     )
-    return f"{slower_words(factor)} {joint or 'as '}{first}, measured"
+    return f"{slower_words(factor)} {preposition or 'as '}{first}, measured"
 
 
 def predicted_ratio_words(ratio: Ratio, first: str) -> str:
