@@ -15,13 +15,12 @@ import json
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from benchmarks.search.grid import NANOTRON, Cell, read_grid
+from benchmarks.search.grid import Cell, add_grid_arguments, read_grid
 from benchmarks.search.methods import Ours, silence_optuna
 from benchmarks.search.profiles import profiles_without
 from benchmarks.search.replaying import CHECKPOINTS, legal_rows, replay, table_of
@@ -117,29 +116,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--grid",
-        type=Path,
-        default=NANOTRON,
-        metavar="FILE.csv",
-        help="measured grid (default: nanotron's, evidence/training/nanotron.csv)",
-    )
-    parser.add_argument(
-        "--shapes",
-        type=Path,
-        metavar="FILE",
-        help="CSV, YAML or JSON: shapes of models the grid names",
-    )
+    add_grid_arguments(parser)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument(
         "--noise", type=float, default=0.04, metavar="LOG_SD", help="run-to-run scatter"
     )
-    parser.add_argument("--gpu", default="h100-sxm-80gb", help="where the grid has no gpu column")
-    parser.add_argument(
-        "--sequence-length", type=int, default=4096, help="where the grid has no such column"
-    )
-    parser.add_argument("--framework", default="nanotron", help="whose efficiency profile")
     arguments = parser.parse_args()
     where: dict[str, Any] = {"gpu": arguments.gpu, "framework": arguments.framework}
     profiles = profiles_without(grid=arguments.grid, **where)

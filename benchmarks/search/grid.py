@@ -4,6 +4,7 @@ with their measurements.
 
 from __future__ import annotations
 
+import argparse
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -149,3 +150,32 @@ def _medians(groups: Iterable[list[float]]) -> FloatArray:
 
 def _sortable(value: object) -> tuple[int, float, str]:
     return (0, float(value), "") if isinstance(value, int) else (1, 0.0, str(value))
+
+
+def add_grid_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--grid`."""
+    parser.add_argument(
+        "--grid",
+        type=Path,
+        default=NANOTRON,
+        metavar="FILE.csv",
+        help="measured grid (default: nanotron's, evidence/training/nanotron.csv)",
+    )
+
+
+def add_grid_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name a grid, the shapes of its models and its hardware."""
+    add_grid_argument(parser)
+    parser.add_argument(
+        "--shapes",
+        type=Path,
+        metavar="FILE",
+        help="CSV, YAML or JSON file with the shapes of the grid's models",
+    )
+    parser.add_argument("--gpu", default="h100-sxm-80gb", help="GPU of a grid without that column")
+    parser.add_argument(
+        "--sequence-length", type=int, default=4096, help="of a grid without that column"
+    )
+    parser.add_argument(
+        "--framework", default="nanotron", help="framework of the efficiency profile"
+    )

@@ -15,12 +15,11 @@ import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from benchmarks.search.grid import NANOTRON, Cell, read_grid
+from benchmarks.search.grid import Cell, add_grid_arguments, read_grid
 from benchmarks.search.methods import METHODS, create_method
 from benchmarks.search.profiles import profiles_without
 from benchmarks.search.replaying import Trace, evidence_of, legal_rows, replay, table_of
@@ -93,19 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--grid",
-        type=Path,
-        default=NANOTRON,
-        metavar="FILE.csv",
-        help="measured grid (default: nanotron's, evidence/training/nanotron.csv)",
-    )
-    parser.add_argument(
-        "--shapes",
-        type=Path,
-        metavar="FILE",
-        help="CSV, YAML or JSON: shapes of models the grid names",
-    )
+    add_grid_arguments(parser)
     parser.add_argument(
         "--cells", nargs="*", metavar="MODEL[-KV-NODES]", help="only cells whose name begins so"
     )
@@ -116,11 +103,6 @@ def main() -> None:
     parser.add_argument(
         "--noise", type=float, metavar="LOG_SD", help="run-to-run scatter; default: as repeats show"
     )
-    parser.add_argument("--gpu", default="h100-sxm-80gb", help="where the grid has no gpu column")
-    parser.add_argument(
-        "--sequence-length", type=int, default=4096, help="where the grid has no such column"
-    )
-    parser.add_argument("--framework", default="nanotron", help="whose efficiency profile")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize
 
-from benchmarks.search.grid import NANOTRON, read_grid
+from benchmarks.search.grid import add_grid_argument, read_grid
 from benchmarks.search.profiles import profiles_without
 from benchmarks.search.replaying import legal_rows, table_of
 from hp_tool.loop.assumptions import assumed
@@ -137,13 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--grid",
-        type=Path,
-        default=NANOTRON,
-        metavar="FILE.csv",
-        help="measured grid (default: nanotron's, evidence/training/nanotron.csv)",
-    )
+    add_grid_argument(parser)
     where = {"gpu": "h100-sxm-80gb", "sequence_length": 4096, "framework": "nanotron"}
     cells = cells_with_predictions(parser.parse_args().grid, **where)
     models = sorted({cell.model for cell in cells})
