@@ -61,7 +61,6 @@ def main() -> None:
 
 
 def _rounded(value: object) -> object:
-    """Round all floats in a report to four decimal places."""
     if isinstance(value, dict):
         return {key: _rounded(each) for key, each in value.items()}
     return round(value, 4) if isinstance(value, float) else value

@@ -142,7 +142,6 @@ def true_step_s(table: CandidateTable, truth: Truth, *, rng: np.random.Generator
 
 
 def _draws(truth: Truth, rng: np.random.Generator, rows: int) -> FloatArray:
-    """Draw standardised errors, shape (rows,)."""
     return rng.standard_t(TAIL_DEGREES, rows) if truth.heavy_tails else rng.standard_normal(rows)
 
 

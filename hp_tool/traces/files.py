@@ -136,7 +136,6 @@ def _rank_from_name(name: str, place: int) -> int:
 
 
 def _shift_times(events: RankEvents, seconds: float) -> RankEvents:
-    """Return the events with all times shifted by `seconds`."""
     if not seconds:
         return events
     phases = replace(

@@ -303,7 +303,6 @@ def read_kineto(stream: TraceStream, *, name: str, rank: int) -> tuple[RankEvent
 
 
 def _world_size(header: Mapping[str, Any]) -> int:
-    """Return the job's number of ranks; 0 if not recorded."""
     info = header.get("distributedInfo")
     size = info.get("world_size") if isinstance(info, dict) else None
     return (

@@ -46,8 +46,6 @@ class _DeviceColumns:
 
 
 class _HostColumns:
-    """The columns of one process."""
-
     """Columns of one process."""
 
     def __init__(self) -> None:
@@ -174,7 +172,6 @@ def _kernels(
     devices: dict[tuple[int, int], _DeviceColumns],
     name: str,
 ) -> None:
-    """Add kernels by name, and copies by kind."""
     common = ("start", "end", "globalPid", "deviceId", "correlationId")
     collective, unknown = KINDS.index("collective"), KINDS.index("unknown")
     for table, extra in ((_KERNEL, "demangledName"), (_COPY, "copyKind"), (_FILL, "value")):
@@ -222,7 +219,6 @@ def _ranges(
     hosts: dict[int, _HostColumns],
     name: str,
 ) -> None:
-    """Add the hosts' marked steps and phases."""
     text_of, join = _text_column(connection, tables, table=_RANGE, column="textId")
     columns = ("start", "end", "globalTid", "text", *((text_of,) if join else ()))
     for start, end, thread, *texts in _rows(connection, _RANGE, columns, join):

@@ -146,7 +146,6 @@ class _Ranks:
 
 
 def _medians(steps: list[dict[str, float]]) -> dict[str, float]:
-    """Return the median seconds of each part."""
     names = sorted({name for parts in steps for name in parts})
     return {name: statistics.median(parts.get(name, 0.0) for parts in steps) for name in names}
 

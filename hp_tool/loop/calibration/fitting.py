@@ -142,11 +142,11 @@ class Process:
         scaled inverse chi-square distribution. It increases easily and decreases only with much
         evidence, because similar runs that agree contain no information about others.
         """
-        shrunk, worth = np.exp(-logs), self._worth
+        shrunk, worth = np.exp(-logs), self._prior_runs
         return 0.5 * float(worth @ (logs + shrunk - 1.0)), 0.5 * worth * (1.0 - shrunk)
 
     @cached_property
-    def _worth(self) -> FloatArray:
+    def _prior_runs(self) -> FloatArray:
         """Return how many runs the prior of each variance of memory is worth, shape (5,)."""
         return np.array([assumed().variances.memory_runs[name] for name in COMPONENTS])
 
@@ -166,7 +166,7 @@ class Process:
             [scales[..., :1] * jacobian[..., :1], scales[..., 1:2] * jacobian[..., 1:]], axis=-1
         )
 
-    def _of_effects(self, effects: FloatArray) -> FloatArray:
+    def _scaled_effects(self, effects: FloatArray) -> FloatArray:
         """Return (..., m, n) the sum of both effects' covariances, scaled."""
         scales = self.scales[..., None, None]
         return np.asarray(scales[..., 2, :, :] * effects[0] + scales[..., 3, :, :] * effects[1])
@@ -178,7 +178,7 @@ class Process:
         noise = self.scales[..., -1:] * self.rows.noise_log_sd**2 + NUGGET
         return np.asarray(
             self._scaled(jacobian) @ jacobian.swapaxes(-1, -2)
-            + self._of_effects(self._effects)
+            + self._scaled_effects(self._effects)
             + noise[..., None] * np.eye(noise.shape[-1])
         )
 
@@ -191,7 +191,9 @@ class Process:
     @cached_property
     def pull(self) -> FloatArray:
         """Return (..., n) covariance^-1 y."""
-        return np.asarray(_times(self._root.swapaxes(-1, -2), _times(self._root, self.values)))
+        return np.asarray(
+            _multiply(self._root.swapaxes(-1, -2), _multiply(self._root, self.values))
+        )
 
     def log_density(self, known: BoolArray) -> FloatArray:
         """Return the (...,) log densities of some of the values, (..., n), without their doubt."""
@@ -200,14 +202,14 @@ class Process:
             known[..., None] & known[..., None, :], self._covariance, np.eye(known.shape[-1])
         )
         root = _inverse_root(covariance)
-        squares = _times(root, np.where(known, self.values, 0.0)) ** 2
+        squares = _multiply(root, np.where(known, self.values, 0.0)) ** 2
         logs = known * np.log(2.0 * np.pi) - 2.0 * np.log(np.einsum("...ii->...i", root))
         return np.asarray(-0.5 * (squares + logs).sum(axis=-1))
 
     @cached_property
     def parameters(self) -> FloatArray:
         """Return (..., p) posterior means of x."""
-        return _times(self._scaled(self.rows.jacobian).swapaxes(-1, -2), self.pull)
+        return _multiply(self._scaled(self.rows.jacobian).swapaxes(-1, -2), self.pull)
 
     @cached_property
     def usual_effect(self) -> FloatArray:
@@ -224,20 +226,20 @@ class Process:
         The variance includes that of the parameters. `effects` are the covariances between rows and
         runs, if known.
         """
-        shared = self._of_effects(rows.effects(self.rows) if effects is None else effects)
+        shared = self._scaled_effects(rows.effects(self.rows) if effects is None else effects)
         covariance = self._scaled(rows.jacobian) @ self.rows.jacobian.swapaxes(-1, -2) + shared
         explained = covariance @ self._root.swapaxes(-1, -2)
         prior = np.einsum("...c,c...m->...m", self.scales, rows.variances())
-        return _times(shared, self.pull), prior - (explained**2).sum(axis=-1)
+        return _multiply(shared, self.pull), prior - (explained**2).sum(axis=-1)
 
     def covariance(self, rows: Rows) -> FloatArray:
         """Return (..., m, m) covariances of configurations, without the noise of runs."""
         scaled, jacobian = self._scaled(rows.jacobian), rows.jacobian.swapaxes(-1, -2)
         runs = self.rows.jacobian.swapaxes(-1, -2)
         explained = (
-            scaled @ runs + self._of_effects(rows.effects(self.rows))
+            scaled @ runs + self._scaled_effects(rows.effects(self.rows))
         ) @ self._root.swapaxes(-1, -2)
-        prior = scaled @ jacobian + self._of_effects(rows.effects(rows))
+        prior = scaled @ jacobian + self._scaled_effects(rows.effects(rows))
         return np.asarray(prior - explained @ explained.swapaxes(-1, -2))
 
     def left_out(self, groups: IntArray | None = None) -> tuple[FloatArray, FloatArray]:
@@ -253,7 +255,7 @@ class Process:
         for group in np.unique(groups):
             rows = np.flatnonzero(groups == group)
             covariance = np.asarray(np.linalg.inv(inverse[..., rows[:, None], rows]), np.float64)
-            mean[..., rows] = self.values[..., rows] - _times(covariance, self.pull[..., rows])
+            mean[..., rows] = self.values[..., rows] - _multiply(covariance, self.pull[..., rows])
             own = np.einsum("...ii->...i", covariance)
             variance[..., rows] = own - self.doubt[..., rows]
         return mean, variance
@@ -298,7 +300,7 @@ def inflation(squares: FloatArray, *, weight: FloatArray) -> float:
     return math.sqrt(max(1.0, (worth + float(weight @ squares)) / (worth + float(weight.sum()))))
 
 
-def _times(matrix: FloatArray, vector: FloatArray) -> FloatArray:
+def _multiply(matrix: FloatArray, vector: FloatArray) -> FloatArray:
     """Return the (..., n) products of matrices (..., n, m) and vectors (..., m)."""
     return np.asarray((matrix @ vector[..., None])[..., 0])
 

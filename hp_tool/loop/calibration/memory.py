@@ -109,7 +109,7 @@ class MemoryFit:
         )
 
     def _lower_bounds(self, median: FloatArray, layouts: FloatArray) -> FloatArray:
-        """Return lower bounds, shape (n,): the bytes that were too few for configurations that ran
+        """Return the medians, shape (n,), raised above the capacity at which the same layout ran
         out of memory.
         """
         for layout, capacity in (

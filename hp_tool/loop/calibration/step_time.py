@@ -220,7 +220,7 @@ class StepTimeFit:
         whole, log_sd = mixture_interval(
             *self._explained(design, asked, before_s, known=bool(known))
         )
-        ran = self._ran(known, len(whole))
+        ran = self._is_measured_model(known, len(whole))
         share = np.where(ran, self.applied, self.applied_elsewhere)
         correction = share * whole
         # The part of a correction that is not applied may still be right.
@@ -297,9 +297,9 @@ class StepTimeFit:
     @cached_property
     def _process(self) -> Process:
         assert self.explanations is not None
-        return self._given(self.explanations)
+        return self._linearised(self.explanations)
 
-    def _given(self, each: "Explanations | _Attempts") -> Process:
+    def _linearised(self, each: "Explanations | _Attempts") -> Process:
         """Return the Gaussian model of the runs, linearised about x. A negative overhead counts as
         none.
         """
@@ -325,7 +325,7 @@ class StepTimeFit:
         stated = _stated_variances(features, len(gradient), prior=self.prior)
         return _rows(gradient, features, prior=self.prior, names=self.names, stated=stated)
 
-    def _ran(self, features: Mapping[str, FloatArray], rows: int) -> BoolArray:
+    def _is_measured_model(self, features: Mapping[str, FloatArray], rows: int) -> BoolArray:
         """Return whether any run used the configuration's model, shape (n,)."""
         if not features or not self.names:
             return np.ones(rows, dtype=bool)
@@ -471,7 +471,7 @@ def _fit_explanations(fit: StepTimeFit, features: Mapping[str, FloatArray]) -> S
         regular=nothing,
         score=prior_log,
     )
-    process = fit._given(first)
+    process = fit._linearised(first)
     spread = np.moveaxis(process.scales, -1, 0)[..., None] * process.rows.variances()
     excess = fit.log_measured - np.log(before_s)
     # Is the whole machine slower than predicted, or do some runs stall? Each iteration converges
@@ -503,7 +503,7 @@ def _update_attempts(fit: StepTimeFit, each: _Attempts, *, often: float) -> _Att
         return _Attempts.concatenate(
             [_update_attempts(fit, each.take(one), often=often) for one in split]
         )
-    process = fit._given(each)
+    process = fit._linearised(each)
     x = process.parameters.copy()
     x[:, -2:] = np.where(each.x[:, -2:] < 0.0, each.x[:, -2:], x[:, -2:])
     mean, variance = process.left_out()
@@ -537,7 +537,7 @@ def _average_explanations(
     )
     before_s = fit._model().seconds(fit.design, np.zeros(_NUM_PARAMETERS))[0]
     excess = fit.log_measured - np.log(before_s)
-    of_models = _model_numbers(features, len(excess))
+    of_models = _number_models(features, len(excess))
 
     def left_out(groups: IntArray | None) -> tuple[FloatArray, FloatArray]:
         mean, variance = fit._process.left_out(groups)
@@ -584,7 +584,7 @@ def _supported_fraction(
     )
 
 
-def _model_numbers(features: Mapping[str, FloatArray], rows: int) -> IntArray:
+def _number_models(features: Mapping[str, FloatArray], rows: int) -> IntArray:
     """Return a number that identifies each row's model, shape (n,)."""
     if not features:
         return np.zeros(rows, dtype=np.intp)

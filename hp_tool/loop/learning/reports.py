@@ -153,7 +153,6 @@ def read_report(
 def _measurement(
     report: MeasurementReport, *, source: MeasurementSource, resolve: Callable[[Query], Query]
 ) -> NewMeasurement:
-    """Return the reported measurement with its prediction."""
     query = resolve(replace(report.query, parallel=report.parallel))
     query = schema.parse_query(schema.to_dict(query))
     problem = resolve_training(query)

@@ -86,7 +86,7 @@ class Charges:
         return _account(measurement, waited_s=waited_s, ran_s=self._longest_s(run, measurement))
 
     def _longest_s(self, run: RunRecord, measurement: Measurement) -> float:
-        """Return the maximum seconds for which the job can have had devices."""
+        """Return the longest time for which the job may have had devices, in seconds."""
         if (
             run.id in self._running_since
             or measurement.refused

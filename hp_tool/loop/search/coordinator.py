@@ -407,7 +407,6 @@ class Coordinator:
     def _tell_pending(
         self, handles: Mapping[str, RunRecord], states: Mapping[str, JobState]
     ) -> None:
-        """Report why a job waits for devices and its expected start, or that no job waits."""
         queued = [handle for handle, state in states.items() if state is JobState.QUEUED]
         waiting = (
             self._launcher.waiting(queued[0])

@@ -300,7 +300,6 @@ class Planner:
         return self._again(best.parallel, fidelity=fidelity, reason=reason)
 
     def _affordable(self, spent: Spent, gpu_seconds: float) -> bool:
-        """Return whether the budgets allow one more run."""
         settings = self.problem.settings
         budget = settings.budget_gpu_seconds or float("inf")
         return (

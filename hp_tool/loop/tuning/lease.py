@@ -195,8 +195,8 @@ def end(store: Store, lease: Lease, result: TuneResult) -> TuneResult:
 
 
 def _nothing_worked(runs: Sequence[RunRecord]) -> HpToolError | None:
-    """Return the error of a search whose runs all failed: their number by status, and the last
-    cause.
+    """Return the error of a search whose runs all failed, with the number of runs by status and the
+    last cause.
     """
     measurements = [run.measurement for run in runs if run.measurement is not None]
     if not measurements or any(measurement.status == "ok" for measurement in measurements):

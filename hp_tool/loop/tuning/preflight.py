@@ -105,5 +105,4 @@ def preflight(
 
 
 def _is_of(host: str, name: str) -> bool:
-    """Return whether a slow node or device belongs to this host."""
     return name == host or name.startswith(f"{host} rank ")

@@ -176,7 +176,6 @@ def _expired(
 
 
 def _delete_studies(database_url: str, searches: frozenset[str]) -> None:
-    """Delete the Optuna studies of deleted searches."""
     import optuna
 
     with opened_studies(database_url) as storage:

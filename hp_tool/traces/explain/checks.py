@@ -162,7 +162,6 @@ def _recomputes_layers(config: ParallelConfig) -> bool:
 
 
 def _recorded_flops(line: Timeline) -> Iterator[float]:
-    """Yield each rank's recorded matmul FLOPs per step."""
     for events, spans in zip(line.ranks, line.windows_s, strict=True):
         called = (events.flops[:, 0] >= spans[0, 0]) & (events.flops[:, 0] < spans[-1, 1])
         yield float(events.flops[called, 1].sum()) / len(spans)

@@ -243,7 +243,6 @@ def _rank_step(rank: int, step: StepSplit) -> RankStep:
 def _compare_with_query(
     line: Timeline, query: Query, *, tool: str | None, rate: float | None
 ) -> dict[str, Any]:
-    """Return the prediction, the checks of the trace, and the suggestions."""
     if query.kind != "training":
         raise UnsupportedError("explain supports training queries only", field="query")
     resolved = resolve_configuration(query)
@@ -358,7 +357,6 @@ _SIZES = {
 
 
 def _sizes_in_trace(line: Timeline) -> dict[str, Any]:
-    """Return the layout sizes that recorded groups imply."""
     sizes: dict[str, Any] = {}
     for events in line.ranks:
         for group in events.groups:

@@ -155,7 +155,6 @@ def _computing(step: TimedStep) -> float:
 
 
 def _pass_seconds_by_rank(step: TimedStep) -> dict[int, float]:
-    """Return the forward + backward seconds of the ranks that have both."""
     forward, backward = (step.ranks_s.get(name, {}) for name in COMPUTING)
     return {rank: seconds + backward[rank] for rank, seconds in forward.items() if rank in backward}
 

@@ -214,7 +214,6 @@ def _slow_links(line: Timeline, step_s: float) -> Iterator[Fault]:
 
 
 def _exposed_share(line: Timeline, part: str, ranks: tuple[int, ...]) -> float:
-    """Return the exposed share of a part's communication on these ranks."""
     steps = [
         step
         for events, rank_steps in zip(line.ranks, line.splits, strict=True)

@@ -144,7 +144,6 @@ class Changes:
         return self._detect_creep(number) if number % CREEP_TEST_STEPS == 0 else None
 
     def _add_steady(self, log_s: float) -> None:
-        """Add a step to the baseline."""
         self.baseline.add(log_s)
         self.unlearnt += 1
         if self.settled and (
@@ -236,7 +235,6 @@ class Changes:
         )
 
     def _replay_baseline(self, number: int) -> None:
-        """Feed the baseline's steps to the test of recurring steps."""
         first = number + 1 - len(self.baseline)
         if not self.past:
             self.recurring.begun = first
@@ -246,7 +244,6 @@ class Changes:
             self.recurring.add(log_s - self.baseline.reference, first + place, p0=1.0)
 
     def _estimate_noise(self) -> None:
-        """Estimate the noise from the baseline."""
         self.noise = Noise.of(self.baseline.logs)
         limit = self.baseline.median + SLOW_STEP
         slow = [log_s > limit for log_s in self.baseline.logs]
