@@ -296,8 +296,10 @@ class TrainingProblem(TrainingCase):
                     else (f"${value:,.0f}", f"${limit:,.0f}")
                 )
                 parts = _describe_parts(estimate, value, currency="" if name == "days" else "$")
-                message = f"{value_text} is {format_factor(value / limit)} the maximum of "
-                f"{limit_text}{parts}"
+                message = (
+                    f"{value_text} is {format_factor(value / limit)} the maximum of "
+                    f"{limit_text}{parts}"
+                )
                 reasons.append(
                     Reason(code="target_missed", message=message, needed=value, available=limit)
                 )
