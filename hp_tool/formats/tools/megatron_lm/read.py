@@ -10,6 +10,7 @@ from hp_tool.domain.pipeline_layout import chunk_layers, parse_layout
 from hp_tool.domain.workload import GraphModule
 from hp_tool.errors import InputError
 from hp_tool.formats.reading import (
+    Ignored,
     Reading,
     Setting,
     parse_whole_number,
@@ -371,6 +372,12 @@ class _ArgumentReader(Arguments):
             "pipeline_parallel": self.is_given("no-overlap-p2p-communication"),
             "data_parallel": not self.is_given("overlap-grad-reduce") and not zero,
         }
+        gathers = self.is_given("overlap-grad-reduce") and self.is_given(
+            "use-distributed-optimizer"
+        )
+        if gathers and not self.is_given("overlap-param-gather"):
+            reason = "absent: weights are assumed to be gathered while the step computes"
+            self.reading.ignored.append(Ignored(flag="--overlap-param-gather", reason=reason))
         overlap = dict.fromkeys((name for name, differing in differs.items() if differing), False)
         if self.has_experts():
             overlap["expert_parallel"] = self.is_given("overlap-moe-expert-parallel-comm")
