@@ -60,8 +60,11 @@ def examine(*, database_url: str | None = None) -> list[Check]:
     try:
         require("search", by="A search")
     except (MissingExtraError, UnsupportedError) as error:
-        fix = install_command("search") if missing("search") else "use Linux, macOS or WSL"
-        detail = f"predictions work, searches do not: {error.message.removesuffix(f': {fix}')}"
+        if absent := missing("search"):
+            detail, fix = f"{', '.join(absent)} missing", install_command("search")
+        else:
+            detail, fix = error.message, "use Linux, macOS or WSL"
+        detail = f"predictions work, but not {USED_BY['search']}: {detail}"
         return [
             *check_catalogue(),
             Check("extra search", "warning", detail, fix),

@@ -183,8 +183,8 @@ def test_lines_are_stored_or_refused_one_by_one(hp_tool, tmp_path):
     assert rated["measurement"]["step_s"] == pytest.approx(step_s[0])
     nothing = hp_tool("calibrate", "--measurements", "-", stdin="broken", exit_code=2)
     assert (
-        "line 1 refused" in nothing.stderr
-        and "0 measurements stored, 1 line refused" in nothing.stdout
+        "line 1 rejected" in nothing.stderr
+        and "0 measurements stored, 1 line rejected" in nothing.stdout
     )
 
 
