@@ -169,7 +169,7 @@ def create_key(fields: Form, store: SystemStoreDep) -> Response:
         days, scope = _number(fields, "lifetime_days"), fields.get("scope", "")
         if scope not in SCOPES:
             raise InputError(
-                f"{scope!r} is not a scope; use one of {', '.join(SCOPES)}", field="scope"
+                f"Unknown scope {scope[:40]!r}; use {', '.join(SCOPES)}.", field="scope"
             )
         record, token = keys.issue(
             store=store,
@@ -243,5 +243,5 @@ def _number(fields: dict[str, str], name: str) -> float | None:
         return float(fields[name]) if name in fields else None
     except ValueError:
         raise InputError(
-            f"{name.replace('_', ' ')} must be a number, got {fields[name][:40]!r}", field=name
+            f"`{name}` must be a number, got {fields[name][:40]!r}.", field=name
         ) from None

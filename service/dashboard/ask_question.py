@@ -345,5 +345,5 @@ def _several(path: str, text: str) -> list[Any]:
         return [int(part) for part in split_names(text)]
     except ValueError:
         raise InputError(
-            f"expected whole numbers separated by commas, got {text[:100]!r}", field=path
+            f"Expected whole numbers separated by commas, got {text[:100]!r}.", field=path
         ) from None

@@ -195,7 +195,7 @@ def series_context(
     ]
     if not records:
         raise NotFoundError(
-            f"No calibration of {framework!r} on {cluster_key!r}; /calibration lists all",
+            f"No calibration of {framework!r} on {cluster_key!r}; see /calibration.",
             field="cluster_key",
         )
     newest = records[0]

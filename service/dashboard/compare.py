@@ -315,13 +315,15 @@ def _compared(
     """Return the page that compares these configurations; on an error, the page with the error."""
     try:
         if len(named) > MAX_COMPARED:
-            raise InputError(f"compare at most {MAX_COMPARED} configurations", field="more")
+            raise InputError(
+                f"At most {MAX_COMPARED} configurations can be compared; remove some.", field="more"
+            )
         sides = [_read_side(each, find=find) for each in named]
         if len(sides) == 1:
             sides.append(Side(query=_replace_by_best(sides[0].query, calibrations)))
         if len({side.query.kind for side in sides}) > 1:
             raise InputError(
-                "a training and a serving configuration cannot be compared", field="second"
+                "A training and a serving configuration cannot be compared.", field="second"
             )
         answers = [
             configuration_view(

@@ -107,7 +107,7 @@ def guide_context(
         None,
     )
     if entry is None:
-        raise NotFoundError(f"no page {name!r} in the guide; /guide lists them", field="name")
+        raise NotFoundError(f"The guide has no page {name!r}; see /guide.", field="name")
     text = (guide_folder() / f"{name}.md").read_text(encoding="utf-8")
     return GuidePage(
         title=entry.title,

@@ -188,7 +188,7 @@ def change(
     store.get_measurement(measurement_id=measurement_id)
     state = next((each for each in STATES if each == fields.get("state")), None)
     if state is None:
-        raise InputError(f"state must be one of {', '.join(STATES)}", field="state")
+        raise InputError(f"`state` must be one of {', '.join(STATES)}.", field="state")
     change_state(request, store, measurement_id=measurement_id, state=state)
     return done("/measurements", "changed")
 

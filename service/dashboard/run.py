@@ -108,7 +108,10 @@ def run_file(
     )
     if way is None or way.lacks is not None:
         raise NotFoundError(
-            way.lacks if way and way.lacks else f"unknown format {name[:40]!r}", field="name"
+            way.lacks
+            if way and way.lacks
+            else f"Unknown format {name[:40]!r}; /run lists the formats.",
+            field="name",
         )
     return PlainTextResponse(
         way.text, headers={"Content-Disposition": f'attachment; filename="{name}.txt"'}

@@ -367,7 +367,7 @@ def parse_integer(text: str, *, field: str) -> int:
         InputError: It is not an integer.
     """
     if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise InputError(f"{text[:40]!r} is not a whole number", field=field)
+        raise InputError(f"Expected a whole number, got {text[:40]!r}.", field=field)
     return int(text)
 
 

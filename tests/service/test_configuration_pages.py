@@ -197,7 +197,7 @@ def test_two_side_by_side(shared_http: TestClient) -> None:
     sizes_of_six = [{"tensor_parallel_size": 4, "micro_batch_size": size} for size in (2, 4)]
     more += [json.dumps(LLAMA | {"parallel": parallel}) for parallel in sizes_of_six]
     six = shared_http.get("/compare", params=asked | {"more": more})
-    assert six.status_code == 422 and "at most 5" in six.text
+    assert six.status_code == 422 and "At most 5" in six.text
     mixed = shared_http.get(
         "/compare", params={"first": json.dumps(LLAMA), "second": json.dumps(SERVING)}
     )
