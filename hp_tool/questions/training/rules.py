@@ -189,8 +189,10 @@ def _check_two_sided(model: ModelSpec, workload: TrainingWorkload) -> None:
 
 def _check_lengths(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
     if workload.sequence_lengths is None:
-        needed = "training.packed requires training.sequence_lengths, on which the gain of packing "
-        "depends"
+        needed = (
+            "training.packed requires training.sequence_lengths, on which the gain of packing "
+            "depends"
+        )
         reject_first_case(
             "training.sequence_lengths", (workload.packed, needed), code="missing_field"
         )
