@@ -112,7 +112,7 @@ def test_parts_that_are_none_or_do_not_sum_to_the_step_are_refused(tmp_path: Pat
     store = open_store(f"sqlite:///{tmp_path}/store.sqlite3")
     for changes, message in [
         ({"parts_s": {"matmuls": 1.0}}, "matmuls is not a part of a step"),
-        ({"parts_s": {"compute": 1e-3}}, "they are the same step"),
+        ({"parts_s": {"compute": 1e-3}}, "Report both for the same step"),
     ]:
         with pytest.raises(InputError, match=message):
             add_report(report(parts_of(LAYOUT), **changes), store=store, source="file", key=None)

@@ -118,7 +118,7 @@ def check_step(
     measured = run_job(launcher, request)
     if measured.step_s is None:
         raise LauncherError(
-            f"the training step was not measured: {measured.status}: {measured.cause}"
+            f"The training step for the check failed ({measured.status}): {measured.cause}"
         )
     before = efficiency_profile(gpu=cluster.gpu, framework=_FRAMEWORK, cluster=cluster.name)
     return StepCheck(

@@ -162,7 +162,7 @@ def _measurement(
     ):  # A configuration that is predicted not to fit may still have run.
         reason = estimate.reasons[0]
         raise InputError(
-            f"this configuration cannot have run: {reason.message}",
+            f"The reported configuration cannot run: {reason.message}. Check `parallel`.",
             field="parallel",
             code=reason.code,
         )
@@ -220,8 +220,8 @@ def _completed(
             and abs(step_s * rate / tokens - 1.0) > assumed().learning.rate_disagreement
         ):
             raise InputError(
-                f"step_s {step_s:g} means {tokens / step_s:.6g} tokens per second and GPU, but "
-                f"tokens_per_second_per_gpu is {rate:g}; give only one of them",
+                f"step_s {step_s:g} equals {tokens / step_s:.6g} tokens/s per GPU, but "
+                f"tokens_per_second_per_gpu is {rate:g}. Report only one of them.",
                 field="measurement.tokens_per_second_per_gpu",
                 code="contradiction",
             )
@@ -259,8 +259,8 @@ def _check_hardware(hardware: Hardware, *, gpu: GpuSpec, num_gpus: int | None) -
         )
     if num_gpus is not None and hardware.num_gpus not in (1, num_gpus):  # 1 if omitted.
         raise InputError(
-            f"measured on {hardware.num_gpus} devices, the cluster has {num_gpus}: set "
-            "cluster.num_gpus to the measured number",
+            f"The run used {hardware.num_gpus} devices, but the query's cluster has {num_gpus}. "
+            f"Set cluster.num_gpus to {hardware.num_gpus}.",
             field="measurement.hardware.num_gpus",
             code="hardware_mismatch",
         )
@@ -282,12 +282,11 @@ def _check_parts(parts_s: Mapping[str, float] | None, *, step_s: float | None) -
         )
     total = sum(parts_s.values())
     if step_s is None or abs(total / step_s - 1.0) > assumed().learning.rate_disagreement:
-        message = (
-            f"parts_s sum to {total:.4g} s, and step_s is "
-            f"{step_s if step_s is None else format(step_s, '.4g')}"
-        )
+        step = "missing" if step_s is None else f"{step_s:.4g} s"
         raise InputError(
-            f"{message}: they are the same step", field="measurement.parts_s", code="contradiction"
+            f"parts_s sum to {total:.4g} s, but step_s is {step}. Report both for the same step.",
+            field="measurement.parts_s",
+            code="contradiction",
         )
 
 
@@ -348,8 +347,8 @@ def check_parts(
         return
     if not parts.get("optimizer") and not parts.get("offload"):
         raise InputError(
-            "parts_s has no optimizer: report whole steps of training, with forward, backward and "
-            "optimizer",
+            "parts_s has no optimizer time. Report complete training steps, with forward pass, "
+            "backward pass and optimizer.",
             field="measurement.parts_s",
             code="implausible",
         )

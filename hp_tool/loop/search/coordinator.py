@@ -219,8 +219,7 @@ class Coordinator:
         if run.state.ended:  # Without its measurement it would be proposed forever.
             raise ConflictError(
                 f"Run {run.number} has ended, but its measurement is missing, so this search "
-                "cannot go on. "
-                "Start a new search with the same query.",
+                "cannot continue. Start a new search with the same query.",
                 code="measurement_missing",
             )
         if decision.trial is not None and decision.calibration is not None:

@@ -113,7 +113,9 @@ def outcome_stored(
         if is_driver_error(
             bug
         ):  # Optuna's tables are in the same database, and it raises the driver's errors unchanged.
-            raise StoreError(f"the study's database: {type(bug).__name__}") from bug
+            raise StoreError(
+                f"The database of Optuna's study failed: {type(bug).__name__}"
+            ) from bug
         _fail(store, lease, HpToolError(f"{type(bug).__name__}: {bug}"), launcher=launcher())
         raise
 

@@ -79,7 +79,7 @@ def resolve_training_search(query: Query) -> TrainingProblem:
         check_trainer(trainer)
         for name in query.search.of_profiler:
             raise UnsupportedError(
-                f"search.{name} is for the built-in profiler only; remove it, or trainer",
+                f"search.{name} is for the built-in profiler only. Remove it, or remove `trainer`.",
                 field=f"search.{name}",
             )
         parallel = fix_other_axes(

@@ -220,7 +220,7 @@ def tune(
     """
     if search_id is None:
         if query is None:
-            raise NotFoundError("neither a query nor a search to resume was given", field="query")
+            raise NotFoundError("Pass a query, or the id of a search to resume.", field="query")
         stored = query_mapping(inline_files(query))
         resolve_search(
             parse_query(stored)

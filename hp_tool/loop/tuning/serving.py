@@ -307,7 +307,8 @@ def _endpoint_candidates(
     codes = legality_codes(problem, candidates)
     if rejections := rejection_counts(codes):
         raise InputError(
-            f"{problem.model.name} cannot run like this on {num_gpus} devices: {rejections}",
+            f"The endpoint's deployment of {problem.model.name} cannot run on {num_gpus} "
+            f"devices: {rejections}. Check `parallel`.",
             field="parallel",
         )
     return candidates, {}
