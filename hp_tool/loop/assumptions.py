@@ -108,7 +108,9 @@ class Memory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeats:
-    """Deviation between repeated runs of a configuration, and the number of repeats that count."""
+    """Deviations between repeated runs of a configuration, and the number of repeats that a fit
+    uses.
+    """
 
     fitted_runs: int
     step_log_sd: ByKind

@@ -1,4 +1,5 @@
-"""Calibration mathematics: fit corrections to arrays of predictions and measurements.
+"""Fit corrections to arrays of predictions and measurements. The package imports no store and no
+queries.
 
 The package reads no store and knows no query.
 """

@@ -103,7 +103,9 @@ def cluster_key(cluster: ClusterSpec, hardware: Hardware) -> str:
 
 
 def model_family(model: ModelSpec) -> ModelFamily:
-    """Return dense or moe: measurements with all-to-alls say nothing about models without them."""
+    """Return `dense` or `moe`. The two are calibrated separately, because only MoE models have
+    all-to-alls.
+    """
     return "moe" if model.num_experts else "dense"
 
 

@@ -34,7 +34,7 @@ from hp_tool.loop.search.table import AxisValue, CandidateTable
 
 @dataclass(frozen=True, kw_only=True)
 class Question(ABC):
-    """The inputs of a coordinator, for all kinds of runs."""
+    """A resolved query with its candidates, from which a coordinator chooses runs."""
 
     query: JsonObject
     """The query as stored; measurements contain it, so that they can be predicted again."""
