@@ -58,7 +58,8 @@ def versus_first(rows: Sequence[Recommendation]) -> list[Column]:
         None if (each := row.expected_token_s) is None else each / first - 1.0 for row in rows
     )
     unit, write = WRITERS_BY_UNIT["change"]
-    return [Column(head="vs. rank 1", unit=unit, cells=write(changes), drop=9)]
+    meaning = "expected step time, with the risk of running out of memory"
+    return [Column(head="vs. rank 1", meaning=meaning, unit=unit, cells=write(changes), drop=9)]
 
 
 def _context_exchange(config: ParallelConfig) -> str:
