@@ -1,4 +1,6 @@
-"""The space of configurations: which values each axis takes, and their combinations as arrays."""
+"""The space of configurations: candidate values of each axis, and their legal combinations as
+arrays.
+"""
 
 from hp_tool.space.axes import Axes, default_axes, is_default_layout, scheduled_chunks
 from hp_tool.space.enumerate import Space, legal_chunks, spanned_values

@@ -1,5 +1,5 @@
-"""Determine the values of each axis to try: the query's, else those that suit the model and
-cluster.
+"""Determine the values of each axis to try: those in the query, else default values for the model
+and the cluster.
 """
 
 from collections.abc import Callable
@@ -32,9 +32,9 @@ from hp_tool.errors import InputError
 
 MAX_MICRO_BATCH = 64
 MAX_EXPERT_TENSOR = 8
-"""Maximum number of devices among which an expert is split by default."""
+"""Maximum expert tensor-parallel size tried by default."""
 CONTEXT_TOKENS = 1_024
-"""Tokens per rank below which context parallelism is not tried by default."""
+"""Minimum number of tokens per rank. Larger context-parallel sizes are not tried by default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,23 +49,24 @@ class Axes:
     expert_tensor_parallel_size: tuple[int, ...]
     micro_batch_size: tuple[int, ...]
     sequence_parallel: tuple[bool, ...] | None
-    """None: on where tensor_parallel_size > 1, off elsewhere."""
+    """None: on if tensor_parallel_size > 1, else off."""
     recompute: tuple[tuple[int, int, int], ...]
-    """Codes; see cost.candidates.RECOMPUTE_COLUMNS."""
+    """Recomputation codes; see cost.candidates.RECOMPUTE_COLUMNS."""
     zero_stage: tuple[int, ...]
     moe_token_dispatcher_type: tuple[int, ...] = (0,)
-    """Codes; see cost.candidates.DISPATCHERS."""
+    """Dispatcher codes; see cost.candidates.DISPATCHERS."""
     known_zero_stages: tuple[int, ...] = (0, 1, 2, 3)
     """All stages that the framework supports, whether or not they are tried."""
     data_parallel_shard_size: tuple[int, ...] = (0,)
-    """Ranks of a shard group; 0: the whole data-parallel group."""
+    """Ranks per shard group; 0: the whole data-parallel group."""
     data_parallel_size: int | None = None
-    """Required number of replicas. None: it follows from the number of devices."""
+    """Required data-parallel size; None: it follows from the number of devices."""
     pipeline_schedule: tuple[PipelineSchedule, ...] | None = None
     """None: 1F1B, interleaved if a rank has several model chunks."""
     chunks_are_asked: bool = False
-    """Whether the query sets the number of chunks per rank. If not, the numbers are tried that
-    divide the layers, or the layers with the embedding and the output layer counted as one each.
+    """Whether the query sets the number of model chunks per rank. If it does not, only numbers are
+    tried that divide the number of layers, either as is or with the embedding and the output layer
+    counted as one layer each.
     """
 
     def lengths(self, *names: str) -> dict[str, int]:
@@ -91,7 +92,7 @@ class Axes:
 
 
 def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
-    """Return the values to try for each axis: the query's values, else all divisors that the
+    """Return the values to try for each axis: those of the query, else all divisors that the
     framework supports, within practical limits.
     """
     model, cluster, workload = case.model, case.cluster, case.workload
@@ -104,8 +105,8 @@ def default_axes(*, query: ParallelQuery, case: TrainingCase) -> Axes:
     plain = (1,) if framework.is_plain else unsplit
 
     def free(name: Degree, values: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
-        """Return the query's values of an axis, else the default values, which are (1,) if the
-        framework does not support the axis.
+        """Return the query's values of an axis, else its default values. If the framework does not
+        support the axis, the default is (1,).
         """
         return axis_values(getattr(query, name)) or (
             values() if name in framework.degrees else (1,)
@@ -190,7 +191,8 @@ def _expert_tensor_sizes(case: TrainingCase) -> tuple[int, ...]:
     """Return the powers of two by which an expert can be split within an NVLink domain, if there
     are more ranks than experts.
 
-    Otherwise only 1, because splitting experts adds communication that expert parallelism avoids.
+    Otherwise return only 1, because splitting experts adds communication that expert parallelism
+    avoids.
     """
     model, cluster = case.model, case.cluster
     if not model.num_experts or model.num_experts >= cluster.num_gpus:
@@ -202,8 +204,8 @@ def _expert_tensor_sizes(case: TrainingCase) -> tuple[int, ...]:
 
 
 def _dispatchers(query: ParallelQuery, case: TrainingCase) -> tuple[int, ...]:
-    """Return the codes of the dispatchers that the query lists; by default of alltoall, and of flex
-    if the release and the GPUs support it.
+    """Return the codes of the dispatchers in the query. By default, these are alltoall, and flex if
+    the release and the GPUs support it.
     """
     names: tuple[TokenDispatcher, ...] = axis_values(query.moe_token_dispatcher_type)
     exists = (
@@ -218,8 +220,10 @@ def _dispatchers(query: ParallelQuery, case: TrainingCase) -> tuple[int, ...]:
 def scheduled_chunks(
     chunks: tuple[int, ...], *, schedule: PipelineSchedule | None
 ) -> tuple[int, ...]:
-    """Return the numbers of model chunks per rank that the schedule supports: two or more for
-    interleaved, two for V schedules, one for all others; any number if the schedule is None.
+    """Return the numbers of model chunks per rank that the schedule supports.
+
+    These are two or more for interleaved, two for V-shaped schedules, and one for all others. If
+    the schedule is None, any number is supported.
 
     Raises:
         InputError: The schedule supports none of `chunks`.
@@ -240,10 +244,10 @@ def scheduled_chunks(
 
 
 def _context_sizes(workload: TrainingWorkload, num_gpus: int) -> tuple[int, ...]:
-    """Return the powers of two with which each rank has at least CONTEXT_TOKENS tokens, because
-    splitting shorter sequences only adds communication.
+    """Return the powers of two that leave each rank at least CONTEXT_TOKENS tokens. Splitting
+    shorter sequences only adds communication.
 
-    Only 1 with unfused attention, which does not support context parallelism (Megatron Core,
+    Return only 1 for unfused attention, which does not support context parallelism (Megatron Core,
     Transformer Engine).
     """
     if workload.attention != "flash":
@@ -253,22 +257,22 @@ def _context_sizes(workload: TrainingWorkload, num_gpus: int) -> tuple[int, ...]
 
 
 def _uneven_stages(layers: int, num_gpus: int) -> tuple[int, ...]:
-    """Return the numbers of stages that divide the devices but not the layers
+    """Return the numbers of stages that divide the number of devices but not the number of layers
     (`domain.pipeline_layout`).
     """
     return tuple(p for p in divisors(num_gpus, limit=layers - 1) if layers % p)
 
 
 def _with_ends(layers: int, stages: tuple[int, ...], chunks: int) -> bool:
-    """Return whether this number of chunks per rank can be used with any number of stages that does
-    not divide the layers.
+    """Return whether this number of chunks per rank works with at least one of the
+    stage counts that do not divide the number of layers.
     """
     return any(layers % p and p > 1 and _counts_ends(layers, p * chunks) for p in stages)
 
 
 def is_default_layout(c: Candidates, *, layers: int) -> Bools:
-    """Return whether each layout has one chunk per rank, or a number of chunks that divides the
-    layers, or the layers with the embedding and the output layer counted as one each.
+    """Return whether each layout has a default number of chunks: one per rank, or a number that
+    divides the layers, as is or with the embedding and the output layer counted as one layer each.
     """
     v = c.virtual_pipeline_parallel_size
     usual: Bools = (v == 1) | _counts_ends(layers, c.pipeline_parallel_size * v)
@@ -293,8 +297,8 @@ def _recompute_values(query: ParallelQuery, case: TrainingCase) -> tuple[tuple[i
 
 
 def _module_sets(case: TrainingCase) -> tuple[tuple[RecomputeModule, ...], ...]:
-    """Return the sets of modules that Megatron Bridge's recipes for MoE models recompute, which are
-    cheap to recompute.
+    """Return the sets of modules that Megatron Bridge's recipes for MoE models recompute. These
+    modules are cheap to recompute.
 
     Megatron Core does not recompute norms and activations under delayed fp8 scaling.
     """

@@ -2,7 +2,7 @@
 
 The axes that determine legality are combined and filtered first. The remaining combinations and the
 values of the other axes (recomputation, ZeRO stage) form a grid. Only one chunk is in memory at a
-time, so that spaces may have any size.
+time, so the size of a space is not limited by memory.
 """
 
 import math
@@ -23,13 +23,11 @@ from hp_tool.domain.parallel import ParallelQuery
 from hp_tool.space.axes import Axes, is_default_layout
 
 MAX_COMBINATIONS = 100_000_000
-"""Maximum number of raw combinations of one query."""
+"""Maximum number of combinations per query, before filtering."""
 BLOCK = 1 << 15
-"""Number of combinations filtered together; they fit in the processor's cache."""
+"""Number of combinations filtered at once, small enough for the CPU cache."""
 CHUNK = 32_768
-"""Number of candidates returned together: large enough for numpy, small enough for the processor's
-cache.
-"""
+"""Number of candidates per chunk: large enough for numpy, small enough for the CPU cache."""
 
 AXES = tuple(f.name for f in fields(ParallelQuery) if f.name in Axes.__slots__)
 """Axes for which a query may list values."""
@@ -47,12 +45,12 @@ class Space:
 
 
 def legal_chunks(*, axes: Axes, case: TrainingCase, size: int = CHUNK) -> Iterator[Space]:
-    """Yield every legal combination once, in chunks of about `size`; at least one chunk, which may
-    be empty.
+    """Yield every legal combination once, in chunks of about `size`. At least one chunk is yielded,
+    which may be empty.
 
-    Sizes that cannot divide the devices are dropped before the product is formed, but they are
-    counted like the others. Equivalent combinations (sequence parallelism without tensor
-    parallelism, ZeRO without replicas) appear once.
+    Sizes that cannot divide the number of devices are dropped before the product is formed, but
+    their combinations are counted as rejected. Equivalent combinations (sequence parallelism
+    without tensor parallelism, ZeRO without replicas) appear once.
     """
     cluster = case.cluster
     groups, dropped = _groups(axes, cluster)
@@ -94,8 +92,8 @@ def legal_chunks(*, axes: Axes, case: TrainingCase, size: int = CHUNK) -> Iterat
 
 
 def _groups(axes: Axes, cluster: ClusterSpec) -> tuple[IntArray, int]:
-    """Return the (t, p, c) triples that divide the devices, shape (3, k), and the number of the
-    other triples.
+    """Return the (t, p, c) triples that divide the number of devices, shape (3, k), and the number
+    of triples that do not.
 
     If the query sets data_parallel_size d, t p c d must equal the number of devices.
     """
@@ -120,11 +118,11 @@ def _groups(axes: Axes, cluster: ClusterSpec) -> tuple[IntArray, int]:
 
 
 def _choices(axes: Axes, groups: IntArray) -> Columns:
-    """Return the values of the axes that determine legality, outermost first.
+    """Return the values of the axes that determine legality, outermost axis first.
 
-    `group` is an index of the (t, p, c) triples, `schedule` an index of `Axes.schedules`.
+    `group` is an index into the (t, p, c) triples, and `schedule` an index into `Axes.schedules`.
     """
-    # 2 means "on where there is tensor parallelism".
+    # 2 means "on if t > 1".
     sequence_parallel = (2,) if axes.sequence_parallel is None else axes.sequence_parallel
     choices: dict[str, Any] = {
         "group": np.arange(groups.shape[1]),
@@ -142,8 +140,8 @@ def _choices(axes: Axes, groups: IntArray) -> Columns:
 def _block(
     choices: Columns, groups: IntArray, schedules: IntArray, cluster: ClusterSpec, numbers: IntArray
 ) -> Candidates:
-    """Return the combinations with these numbers, in which the last axis varies fastest, without
-    duplicates of equivalent combinations.
+    """Return the combinations with the given indices, without equivalent duplicates. The last axis
+    varies fastest.
     """
     places = np.unravel_index(numbers, [len(values) for values in choices.values()])
     columns: Columns = {
@@ -175,7 +173,7 @@ def _block(
     # Sequence parallelism shards over the tensor group: in a group of one, on and off are
     # equivalent.
     once = (t > 1) | (split == choices["sequence_parallel"][0])
-    # Ranks that hold all experts dispatch no tokens: one dispatcher represents all of them.
+    # Ranks that have all experts dispatch no tokens: one dispatcher represents all of them.
     if len(dispatchers := choices["moe_token_dispatcher_type"]) > 1:
         dispatched = block.expert_parallel_size * block.expert_tensor_parallel_size > 1
         once &= dispatched | (block.moe_token_dispatcher_type == dispatchers[0])
@@ -188,8 +186,8 @@ def _block(
 
 
 class _Grid:
-    """Collect legal combinations until they fill a chunk, and combine them with recomputations and
-    ZeRO stages, which do not affect legality.
+    """Collect legal combinations until they fill a chunk, then combine them with recomputations and
+    ZeRO stages. These two axes do not affect legality.
     """
 
     def __init__(self, axes: Axes, *, stages: tuple[int, ...], size: int) -> None:
@@ -203,7 +201,7 @@ class _Grid:
         self._waiting.append(combinations)
 
     def full(self) -> Iterator[Candidates]:
-        """Yield the chunks that are full."""
+        """Yield the full chunks."""
         while sum(map(len, self._waiting)) >= self._rows:
             ready = Candidates.concatenate(self._waiting)
             self._waiting = [ready.take(slice(self._rows, None))]
@@ -224,8 +222,8 @@ def spanned_values(
     recompute: Sequence[tuple[int, int, int]],
     stages: Sequence[int] | None = None,
 ) -> Candidates:
-    """Return the grid of rows, recomputation codes and ZeRO stages; without `stages`, each row has
-    its own stage.
+    """Return the grid of rows, recomputation codes and ZeRO stages. Without `stages`, each row
+    keeps its own stage.
     """
     columns: Columns = {f.name: getattr(rows, f.name).reshape(-1, 1, 1) for f in fields(Candidates)}
     codes = np.asarray(recompute, dtype=np.int64).reshape(-1, len(RECOMPUTE_COLUMNS)).T

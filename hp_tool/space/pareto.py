@@ -7,8 +7,8 @@ from hp_tool.cost.arrays import FloatArray
 
 
 def pareto_optimal(cost: FloatArray, gain: FloatArray) -> NDArray[np.intp]:
-    """Return the indices of the points that no other point beats in both objectives, by rising
-    cost; the first of equal points.
+    """Return the indices of the Pareto-optimal points, by rising cost. Of equal points, only the
+    first is returned.
     """
     order = np.lexsort((-gain, cost))
     best_before = (

@@ -12,9 +12,9 @@ from hp_tool.domain.engines import engine_facts
 from hp_tool.domain.parallel import ParallelQuery, axis_values, divisors
 
 MAX_COMBINATIONS = 20_000_000
-"""Maximum number of raw combinations of one query."""
+"""Maximum number of combinations per query, before filtering."""
 MAX_STAGES = 16
-"""Maximum number of pipeline stages tried by default: each stage adds a hop to every token."""
+"""Maximum number of pipeline stages tried by default. Each stage adds a hop to every token."""
 
 
 def serving_space(
@@ -23,9 +23,9 @@ def serving_space(
     """Return every legal combination that the query allows, at each concurrency, and the number of
     combinations that each rule rejected.
 
-    By default, sizes are the divisors of the number of devices, and redundant experts the smallest
-    number that fills equal slots. Expert and attention data parallelism apply only to models with
-    experts. Batch limits are the engine's defaults.
+    By default, sizes are the divisors of the number of devices, and the number of redundant experts
+    is the smallest that gives every rank equally many experts. Expert parallelism and attention
+    data parallelism apply only to MoE models. Batch limits are the engine's defaults.
     """
     model, engine, num_gpus = case.model, case.engine, case.cluster.num_gpus
     shares = divisors(num_gpus, limit=num_gpus)
