@@ -46,7 +46,7 @@ _HOMES = {
 
 
 def _training_formats() -> tuple[_exports.Export, ...]:
-    """Return the formats of training tools that trainers' commands can name; loaded on first
+    """Return the export formats that trainer commands can name. The formats are loaded on first
     use.
     """
     from hp_tool.formats.registry import formats
@@ -58,13 +58,13 @@ _exports.set_exports(_training_formats)
 
 
 def __dir__() -> list[str]:
-    """Return the names for completion: those of the API, loaded or not."""
+    """Return the names for tab completion, including API names that are not loaded yet."""
     return [*__all__, "__doc__", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load the API on first use. All modules below import this package, and starting the command
-    line needs none of the API.
+    """Load the API on first use. All modules below import this package, but the command line starts
+    faster without the API.
     """
     import importlib
 

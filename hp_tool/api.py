@@ -37,8 +37,8 @@ SIZING_KEYS = {name: COMMON[name] for name in ("gpu", "num_gpus")}
 
 
 class QueryKeys(TypedDict, total=False):
-    """Keys of a query as arguments: its sections, which are mappings with the fields in
-    docs/queries.md, and short names of single fields.
+    """Query keys as keyword arguments. Sections are mappings with the fields in docs/queries.md;
+    short names set single fields.
     """
 
     model: str | Mapping[str, Any]
@@ -57,7 +57,7 @@ class QueryKeys(TypedDict, total=False):
     """training.total_tokens: adds days, GPU-hours, cost and energy."""
     id: str
     kind: Literal["training", "inference"]
-    """By default training, or inference if that section is given."""
+    """Default: training, or inference if the `inference` section is given."""
     cluster: str | Mapping[str, Any]
     training: Mapping[str, Any]
     inference: Mapping[str, Any]
@@ -69,8 +69,8 @@ class QueryKeys(TypedDict, total=False):
 
 
 def _with_keys(function: F) -> F:
-    """Return the function with a signature that lists the keys of a query, because completion and
-    `help` do not resolve Unpack.
+    """Return the function with the query keys in its signature. Tab completion and `help` do not
+    resolve Unpack.
     """
     signature = inspect.signature(function)
     named = [
@@ -214,8 +214,8 @@ def make_query(
 def as_mapping(
     query: Query | Mapping[str, Any] | Path | None = None, /, **keys: Any
 ) -> dict[str, Any]:
-    """Return a query or its file as a mapping with `kind` and the values of `keys`, not yet
-    validated.
+    """Return a query or its file as an unvalidated mapping, with `kind` and the values of `keys`
+    added.
     """
     from hp_tool.questions import schema
 

@@ -1,5 +1,5 @@
-"""Errors with a stable `code`, the path of the invalid input in `field`, and a message that
-contains the fix.
+"""Errors with a stable `code`, the path of the invalid input in `field`, and a message that says
+how to fix it.
 """
 
 from typing import Any
@@ -51,7 +51,7 @@ class ConflictError(HpToolError):
 
 
 class LimitError(HpToolError):
-    """A rate or quota is used up. CLI exit 2, HTTP 429 with Retry-After."""
+    """A rate limit or quota is exceeded. CLI exit 2, HTTP 429 with Retry-After."""
 
     code = "rate_limited"
 
@@ -75,7 +75,7 @@ class LauncherError(HpToolError):
 
 
 class EngineAwayError(LauncherError):
-    """The cluster engine does not respond, or asks to retry; the search waits."""
+    """The cluster engine does not respond or asks the client to retry. The search waits."""
 
     code = "engine_away"
 
@@ -87,13 +87,17 @@ class RefusedError(LauncherError):
 
 
 class StoreError(HpToolError):
-    """The database does not respond, or has another schema. HTTP 503, CLI exit 1."""
+    """The database does not respond, or its schema has a different version. HTTP 503, CLI exit
+    1.
+    """
 
     code = "store_unavailable"
 
 
 OLDER_EDITION = "older_edition"
-"""Code of a StoreError about data of a newer hp-tool; the worker stops until it is updated."""
+"""Code of a StoreError about data written by a newer hp-tool. The worker stops until it is
+updated.
+"""
 
 
 class MissingExtraError(HpToolError):

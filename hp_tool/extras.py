@@ -49,7 +49,9 @@ EXTRAS: dict[Extra, tuple[str, ...]] = {
     "postgresql": ("psycopg",),
     "ray": ("ray",),
 }
-"""Modules that each extra in pyproject.toml installs, including those of extras within it."""
+"""Modules that each extra in pyproject.toml installs, including the modules of extras that it
+depends on.
+"""
 
 USED_BY: dict[Extra, str] = {
     "client": "`--server` and the Python clients",
@@ -62,7 +64,7 @@ USED_BY: dict[Extra, str] = {
     "postgresql": "a PostgreSQL database",
     "ray": "runs on a Ray cluster",
 }
-"""Features that need each extra."""
+"""What each extra is needed for, as text for error messages."""
 
 _POSIX = frozenset[Extra]({"search", "service", "mcp"})
 """Extras that lock files with fcntl, which Windows lacks."""

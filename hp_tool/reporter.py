@@ -1,9 +1,10 @@
-"""Report a training's step times to `hp-tool serve`, or to a file that `hp-tool watch` reads, from
-inside the training.
+"""Report the step times of a training run, from inside the run, to `hp-tool serve` or to a file
+that `hp-tool watch` reads.
 
 This file needs only Python's standard library, so it may be copied next to a training script. It
-never blocks and never raises: steps wait in a bounded queue, and a thread sends them and keeps them
-until the service has stored them. Each step has a number, so that a step sent twice counts once.
+never blocks and never raises. Steps wait in a bounded queue. A background thread sends them and
+keeps them until the service has stored them. Each step has a sequence number, so a step that is
+sent twice counts once.
 
     from hp_tool.reporter import Reporter
     reporter = Reporter()                      # HP_WATCH_URL, HP_API_KEY, HP_WATCH_FILE, RANK
@@ -28,8 +29,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 CAPACITY = 100_000
-"""Maximum number of steps that wait for the service: a day of one-second steps. The oldest steps
-are dropped first, and the service receives their number.
+"""Maximum number of queued steps: a day of one-second steps. If the queue is full, the oldest steps
+are dropped, and their number is reported to the service.
 """
 AT_ONCE = 500
 EVERY_S = 1.0
@@ -52,15 +53,15 @@ class Reporter:
         capacity: int = CAPACITY,
         every_s: float = EVERY_S,
     ) -> None:
-        """Start a reporter, which reports nothing without `url` and `file`.
+        """Create a reporter. Without `url` and `file`, it reports nothing.
 
         Args:
             url: URL of a watch, https://SERVER/v1/watches/ID; by default HP_WATCH_URL.
-            api_key: Key of the service; by default HP_API_KEY.
+            api_key: API key of the service; by default HP_API_KEY.
             file: File to which JSON lines are appended; by default HP_WATCH_FILE, with {rank}
                 replaced.
             rank: Rank of this process; by default RANK.
-            capacity: Maximum number of steps that wait for the service.
+            capacity: Maximum number of queued steps.
             every_s: Seconds between two messages.
         """
         self.url = (url or os.environ.get("HP_WATCH_URL") or "").rstrip("/")
@@ -68,7 +69,7 @@ class Reporter:
         file = file or os.environ.get("HP_WATCH_FILE") or ""
         self.file = file.replace("{rank}", str(self.rank))
         self.dropped = 0
-        """Number of steps that were dropped from the full queue."""
+        """Number of steps dropped because the queue was full."""
         self._key = api_key or os.environ.get("HP_API_KEY")
         self._source, self._host = uuid.uuid4().hex, socket.gethostname()
         self._capacity, self._every_s, self._at_once = capacity, every_s, AT_ONCE
@@ -94,9 +95,9 @@ class Reporter:
         """Report one optimizer step.
 
         Args:
-            step_s: Seconds of the step. Without it, the step lasted since the previous call; the
-                first call only starts the clock.
-            step: Number of the step.
+            step_s: Step time in seconds. Default: the time since the previous call, so the first
+                call only starts the clock.
+            step: Step number.
             parts_s: Seconds of this rank by part; `communication` includes waiting for other ranks.
             samples: Samples in the step on all ranks, so that a larger batch does not count as a
                 slowdown.
@@ -143,7 +144,7 @@ class Reporter:
     def part(self, name: str) -> Iterator[None]:
         """Add the time of the `with` block to a part of the current step.
 
-        On a GPU, end the block only when the device has finished.
+        For work on a GPU, synchronize before the block ends.
         """
         begun = time.perf_counter()
         try:
@@ -152,7 +153,9 @@ class Reporter:
             self._parts[name] = self._parts.get(name, 0.0) + time.perf_counter() - begun
 
     def close(self, *, timeout_s: float = LIMIT_S) -> bool:
-        """Send waiting steps for at most `timeout_s` seconds; return True if all were stored."""
+        """Send the queued steps, for at most `timeout_s` seconds. Return True if all of them were
+        stored.
+        """
         self._until = time.monotonic() + timeout_s
         self._closing.set()
         if self._waiting:
@@ -161,7 +164,7 @@ class Reporter:
             thread.join(timeout_s)
             if (
                 thread.is_alive()
-            ):  # The thread ends when it has received the answer to its last message.
+            ):  # The thread exits after it receives the response to its last message.
                 return False
         self._thread = None
         self._closing.clear()
@@ -202,7 +205,7 @@ class Reporter:
                 wait_s = 0.0
 
     def _send(self) -> bool:
-        """Send the oldest steps, and remove those that the service has stored."""
+        """Send the oldest queued steps, and remove those that the service stored."""
         with self._lock:
             reports = [
                 self._waiting[index] for index in range(min(self._at_once, len(self._waiting)))
@@ -227,7 +230,7 @@ class Reporter:
             with urllib.request.urlopen(request, timeout=LIMIT_S) as response:  # noqa: S310
                 stored = int(json.load(response)["acknowledged"])
         except Exception as error:
-            if getattr(error, "code", None) == 413:  # The service accepts only smaller messages.
+            if getattr(error, "code", None) == 413:  # The service limits the message size.
                 self._at_once = max(self._at_once // 2, 1)
             if not self._warned:
                 print(f"hp-tool: steps wait for {self.url}: {error}", file=sys.stderr)
@@ -265,14 +268,14 @@ class HuggingFaceCallback(_Callback):
         self.reporter.step(step=state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Send the waiting steps."""
+        """Send the queued steps."""
         self.reporter.close()
 
 
 class LightningCallback(_Callback):
-    """Callback of Lightning: `Trainer(..., callbacks=[LightningCallback()])`.
+    """Callback for Lightning: `Trainer(..., callbacks=[LightningCallback()])`.
 
-    A step is an optimizer step, whatever the number of batches.
+    Each reported step is an optimizer step, also with gradient accumulation.
     """
 
     state_key = "hp_tool.reporter"
@@ -290,12 +293,12 @@ class LightningCallback(_Callback):
             self.reporter.step(step=trainer.global_step)
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-        """Send the waiting steps."""
+        """Send the queued steps."""
         self.reporter.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return no state for checkpoints."""
+        """Return an empty state, because checkpoints contain nothing of this callback."""
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore no state from checkpoints."""
+        """Ignore the state in a checkpoint."""
