@@ -2,8 +2,8 @@
 plain numbers.
 
 NumPy converts every argument to an array, which takes fifty times as long as the arithmetic on a
-number, and one estimate calls these functions about a hundred times. They return arrays for arrays
-and plain numbers for plain numbers.
+single number. One estimate calls these functions about a hundred times. They return arrays for
+arrays and plain numbers for plain numbers.
 """
 
 import math
@@ -16,12 +16,14 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 ComplexArray = NDArray[np.complex128]
 BoolArray = NDArray[np.bool_]
-"""Booleans of shape (n,) for n candidates, or of any shape that broadcasts to a grid."""
+"""Booleans of shape (n,) for n candidates, or of any shape that broadcasts to a grid of
+candidates.
+"""
 
 Ints = NDArray[np.signedinteger[Any]] | int
 Floats = NDArray[np.floating[Any]] | float
 Bools = NDArray[np.bool_] | bool
-"""A BoolArray, or a plain number for a single candidate or a value common to all."""
+"""A BoolArray, or a plain bool for a single candidate or a value that all candidates share."""
 Numbers = Ints | Floats | Bools
 
 
@@ -55,7 +57,7 @@ def minimum(x: Any, y: Any) -> Any:
 
 
 def column(value: Numbers, *, like: Numbers) -> Any:
-    """Return the value with one entry for each candidate in `like`. If `like` is a plain number,
+    """Broadcast a value to one entry for each candidate in `like`. If `like` is a plain number,
     return a plain number.
     """
     if not isinstance(like, np.ndarray):
@@ -82,15 +84,15 @@ def lcm(x: Ints, y: Ints) -> Ints:
 
 
 def ceil(x: Numbers) -> Floats:
-    """Return the smallest integer not below x, elementwise."""
+    """Return the smallest integer greater than or equal to x, elementwise."""
     return np.ceil(x) if isinstance(x, np.ndarray) else math.ceil(x)
 
 
 def floor(x: Numbers) -> Floats:
-    """Return the largest integer not above x, elementwise."""
+    """Return the largest integer less than or equal to x, elementwise."""
     return np.floor(x) if isinstance(x, np.ndarray) else math.floor(x)
 
 
 def anywhere(condition: Numbers) -> bool:
-    """Return whether the condition is true for any candidate."""
+    """Return True if the condition holds for any candidate."""
     return bool(condition.any()) if isinstance(condition, np.ndarray) else bool(condition)

@@ -1,4 +1,4 @@
-"""The attention block: projections (plain, grouped or latent), the core, and context
+"""The attention block: projections (MHA, GQA or latent attention), the attention core, and context
 parallelism.
 """
 
@@ -33,33 +33,34 @@ from hp_tool.domain.workload import TrainingWorkload
 
 KERNELS = Kernels(forward=3.0, backward=5.0)
 RING = Kernels(forward=3.0, backward=3.0)
-"""Elementwise kernels of ring attention that run once per pass: filling the buffer for keys and
-values, the first output, statistics.
+"""Elementwise kernels that ring attention launches once per pass: filling the key/value buffer,
+storing the first output, and the softmax statistics.
 """
 RING_STEP = Kernels(forward=3.0, backward=4.0)
-"""Elementwise kernels of each ring step after the first: a copy, and the addition of statistics and
-outputs or of gradients.
+"""Elementwise kernels of each ring step after the first: a copy, and the accumulation of statistics
+and outputs or of gradients.
 """
 
 EXPOSED_COPIES = 4.0
 """Number of copies per pass that do not overlap with an all-to-all between sequence and head
-shards.
+sharding.
 """
 
 
 def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
-    """Return activation bytes of the attention block.
+    """Return the activation bytes of the attention block.
 
-    `saved`: norm input, matmul input and dropout mask (whole, or sharded by sequence parallelism);
-    Q, K, V and the core's output (split by heads); latents; the output again if context parallelism
-    exchanges it before its projection. V shares its storage with the unrotated queries and keys.
-    That storage stays allocated if V is read from it, as in unfused attention or with a recomputed
-    core. Otherwise Transformer Engine copies V (get_qkv_layout). Norms of queries and keys always
-    save that storage, and with several groups per rank also the concatenated queries.
+    `saved`: norm input, matmul input and dropout mask (replicated, or sharded by sequence
+    parallelism); Q, K, V and the core's output (split by heads); latents; a second copy of the
+    output if context parallelism exchanges it before its projection. V shares its storage with the
+    queries and keys before rotary embedding. That storage stays allocated if V is read from it, as
+    in unfused attention or with a recomputed core. Otherwise Transformer Engine copies V
+    (get_qkv_layout). Query and key norms always save that storage. With several groups per rank,
+    they also save the concatenated queries.
 
-    `core`, which selective recomputation frees: with unfused attention the scores, 5as^2b/t with
-    dropout (softmax, mask, dropped softmax) and 2as^2b/t without. With fused attention it is the
-    fp32 log-sum-exp, 4asb/t, from which the backward pass recomputes them.
+    `core`: bytes that selective recomputation frees. With unfused attention these are the scores,
+    5as^2b/t with dropout (softmax, mask, dropped softmax) and 2as^2b/t without. With fused
+    attention it is only the fp32 log-sum-exp, 4asb/t, from which the backward pass recomputes them.
     """
     model = case.model
     qk, v = model.qk_head_size, model.v_head_size
@@ -116,8 +117,8 @@ def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
 def core_bytes(
     *, workload: TrainingWorkload, s: Shapes, heads: Floats, keys_per_query: float = 1.0
 ) -> Floats:
-    """Return the bytes that the attention core saves: fp32 log-sum-exp of each query, or the scores
-    of unfused attention.
+    """Return the bytes that the attention core saves: the fp32 log-sum-exp of each query, or the
+    scores if attention is unfused.
     """
     if workload.attention == "flash":
         return 4.0 * s.tokens * heads
@@ -133,8 +134,8 @@ def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
     """Return the seconds of the attention block, forward and backward.
 
     Elementwise kernels of the forward pass: the norm reads and writes one tensor; the residual
-    addition reads two tensors and a mask and writes one; rotary embeddings and query/key norms read
-    and write queries and keys. In the backward pass, norms read the gradient and the input and
+    addition reads two tensors and a mask and writes one; rotary embeddings and query/key norms each
+    read and write queries and keys. In the backward pass, norms read the gradient and the input and
     write the input gradient, and the residual's gradient is added to it.
     """
     model, workload = case.model, case.workload
@@ -186,10 +187,10 @@ def core_seconds(
     *, case: TrainingCase, s: Shapes, keys_per_query: float = 1.0, causal: bool | None = None
 ) -> tuple[Floats, Floats]:
     """Return the (forward, backward) seconds of the attention core: scores, softmax, dropout and
-    the product with the values.
+    the product with V.
 
-    `keys_per_query` is the ratio of keys to queries in cross-attention. `causal` defaults to the
-    model's kind of attention.
+    `keys_per_query` is the ratio of keys to queries in cross-attention. `causal` defaults to
+    whether the model's attention is causal.
     """
     model, workload, profile = case.model, case.workload, case.profile
     if model.index_topk is not None:
@@ -254,21 +255,21 @@ def core_seconds(
 def context_seconds(
     *, case: TrainingCase, candidates: Candidates, s: Shapes, core_s: Floats
 ) -> tuple[Floats, Floats]:
-    """Return (forward, backward) exposed seconds of context-parallel communication per layer and
-    micro-batch.
+    """Return the exposed (forward, backward) seconds of context-parallel communication per layer
+    and micro-batch.
 
-    - p2p (ring attention): keys and values of every other rank arrive in c - 1 steps, each
+    - p2p (ring attention): the keys and values of the other ranks arrive in c - 1 steps, each
       overlapped with the attention of the previous step; the backward pass also sends their
       gradients. Each step is a separate attention kernel with its fixed cost and copies, and its
       result is added to the others' (`ring_merge_seconds`).
     - all_gather: keys and values are gathered first, without overlap; the backward pass gathers
       them again and reduce-scatters the gradients.
-    - a2a (Ulysses): queries, keys, values and the output change from sequence shards to head
-      shards and back (`head_exchange_seconds`).
-    - a2a+p2p: a2a among u neighbouring ranks, after which each has u times the tokens of 1/u of the
-      heads, then the ring over c / u.
+    - a2a (Ulysses): all-to-alls convert queries, keys, values and the output from sequence sharding
+      to head sharding and back (`head_exchange_seconds`).
+    - a2a+p2p: Ulysses among u neighbouring ranks, then ring attention over c / u. After the
+      all-to-all, each rank has u times as many tokens and 1/u of the heads.
 
-    Each rank has one early and one late piece of the sequence, which balances the causal load
+    Each rank has one early and one late chunk of the sequence, which balances the causal load
     (Megatron Core, Transformer Engine).
     """
     model = case.model
@@ -312,17 +313,18 @@ def context_seconds(
 def head_exchange_seconds(
     *, case: TrainingCase, group: Group, queries: Floats, keys: Floats
 ) -> tuple[Floats, Floats]:
-    """Return (forward, backward) seconds of the all-to-alls between sequence and head shards.
+    """Return the (forward, backward) seconds of the all-to-alls between sequence and head sharding.
 
-    `queries` and `keys` are the bytes of one rank's queries and of its keys. The output is as large
-    as the queries, the values as large as the keys. The forward pass exchanges queries, keys,
+    `queries` and `keys` are the bytes of one rank's queries and keys. The output is as large as the
+    queries, and the values are as large as the keys. The forward pass exchanges queries, keys,
     values and output, one after the other. The backward pass exchanges the output again, its
     gradient, and the gradients of queries, keys and values.
 
-    Each tensor is copied before and after its exchange. The copies of one tensor overlap with the
-    exchange of the next. Exposed are those of the first tensor before its exchange and of the last
-    one after it: queries, values and both of the output; output, its gradient, and the gradients
-    of queries and values. Source: Transformer Engine, AttnFuncWithCPAndQKVOA2A and
+    Each tensor is copied before and after its all-to-all. The copies of one tensor overlap with the
+    all-to-all of the next, so only the copies before the first and after the last all-to-all of a
+    sequence are exposed. In the forward pass, these are the copies of queries, values and (both
+    copies) output. In the backward pass, they are the copies of the output, its gradient, and the
+    gradients of queries and values. Source: Transformer Engine, AttnFuncWithCPAndQKVOA2A and
     flash_attn_a2a_communicate.
     """
     ranks = group.size
@@ -348,10 +350,10 @@ def ring_merge_seconds(
 
     Keys and values are copied to one buffer. Each step except the first copies half of the queries,
     or half of the keys and values. Its output is rescaled and added to the previous outputs: three
-    passes over three quarters of the queries on average. The backward pass does the same with the
-    gradients of the queries, after it copies half of the output, the gradient and the queries.
-    Gradients of keys and values are sent around the ring and added up. `keys_values` are bytes.
-    Source: Transformer Engine, AttnFuncWithCPAndKVP2P.
+    passes over three quarters of the queries on average. In the backward pass, each step copies
+    half of the output, its gradient and the queries, and then accumulates the query gradients in
+    the same way. Gradients of keys and values are sent around the ring and summed. `keys_values` is
+    their size in bytes. Source: Transformer Engine, AttnFuncWithCPAndKVP2P.
     """
     further_steps = steps - 1.0
     several = steps > 1
@@ -379,7 +381,7 @@ def ring_merge_seconds(
 def head_exchange_ranks(
     ranks: Group, *, model: ModelSpec, strategy: Strategy, heads_split: Ints
 ) -> Ints:
-    """Return u, the number of ranks in the inner level of a2a+p2p, which exchange heads."""
+    """Return u, the number of ranks in the inner (Ulysses) level of a2a+p2p."""
     size = ranks.size
     if strategy.hierarchical_context_parallel_sizes is not None:
         return minimum(strategy.hierarchical_context_parallel_sizes[0], size)

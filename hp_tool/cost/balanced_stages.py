@@ -1,5 +1,5 @@
-"""Balanced pipeline stages for layers of different cost. Stages have complete layers and respect
-the framework's limits.
+"""Balance pipeline stages whose layers have different costs. Stages contain complete layers and
+respect the framework's limits.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from hp_tool.cost.training import training_costs
 from hp_tool.domain.parts import PER_MICRO_BATCH
 
 MAX_LAYERS = 512
-"""Maximum number of layers. The search compares every pair of first and last layer, so its time
-grows with the square of this number.
+"""Maximum number of layers. The search considers every pair of first and last layer, so its time
+grows with the square of the number of layers.
 """
 
 
@@ -30,9 +30,9 @@ def balanced_chunks(
     """Return the number of layers in each of the p v model chunks that minimises the time of the
     slowest chunk.
 
-    Ties are broken by the split whose chunk times are nearest to equal. Returns None if no split is
-    possible. `seconds` has shape (layers,), from `layer_seconds`. With `ends_alone`, the stages
-    between the first and the last have equally many layers.
+    Ties are broken in favour of the most even chunk times. Returns None if no split is possible.
+    `seconds` has shape (layers,), from `layer_seconds`. With `ends_alone`, all stages between the
+    first and the last have the same number of layers.
     """
     if stages * chunks > len(seconds) or len(seconds) > MAX_LAYERS or (ends_alone and chunks > 1):
         return None
@@ -46,9 +46,10 @@ def balanced_chunks(
 def pipeline_seconds(
     seconds: FloatArray, sizes: Sequence[int], *, stages: int, micro_batches: float
 ) -> float:
-    """Return the seconds of all micro-batches in a pipeline of these chunks.
+    """Return the seconds to run all micro-batches through a pipeline of these chunks.
 
-    The slowest stage runs every micro-batch. Each other stage adds one micro-batch, divided by v.
+    The slowest stage runs every micro-batch. Each other stage adds the time of one micro-batch,
+    divided by v.
     """
     ends = np.cumsum(sizes)
     of_chunks = np.array(
@@ -64,8 +65,8 @@ def layer_seconds(case: TrainingCase, candidates: Candidates) -> FloatArray:
     layers).
 
     The first layer includes the embedding. The last layer includes multi-token prediction, output
-    layer and loss. `candidates` has n rows. Waits for the host are excluded: when the host launches
-    the kernels of short layers, the device is still running earlier, longer layers.
+    layer and loss. `candidates` has n rows. Waits for the host are excluded: while the host
+    launches the kernels of short layers, the device is still running earlier, longer layers.
     """
     model, depths = case.model, case.model.num_nextn_predict_layers
     kinds = len(model.kinds)
@@ -111,8 +112,8 @@ def split_evenly(seconds: FloatArray, parts: int) -> list[int]:
     spans[np.tril_indices(len(before))] = np.inf
 
     def shortest(costs: FloatArray, join: Any) -> tuple[float, list[Any]]:
-        """Return the minimal cost of dividing all layers into `parts` parts, and the start of each
-        part by its end.
+        """Return the minimal cost of dividing all layers into `parts` parts. Also return the start
+        of each part, indexed by its end.
         """
         so_far, begins = np.where(np.arange(len(before)) == 0, 0.0, np.inf), []
         for _ in range(parts):

@@ -1,5 +1,5 @@
-"""Time and memory of the blocks of a layer (attention, MLP), and the sizes that they are computed
-from.
+"""Time and memory of the blocks of a layer (attention, MLP), and the sizes from which they are
+computed.
 
 Symbols are defined in docs/cost-model.md.
 """
@@ -59,12 +59,12 @@ class BlockBytes:
     saved: Floats
     """Bytes saved for the backward pass, excluding the attention core."""
     core: Floats = 0.0
-    """Bytes saved by the attention core. Bytes that stay saved when the core is recomputed are in
-    `saved`.
+    """Bytes saved by the attention core. Tensors that stay saved even if the core is recomputed
+    count in `saved`.
     """
     norm_output: Floats = 0.0
-    """Part of `saved` that recomputation of the layernorm frees. Each of the following fields is
-    the same for another module.
+    """Part of `saved` that is freed if layernorm is recomputed. Each field below is the same for
+    another module.
     """
     mlp: Floats = 0.0
     moe: Floats = 0.0
@@ -88,12 +88,12 @@ NO_TIME, NO_BYTES = (
     BlockTime(matmul=0.0, weight_gradient=0.0, elementwise=0.0, elementwise_backward=0.0),
     BlockBytes(saved=0.0, working=0.0),
 )
-"""Results of a missing block: some layers have only one."""
+"""Results for a missing block. Some layers have only one block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTime:
-    """Seconds of a layer per micro-batch; shape (n,). Communication fields contain only exposed
+    """Seconds of a layer per micro-batch; shape (n,). Communication fields count only exposed
     seconds.
     """
 
@@ -101,12 +101,14 @@ class LayerTime:
     """Compute of the forward pass, including the attention core."""
     backward: Floats
     attention: Floats
-    """Part of `forward` in the attention core: scores, softmax and the product with the values."""
+    """Part of `forward` spent in the attention core: scores, softmax and the product with the
+    values.
+    """
     attention_backward: Floats
     weight_gradient: Floats
-    """Part of `backward` that computes weight gradients and can be delayed."""
+    """Part of `backward` that computes weight gradients. It can be delayed."""
     repeated: Floats
-    """Seconds that selective recomputation repeats: the attention core, or the named modules."""
+    """Seconds that selective recomputation adds, for the attention core or the named modules."""
     tensor: Floats
     """Tensor-parallel collectives of the forward pass."""
     tensor_backward: Floats
@@ -121,28 +123,28 @@ class LayerBytes:
     """Bytes of a layer per micro-batch; shape (n,)."""
 
     saved: Floats
-    """Saved for the backward pass without recomputation."""
+    """Bytes saved for the backward pass without recomputation."""
     saved_selective: Floats
     """Bytes saved if the attention core or the named modules are recomputed."""
     waiting: Floats
-    """Bytes that stay saved for weight gradients which are computed after the rest of the backward
-    pass.
+    """Bytes that stay saved for delayed weight gradients, which are computed after the rest of the
+    backward pass.
     """
     saved_full: Floats
     """Bytes saved if the whole layer is recomputed: the layer's input."""
     repeated: Floats
-    """Bytes that selective recomputation restores at a time: those of one block of one layer."""
+    """Bytes that selective recomputation restores at once: those of one block of one layer."""
     backward_working: Floats
     """Gradients and gathered inputs at the peak of one layer's backward pass."""
 
 
 def unfused_bytes(*, s: Shapes, split: Floats, bias: bool) -> Floats:
-    """Return the additional bytes that a block's forward pass moves if biases and dropout are
+    """Return the additional bytes that a block's forward pass moves if bias and dropout run as
     separate kernels.
 
-    These kernels read and write the `split` elements per token of the matmuls with a bias. They
-    also read and write the block's output, once for its `bias` and once for dropout. Backward
-    passes are separate kernels in both cases.
+    The bias kernels read and write the `split` elements per token of the matmuls with a bias. The
+    block's output is read and written once more for its `bias` and once more for dropout. The
+    backward passes are separate kernels in both cases.
     """
     return 2.0 * s.e * s.tokens * (split + (float(bias) + s.mask) * s.h / s.shards)
 
@@ -156,22 +158,22 @@ EAGER_NORM = (32.0, 78.0)
 fp32, square, mean, product, cast to 16 bits, weight.
 """
 EAGER_ROTARY = (16.0, 22.0)
-"""Additional bytes per element of eager rotary positions of queries and keys, forward and backward.
-Their operations: negate half, concatenate, two products, sum.
+"""Additional bytes per element of eager rotary embedding of queries and keys, forward and backward.
+Its operations: negate half, concatenate, two products, sum.
 """
 EAGER_GATE = (4.0, 8.0)
-"""Additional bytes per element of a gated MLP's width, forward and backward: the activation and its
-product with the other half of the input are separate kernels.
+"""Additional bytes per element of a gated MLP's intermediate width, forward and backward. The
+activation and its product with the other half of the input are separate kernels.
 """
 EAGER_LAUNCHES = {"norm": (5.0, 9.0), "rotary": (9.0, 13.0), "gate": (1.0, 2.0)}
 """(forward, backward) kernels in addition to the fused ones. The rotary embeddings of queries and
-keys are counted together.
+keys count as one operation.
 """
 
 
 def has_eager_norm(model: ModelSpec) -> bool:
-    """Return True if eager PyTorch runs the norms one operator at a time; LayerNorm is a single
-    kernel.
+    """Return True if eager PyTorch runs the model's norms one operator at a time (RMSNorm).
+    LayerNorm is a single kernel.
     """
     return model.normalization == "rmsnorm"
 
@@ -208,10 +210,10 @@ def windowed_length(model: ModelSpec, length: float) -> float:
     before the causal mask halves it.
 
     A query at position i of a causal layer attends to min(i, w) keys, so a sequence has s w - w^2 /
-    2 scores: w (2 - w / s) per token instead of s. A bidirectional layer attends to w keys. The
-    result is the mean over L layers, of which `sliding_window_layers` have a window. Windows reduce
-    neither the ring exchange of context parallelism nor unfused attention, which also computes
-    masked scores.
+    2 scores. Before masking, this is equivalent to w (2 - w / s) per token instead of s. A query of
+    a bidirectional layer attends to w keys. The result is the mean over all L layers, of which
+    `sliding_window_layers` have a window. Windows reduce neither the ring exchange of context
+    parallelism nor the time of unfused attention, which also computes masked scores.
     """
     window = model.sliding_window
     if window is None or window >= length:
@@ -223,10 +225,10 @@ def windowed_length(model: ModelSpec, length: float) -> float:
 
 
 def seen_keys(most: float, length: float) -> float:
-    """Return W (2 - W / s): the mean number of keys, before the causal mask halves it, for tokens
-    that attend to at most `most` = W keys.
+    """Return W (2 - W / s): the mean number of keys per token, before the causal mask halves it, if
+    tokens attend to at most `most` = W keys.
 
-    The keys are the last W, or W selected keys.
+    These are the last W keys, or W selected keys.
     """
     return most * (2.0 - most / length) if most < length else length
 
@@ -243,23 +245,25 @@ LAYER_AXES = (
     "sequence_parallel",
     "moe_token_dispatcher_type",
 )
-"""Candidate fields that determine the costs of a layer if tensor-parallel ranks are adjacent."""
+"""Candidate fields that determine the costs of a layer if the ranks of a tensor-parallel group are
+adjacent.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """Sizes of a layer for each combination of its axes; shape (k,), or plain numbers."""
+    """Sizes of a layer for each of k combinations of its axes; shape (k,), or plain numbers."""
 
     t: Ints
     tokens: Floats
     attended: Floats
-    """Number of scores per token that fused attention computes, before the causal mask halves it:
-    s, or less for packed rows or sliding windows.
+    """Number of scores per token that fused attention computes, before the causal mask halves it.
+    This is s, or less with packed rows or sliding windows.
     """
     sharded: Bools
-    """Whether sequence parallelism is on."""
+    """Whether sequence parallelism is enabled."""
     shards: Floats
-    """Number of ranks that share the work between tensor-parallel regions: t with sequence
+    """Number of ranks that split the work between tensor-parallel regions: t with sequence
     parallelism, else 1.
     """
     h: float
@@ -267,13 +271,13 @@ class Shapes:
     mask: float
     """Bytes of a dropout mask element; 0 without dropout."""
     saved_input: float
-    """Bytes per element of a saved matmul input: e, or below 16 bits those of a quantised element
-    with its scales.
+    """Bytes per element of a saved matmul input: e, or the bytes of a quantised element with its
+    scales for precisions below 16 bits.
     """
     activation_input: float
     """Bytes per element of the activation function's input."""
     product: float
-    """Bytes per element that a dense MLP saves of the input of its last matmul."""
+    """Bytes per element that a dense MLP saves for the input of its last matmul."""
     tensor: Ring
     """Ring collectives of the tensor-parallel group."""
     gather_s: Floats
@@ -281,20 +285,21 @@ class Shapes:
     group.
     """
     input_gather_s: Floats
-    """Seconds of an all-gather of the hidden states as matmul inputs, which are quantised before
-    sending if below 16 bits.
+    """Seconds of an all-gather of the hidden states as matmul inputs. For precisions below 16 bits,
+    they are quantised before sending.
     """
     all_reduce_s: Floats
     """Seconds of an all-reduce of the hidden states over the tensor-parallel group."""
     facts: FrameworkFacts
-    """Memory behaviour of the framework."""
+    """How the framework uses memory."""
 
 
 def further_axes(case: TrainingCase) -> tuple[str, ...]:
     """Return the candidate fields besides LAYER_AXES on which a layer's costs depend.
 
-    In the cluster's rank order, dimensions inside tp, cp and ep spread these groups over nodes. The
-    width of the residual stream depends on sharding if adapters widen it (`lora.residual_bytes`).
+    In the cluster's rank order, the dimensions inside tp, cp and ep spread these groups across
+    nodes. If adapters widen the residual stream, its width depends on sharding
+    (`lora.residual_bytes`).
     """
     order = case.cluster.rank_order.split("-")
     last = max(order.index(name) for name in ("tp", "cp", "ep"))
@@ -316,8 +321,8 @@ def shapes(
     tokens: Floats | None = None,
     attended: Floats | None = None,
 ) -> Shapes:
-    """Return the sizes of a layer for each candidate, by default with the workload's `tokens` and
-    `attended`.
+    """Return the sizes of a layer for each candidate. `tokens` and `attended` default to those of
+    the workload.
     """
     model, workload = case.model, case.workload
     t = candidates.tensor_parallel_size

@@ -1,4 +1,4 @@
-"""Conversion of a candidate's costs to an estimate with MFU, HFU, days and price."""
+"""Convert a candidate's costs to an estimate with MFU, HFU, days and price."""
 
 from dataclasses import replace
 
@@ -37,12 +37,12 @@ from hp_tool.domain.workload import VariableLengthWorkload
 MIN_RETRY_PROBABILITY = 0.01
 """Minimum probability of allocator retries that an estimate reports."""
 MIN_WAIT_FRACTION = 0.01
-"""Minimum fraction of a dense model's step spent waiting for the host for which CUDA graphs are
+"""Minimum fraction of a dense model's step spent waiting for the host before CUDA graphs are
 suggested.
 """
 LAUNCH_BOUND_RATIO = 1.02
-"""Ratio of the step time to the step time with CUDA graphs above which launches are reported as the
-limit.
+"""Ratio of the step time to the step time with CUDA graphs, above which a step is reported as
+launch-bound.
 """
 ROUNDING_FACTOR = 1.0 - 1e-9
 """Factor on bounds that covers the rounding errors of their floating-point sums."""
@@ -63,8 +63,8 @@ def estimate_row(
     case: TrainingCase,
     config: ParallelConfig | None = None,
 ) -> Estimate:
-    """Return the complete estimate of row `index`. `config` is the row's configuration, if already
-    known.
+    """Return the complete estimate of row `index`. If the caller already has the row's
+    configuration, it can pass it as `config`.
     """
     candidate = candidates.row(index)
     return estimate_alone(
@@ -153,7 +153,7 @@ def host_waits_s(costs: TrainingCosts, *, case: TrainingCase) -> Floats:
 
 
 def may_be_launch_bound(waits_s: Floats, *, step_s: Floats) -> Bools:
-    """Return whether waits for hosts are long enough for the step to exceed LAUNCH_BOUND_RATIO.
+    """Return whether the waits for hosts are long enough for the step to exceed LAUNCH_BOUND_RATIO.
     CUDA graphs save at most these waits.
     """
     least = max(MIN_WAIT_FRACTION, ROUNDING_FACTOR * (1.0 - 1.0 / LAUNCH_BOUND_RATIO))
@@ -162,7 +162,8 @@ def may_be_launch_bound(waits_s: Floats, *, step_s: Floats) -> Bools:
 
 
 def launch_bound(candidates: Candidates, *, case: TrainingCase) -> BoolArray:
-    """Return whether launches limit the steps of n rows of a dense model; shape (n,).
+    """Return whether kernel launches limit the step time of each of n rows of a dense model; shape
+    (n,).
 
     The query must not set cuda_graphs, and the rows must satisfy `may_be_launch_bound`.
     """
@@ -175,8 +176,8 @@ def launch_bound(candidates: Candidates, *, case: TrainingCase) -> BoolArray:
 def _step_with_graphs_s(
     case: TrainingCase, candidate: Candidates, costs: TrainingCosts
 ) -> float | None:
-    """Return the step time with CUDA graphs if the query does not set cuda_graphs and launches
-    limit the step; else None.
+    """Return the step time with CUDA graphs if the query does not set cuda_graphs and the step is
+    launch-bound; else None.
     """
     step_s = float(costs.step_s)
     if case.recorded is None or (
@@ -232,8 +233,8 @@ def _nearly_full_provenance(costs: TrainingCosts) -> dict[str, object]:
 
 
 def _stage_kinds_provenance(cluster: ClusterSpec, costs: TrainingCosts) -> dict[str, object]:
-    """Return provenance entries for a pipeline over two kinds of GPU: the layers per stage on each
-    kind.
+    """Return provenance entries for a pipeline over two kinds of GPU: the number of layers per
+    stage on each kind.
     """
     if not cluster.kinds:
         return {}
@@ -261,7 +262,7 @@ def _memory_estimate(costs: TrainingCosts, *, fragmentation: float) -> MemoryEst
 
 
 def _memory_reasons(memory: MemoryEstimate, *, host_capacity_bytes: float) -> tuple[Reason, ...]:
-    """Return the reasons if the device's or the host's memory is exceeded; empty if everything
+    """Return the reasons why the device's or the host's memory is exceeded; empty if everything
     fits.
     """
     if memory.total_bytes > memory.capacity_bytes:
@@ -278,8 +279,8 @@ def _memory_reasons(memory: MemoryEstimate, *, host_capacity_bytes: float) -> tu
 def _recomputed_flops(
     candidate: Candidates, model: ModelSpec, flops: TokenFlops
 ) -> tuple[float, float]:
-    """Return (recomputed forward FLOPs per token, recomputed forward FLOPs per token as counted by
-    arXiv 2205.05198).
+    """Return the recomputed forward FLOPs per token, as this model counts them and as arXiv
+    2205.05198 does.
 
     The paper counts s/3h, which is three attention cores more than the model's s/6h. Selective
     recomputation repeats one core, s/18h.
@@ -300,7 +301,7 @@ def _recomputed_flops(
 
 
 def _power_w(cluster: ClusterSpec, *, busy: float) -> float:
-    """Return the mean power of one device and its share of the host, in watts.
+    """Return the mean power of one device, including its share of the host, in watts.
 
     The device draws full board power for the fraction of the step spent in kernels of layers,
     embedding, output layer and recomputation. While it waits, communicates or updates, it counts at
@@ -311,8 +312,8 @@ def _power_w(cluster: ClusterSpec, *, busy: float) -> float:
 
 
 def _recompute_provenance(case: TrainingCase, candidate: Candidates) -> dict[str, object]:
-    """Return the provenance entry `recompute`, a sentence, if recomputing the attention core frees
-    no memory.
+    """Return a provenance entry `recompute` (a sentence) if recomputing the attention core frees no
+    memory.
     """
     core_alone = (
         candidate.recompute_method == SELECTIVE and candidate.recompute_modules == CORE_ATTN
@@ -326,7 +327,7 @@ def _recompute_provenance(case: TrainingCase, candidate: Candidates) -> dict[str
 
 def _assumed_settings(case: TrainingCase, config: ParallelConfig) -> dict[str, object]:
     """Return the values assumed for settings that the query omits. If a ranking varies the
-    dispatcher, the dispatcher is part of the configuration instead.
+    dispatcher, the dispatcher is part of the configuration and is not listed here.
     """
     key, dispatcher = "parallel.moe_token_dispatcher_type", config.moe_token_dispatcher_type
     return dict(case.assumed) | (

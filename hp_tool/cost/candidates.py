@@ -1,9 +1,9 @@
-"""Candidates: many configurations as a struct of arrays, or one configuration as plain
-numbers.
+"""Candidates: many configurations as a struct of arrays, or one configuration as plain numbers.
 
-Formulas are elementwise, so one implementation serves all forms. Arrays of shape (n,) suit a
-million rows. A grid, whose arrays broadcast to one shape, is faster, because a result that does not
-depend on an axis is computed once for all its values. Plain numbers suit a single candidate.
+Formulas are elementwise, so one implementation handles all three forms. Arrays of shape (n,) suit a
+million rows. A grid consists of arrays that broadcast to one shape. It is faster, because a result
+that does not depend on an axis is computed once for all values of that axis. Plain numbers suit a
+single candidate.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MODULES: dict[RecomputeModule, int] = {
     "shared_experts": 32,
     "mla_up_proj": 64,
 }
-"""Bits of Candidates.recompute_modules."""
+"""Bit of each module in Candidates.recompute_modules."""
 CORE_ATTN, LAYERNORM, MLP, MOE, MOE_ACT, SHARED_EXPERTS, MLA_UP_PROJ = MODULES.values()
 PER_OP = 128
 """Value of `recompute_modules` for recomputation per operation (recompute per_op)."""
@@ -69,9 +69,9 @@ ALLTOALL, FLEX, ALLGATHER = 1, 2, 3
 class Candidates:
     """n configurations.
 
-    Arrays have shape (n,), or broadcast to one grid of n candidates in row-major order; a single
-    candidate has plain numbers. Fields are those of ParallelConfig, with recomputation encoded as a
-    method code, layers and modules.
+    Arrays have shape (n,), or broadcast to one grid of n candidates in row-major order. A single
+    candidate has plain numbers. Fields are those of ParallelConfig, except that recomputation is
+    encoded as a method code, a number of layers, and modules.
     """
 
     tensor_parallel_size: IntArray
@@ -87,18 +87,18 @@ class Candidates:
     recompute_method: IntArray
     """NONE, SELECTIVE (some modules), FULL_UNIFORM, FULL_BLOCK."""
     recompute_num_layers: IntArray
-    """Only for full: layers per checkpoint (uniform), or recomputed layers per model chunk (block;
-    0: all).
+    """Only for full recomputation: layers per checkpoint (uniform), or recomputed layers per model
+    chunk (block; 0: all).
     """
     recompute_modules: IntArray
-    """Only for selective: sum of MODULES, or PER_OP. Otherwise 0."""
+    """Only for selective recomputation: sum of MODULES, or PER_OP. Otherwise 0."""
     zero_stage: IntArray
     data_parallel_shard_size: IntArray
-    """Ranks that ZeRO shards over; 0: the whole data-parallel group."""
+    """Number of ranks over which ZeRO shards; 0: the whole data-parallel group."""
     pipeline_schedule: IntArray
     """ONE_F_ONE_B (interleaved if v > 1), GPIPE, ZB_H1, ZBV, DUALPIPE, DUALPIPE_V."""
     moe_token_dispatcher_type: IntArray
-    """Index in DISPATCHERS; 0: the strategy's dispatcher."""
+    """Index into DISPATCHERS; 0: the strategy's dispatcher."""
 
     def __len__(self) -> int:
         return math.prod(self.shape)
@@ -154,15 +154,16 @@ class Candidates:
 
     @property
     def is_folded(self) -> Bools:
-        """Return a mask of candidates with embedding and output layer on the same rank: the first
-        rank of a V, the first and last of DualPipe.
+        """Return a mask of candidates whose first rank has both the embedding and the output layer.
+
+        These are the V schedules, and DualPipe, in which the last rank has both, too.
         """
         return self.pipeline_schedule >= ZBV
 
     @property
     def is_v(self) -> Bools:
-        """Return a mask of candidates in which rank r has the chunks r and 2p - 1 - r: ZB-V and
-        DualPipeV.
+        """Return a mask of the V schedules, ZB-V and DualPipeV, in which rank r has the chunks r
+        and 2p - 1 - r.
         """
         folded: Bools = (self.pipeline_schedule == ZBV) | (self.pipeline_schedule == DUALPIPE_V)
         return folded
@@ -176,9 +177,7 @@ class Candidates:
         return self._each(lambda column: column[indices])
 
     def at(self, places: Sequence[NDArray[np.intp]]) -> Candidates:
-        """Return the candidates at these positions of the grid, given as one index array per
-        axis.
-        """
+        """Return the candidates at the given grid positions: one index array per axis."""
 
         def chosen(column: IntArray) -> IntArray:
             where = tuple(
@@ -201,7 +200,7 @@ class Candidates:
         return self.row(index).only_config()
 
     def only_config(self) -> ParallelConfig:
-        """Return the configuration of a single candidate."""
+        """Return the configuration of this single candidate."""
         values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         codes = [values.pop(name) for name in RECOMPUTE_COLUMNS]
         values["sequence_parallel"] = bool(values["sequence_parallel"])
@@ -319,8 +318,8 @@ def unique_rows(
     the index of each row's combination.
 
     `inverse` is None if there is at most one row. For a grid, it has only the axes along which the
-    named axes vary. Axis values are small integers, so a table numbers the combinations by mixed
-    radix in O(n), without sorting.
+    named axes vary. Axis values are small integers, so a mixed-radix table numbers the combinations
+    in O(n), without sorting.
     """
     if len(candidates) <= 1:
         return candidates, None

@@ -1,4 +1,4 @@
-"""Inputs of a prediction apart from the candidates: model, machine and training."""
+"""Inputs of a prediction other than the candidates: model, machine and training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hp_tool.domain.workload import TrainingWorkload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Devices and links, and the fractions of their datasheet rates that programs reach."""
+    """Devices and links, and the achievable fractions of their datasheet rates."""
 
     cluster: ClusterSpec
     profile: EfficiencyProfile
@@ -22,7 +22,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingCase(Machine):
-    """The training of a model on a machine: all inputs that the candidates share."""
+    """Model, machine and training settings: all inputs that the candidates share."""
 
     model: ModelSpec
     workload: TrainingWorkload
@@ -35,7 +35,7 @@ class TrainingCase(Machine):
     """The efficiency profile with CUDA graphs, if the query does not set cuda_graphs; else None."""
 
     def of(self, model: ModelSpec) -> TrainingCase:
-        """Return the case with only the layers of one kind (`ModelSpec.kinds`)."""
+        """Return the case with a model that has only layers of one kind (`ModelSpec.kinds`)."""
         return TrainingCase(
             model=model,
             cluster=self.cluster,

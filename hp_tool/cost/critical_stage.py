@@ -1,4 +1,4 @@
-"""The critical stage: seconds of one micro-batch on the slowest stage and on all other stages."""
+"""Find the critical (slowest) stage: seconds of one micro-batch on it and on all other stages."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class StageTime:
     """Seconds of one micro-batch through the layers of a stage; shape (n,)."""
 
     compute: Floats
-    """Compute excluding attention cores."""
+    """Compute, excluding the attention cores."""
     attention: Floats
     recompute: Floats
     tensor: Floats
     context: Floats
     expert: Floats
     forward: Floats
-    """Forward part of the sum of these six fields."""
+    """Part of `total` in the forward pass."""
     total: Floats
-    """Sum of the six fields."""
+    """Sum of the six component fields."""
     weight_gradient: Floats
-    """Part of `compute` that split backward passes delay."""
+    """Part of `compute` that schedules with a split backward pass delay."""
     host_waits: Floats
-    """Seconds that the device waits for its host, in both passes, in addition to `total`."""
+    """Seconds that the device waits for its host in both passes. Not included in `total`."""
     occupied_forward: Floats
     """`forward` including waits for the host."""
     occupied: Floats
@@ -55,12 +55,12 @@ class CriticalStage:
     stage: StageTime
     """Layers of the slowest stage."""
     ends: Floats
-    """Seconds that embedding and output layer add to the slowest stage."""
+    """Seconds that the embedding and the output layer add to the slowest stage."""
     ends_communication: Floats
     """Part of `ends`: the output layer's tensor-parallel collectives."""
     bubble: Floats
-    """Seconds of one micro-batch on the other stages, divided by v; for a part of a pipeline, on
-    all its stages.
+    """Seconds of one micro-batch on the other stages, divided by v. For a part of a pipeline, all
+    of its stages count.
     """
 
 
@@ -74,9 +74,10 @@ def critical_stage(
 ) -> CriticalStage:
     """Return the times of the slowest stage.
 
-    `layers` has one layer of each kind. The bubble is the time of the other stages for one
-    micro-batch, divided by v; with equal stages (p-1)/v (t_f + t_b), arXiv 2104.04473 section 2.2.
-    With a split backward pass, `schedules.bubble` returns the fraction of it that remains.
+    `layers` contains one layer of each kind. The bubble is the time of the other stages for one
+    micro-batch, divided by v. With identical stages it is (p-1)/v (t_f + t_b), arXiv 2104.04473
+    section 2.2. With a split backward pass, `schedules.bubble` returns the fraction of this bubble
+    that remains.
     """
     c = candidates
     if pipeline.work:
@@ -111,16 +112,16 @@ def critical_stage(
 def stage_time(
     *, case: TrainingCase, candidates: Candidates, layer: LayerTime, stage: StageLayers
 ) -> StageTime:
-    """Return the seconds of one micro-batch on a stage with the maximum number of layers, each
-    equal to the mean `layer`.
+    """Return the seconds of one micro-batch on a stage with the maximum number of layers, all
+    identical to the mean `layer`.
     """
     return _with_waits(*_device_time(case=case, candidates=candidates, layer=layer, stage=stage))
 
 
 def _with_waits(stage: StageTime, load: HostLoad) -> StageTime:
-    """Return the stage with waits for its host.
+    """Add the waits for the host to a stage.
 
-    A pass takes at least as long as its launches; communication continues during the wait.
+    A pass takes at least as long as its launches. Communication continues during the wait.
     """
     in_forward, in_backward = load.waits()
     waits = in_forward + in_backward
@@ -135,7 +136,7 @@ def _with_waits(stage: StageTime, load: HostLoad) -> StageTime:
 def _device_time(
     *, case: TrainingCase, candidates: Candidates, layer: LayerTime, stage: StageLayers
 ) -> tuple[StageTime, HostLoad]:
-    """Return (seconds of a stage without waits for the host, load of its host).
+    """Return (time of a stage without waits for the host, load of its host).
 
     Both are proportional to the number of layers of each kind.
     """
@@ -182,7 +183,7 @@ def _device_time(
 
 
 NO_LOAD = HostLoad(excess=(0.0, 0.0), idle=(0.0, 0.0))
-"""Load of a host whose launches take no time."""
+"""Load of a host whose kernel launches take no time."""
 
 
 class _Slowest(NamedTuple):
@@ -193,8 +194,8 @@ class _Slowest(NamedTuple):
     ends_communication: Floats
     others: Floats
     folded_others: Floats
-    """Seconds on the other stages of a folded pipeline, in which each rank has one stage of each
-    half and all ranks are equal, including those with the ends.
+    """Seconds on the other stages of a folded pipeline. Each rank has one stage of each half, and
+    all ranks are identical, including those with the embedding and output layer.
     """
 
 
@@ -212,9 +213,10 @@ def _with_ends(
     """Return a stage with the maximum number of layers, and the seconds that the embedding and the
     output layer add to the first and last stage.
 
-    The longer end is critical if its extra time exceeds that of the layers by which its stage has
-    fewer. In a folded pipeline, this applies to the rank with both ends. Each depth of multi-token
-    prediction adds one layer and one pass through the output layer.
+    An end stage (first or last) is critical if its extra time exceeds the time of the layers by
+    which it is shorter. In a folded pipeline, the rank with both embedding and output layer is
+    compared instead. Each depth of multi-token prediction adds one layer and one pass through the
+    output layer.
     """
     c, p, depths = candidates, candidates.pipeline_parallel_size, model.num_nextn_predict_layers
     layer_s = stage.occupied / pipeline.critical.count
@@ -257,8 +259,8 @@ def _slowest_stage(
 ) -> _Slowest:
     """Return the slowest of the stages in `pipeline.work`.
 
-    The time of a stage is the sum over its layers and its end of the model, plus the waits for the
-    host of the complete stage.
+    The time of a stage is the sum over its layers, its embedding or output layer, and the complete
+    stage's waits for the host.
     """
     c, p, depths = (
         candidates,
@@ -332,5 +334,5 @@ def _slowest_stage(
 
 
 def _stages_of_kinds(kinds: int, count: Floats) -> list[list[Floats]]:
-    """Return the layers of stages that have `count` layers of a single kind, for each kind."""
+    """Return, for each kind, the layers of stages that have `count` layers of that kind only."""
     return [[count if other == place else 0.0 for other in range(kinds)] for place in range(kinds)]

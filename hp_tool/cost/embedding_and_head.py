@@ -13,7 +13,9 @@ from hp_tool.domain.frameworks import framework_facts
 from hp_tool.domain.workload import TrainingWorkload
 
 LOSS_CHUNK_TOKENS = 256
-"""Number of tokens whose logits exist at a time with cross_entropy chunked (TRL, chunked_nll)."""
+"""Number of tokens whose logits are materialised at once with cross_entropy chunked (TRL,
+chunked_nll).
+"""
 LOSS_TRAFFIC_BYTES = {"unfused": 44.0, "chunked": 44.0, "fused": 14.0, "in_place": 6.0}
 """Bytes that the vocabulary-parallel loss moves per logit, forward and backward. Unfused: cast to
 fp32 (2+4), maximum (4), subtraction (8), exponential (8), sum (4), division (8), gradient in place
@@ -49,8 +51,7 @@ class HeadBytes:
 
 
 def head_bytes(*, case: TrainingCase, candidates: Candidates, micro_batches: Floats) -> HeadBytes:
-    """Return the activation bytes of the model's two ends: embedding, and output layer with its
-    loss.
+    """Return the activation bytes of the embedding, and of the output layer with its loss.
 
     - dropout_mask: T h / r, one byte each, for up to p micro-batches.
     - inputs: 2 e T h / r, half if the output layer is frozen.
@@ -79,7 +80,7 @@ def head_bytes(*, case: TrainingCase, candidates: Candidates, micro_batches: Flo
 
 
 def _live_logits_fraction(workload: TrainingWorkload, hidden: Floats, width: int) -> Floats:
-    """Return the fraction of the tokens whose logits exist at a time."""
+    """Return the fraction of the tokens whose logits are materialised at once."""
     return (
         minimum(hidden, float(LOSS_CHUNK_TOKENS * width)) if workload.loss == "chunked" else hidden
     )
@@ -88,7 +89,7 @@ def _live_logits_fraction(workload: TrainingWorkload, hidden: Floats, width: int
 def waiting_logit_bytes(
     case: TrainingCase, candidates: Candidates, *, micro_batches: Floats
 ) -> Floats:
-    """Return e T V / t, the bytes of the logits' gradients, for each micro-batch whose weight
+    """Return e T V / t, the bytes of the logit gradients, for each micro-batch whose weight
     gradients are delayed.
     """
     model = case.model
@@ -170,12 +171,12 @@ def head_time(*, case: TrainingCase, candidates: Candidates, s: Shapes | None = 
 def logit_bytes(workload: TrainingWorkload, *, e: float) -> float:
     """Return the bytes per logit at the peak of the loss, including `e` for the logit itself.
 
-    Megatron Core stores an fp32 copy, overwritten with the gradient, fused or not. Plain torch
-    (FSDP) stores the fp32 log-softmax for the backward pass, its gradient and the logits' gradient
-    in fp32; with a fused kernel (flash-attn's) only the gradient, e bytes; in place that is the
-    logit. Transformers passes a shifted copy, and an fp32 one, of the logits to a fused loss.
-    nanotron stores the fp32 logits and their softmax, in which the gradient is computed; the 16-bit
-    logits are freed.
+    Megatron Core stores an fp32 copy and overwrites it with the gradient, whether the loss is fused
+    or not. Plain PyTorch (FSDP) stores three fp32 tensors: the log-softmax for the backward pass,
+    its gradient, and the gradient of the logits. With a fused kernel (flash-attn's), it stores only
+    the gradient, e bytes; in place, the gradient overwrites the logit. Transformers passes a
+    shifted copy and an fp32 copy of the logits to a fused loss. nanotron stores the fp32 logits and
+    their softmax, which the gradient overwrites; the 16-bit logits are freed.
     """
     facts = framework_facts(workload.framework)
     if workload.loss == "in_place":

@@ -41,7 +41,7 @@ def decoder_length(workload: TrainingWorkload) -> int:
 
 
 def decoder_case(case: TrainingCase) -> TrainingCase:
-    """Return the case for the decoder, output layer and loss, whose rows have the decoder's
+    """Return the case for the decoder, the output layer and the loss. Its rows have the decoder's
     length.
     """
     return replace(
@@ -55,9 +55,9 @@ def _encoder_tokens_per_decoder_token(case: TrainingCase) -> float:
 
 
 def counted_candidates(model: ModelSpec, candidates: Candidates) -> Candidates:
-    """Return the candidates with recompute_num_layers counted over the whole stack.
+    """Return the candidates with recompute_num_layers converted to a count over the whole stack.
 
-    `full block` recomputes that many leading layers of both encoder and decoder.
+    `full block` recomputes that many leading layers of the encoder and of the decoder.
     """
     count, decoder = candidates.recompute_num_layers, model.decoder_layers
     both = minimum(count, decoder) + minimum(count, model.total_layers - decoder)
@@ -68,9 +68,9 @@ def counted_candidates(model: ModelSpec, candidates: Candidates) -> Candidates:
 def mean_layer_bytes(*, case: TrainingCase, candidates: Candidates) -> LayerBytes:
     """Return the activation bytes of the stack's mean layer.
 
-    Each layer includes its share of tensors that are saved once: the mask after the encoder's
-    embedding, the input of the encoder's final norm, and the encoder's output, from which every
-    decoder layer computes keys and values.
+    Tensors that are saved only once are distributed over the layers: the dropout mask after the
+    encoder's embedding, the input of the encoder's final norm, and the encoder's output, from which
+    every decoder layer computes keys and values.
     """
     model = case.model
     encoder_layer = layer_bytes(case=case, candidates=candidates)
@@ -133,7 +133,7 @@ def mean_layer_time(*, case: TrainingCase, candidates: Candidates) -> LayerTime:
 
 
 def ends_time(*, case: TrainingCase, candidates: Candidates) -> HeadTime:
-    """Return the seconds of the decoder's output layer and loss and of both embeddings."""
+    """Return the seconds of both embeddings, and of the decoder's output layer and loss."""
     ends = head_time(case=decoder_case(case), candidates=candidates)
     return replace(ends, embedding=ends.embedding * (1.0 + _encoder_tokens_per_decoder_token(case)))
 
@@ -144,7 +144,7 @@ def row_flops(
     """Return the forward FLOPs of one row, encoder and decoder: (projections and MLPs, attention
     cores).
 
-    `causal` is the fraction of the decoder's self-attention scores that the convention counts.
+    `causal` is the fraction of the decoder's self-attention scores that the FLOP convention counts.
     """
     encoder_tokens, decoder_tokens = (
         float(workload.sequence_length),
@@ -184,8 +184,8 @@ def cross_bytes(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockBytes:
     """Return the activation bytes of one cross-attention block.
 
     The block saves the norm input, the input of the query projection and the dropout mask (sharded
-    by sequence parallelism, else whole), queries and the core's output (split by heads), and keys
-    and values of the encoder's r T tokens. The encoder's output, which all layers share, is
+    by sequence parallelism, else replicated), queries and the core's output (split by heads), and
+    keys and values of the encoder's r T tokens. The encoder's output, which all layers share, is
     excluded.
     """
     model = case.model
@@ -206,7 +206,7 @@ def cross_bytes(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockBytes:
 def cross_time(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockTime:
     """Return the seconds of one cross-attention block.
 
-    No scores are causally masked. Norm, residual and dropout are as in self-attention.
+    There is no causal mask. Norm, residual and dropout are as in self-attention.
     """
     model, workload = case.model, case.workload
     precision = workload.precision
@@ -239,13 +239,13 @@ def cross_time(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockTime:
 def memory_read_seconds(
     *, case: TrainingCase, s: Shapes, block: BlockTime, ratio: float
 ) -> tuple[Floats, Floats]:
-    """Return the exposed (forward, backward) seconds of tensor-parallel communication of the
+    """Return the exposed (forward, backward) seconds of the tensor-parallel collectives of the
     encoder's output.
 
     The encoder's output is the input of the key/value projection. With sequence parallelism, it is
-    gathered in both passes and its gradient is reduce-scattered; without, the gradient is
-    all-reduced. In the backward pass, both overlap with the weight-gradient matmuls by the
-    framework's overlap fraction.
+    all-gathered in both passes and its gradient is reduce-scattered. Without, the gradient is
+    all-reduced. In the backward pass, these collectives overlap with the weight-gradient matmuls,
+    which hide the framework's overlap fraction of their time.
     """
     gather = s.tensor.seconds(ratio * s.tokens * s.h * s.e * (s.t - 1.0) / s.t)
     backward = where(

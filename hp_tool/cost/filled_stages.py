@@ -1,4 +1,6 @@
-"""Pipeline stages with equal weight instead of equal numbers of layers, as in nanotron."""
+"""Split a model into pipeline stages of equal weight instead of equal numbers of layers, as
+nanotron does.
+"""
 
 import functools
 from typing import Any, NamedTuple
@@ -13,25 +15,25 @@ TAIL_BLOCKS = 2
 
 
 class Split(NamedTuple):
-    """How a model's blocks are divided over the stages."""
+    """How a model's blocks are split across the stages."""
 
     first: int
     """Number of layers on the first stage."""
     most: int
     """Largest number of layers on a stage."""
     output: int
-    """Number of layers on the stage with the output layer."""
+    """Number of layers on the stage that has the output layer."""
     output_from_end: int
-    """Number of stages after the one with the output layer. They have only the loss, or no
+    """Number of stages after the one with the output layer. These stages have only the loss, or no
     block.
     """
     empty: int
-    """Number of stages without a block; the framework does not start if it is above 0."""
+    """Number of stages without a block. The framework does not start if any stage is empty."""
 
 
 @functools.lru_cache(maxsize=4096)
 def split_summary(*, layers: int, layer_weight: float, output_weight: float, stages: int) -> Split:
-    """Return a Split of the stages that `fill_stages` returns."""
+    """Return a Split that summarises the stages of `fill_stages`."""
     counts, blocks, output_at = fill_stages(
         layers=layers, layer_weight=layer_weight, output_weight=output_weight, stages=stages
     )
@@ -47,11 +49,12 @@ def split_summary(*, layers: int, layer_weight: float, output_weight: float, sta
 def fill_stages(
     *, layers: int, layer_weight: float, output_weight: float, stages: int
 ) -> tuple[list[int], list[int], int]:
-    """Return (layers of each stage, blocks of each stage, the stage with the output layer).
+    """Return (layers of each stage, blocks of each stage, index of the stage with the output
+    layer).
 
     Blocks in order: embedding (weight 0), layers, final norm (0), output layer, cast and loss (0).
-    The block with which the running sum exceeds a stage's share, (r + 1)/p of the total, is the
-    last on that stage.
+    Blocks are assigned in order. Stage r ends with the first block at which the cumulative weight
+    exceeds (r + 1)/p of the total.
 
     Source: nanotron, models/base.py build_model; models/llama.py get_block_compute_costs.
     """
@@ -82,8 +85,8 @@ def stage_contents(model: ModelSpec, stages: int) -> tuple[list[int], int]:
 
 
 def split_candidates(model: ModelSpec, stages: Ints) -> Split:
-    """Return the split for the number of stages of each candidate. If `stages` is an array, so are
-    the fields.
+    """Return the split for each candidate's number of stages. If `stages` is an array, the fields
+    are arrays too.
     """
     layer_weight, output_weight = _block_weights(model)
     of = functools.partial(

@@ -20,13 +20,14 @@ from hp_tool.domain.parallel import ParallelConfig
 from hp_tool.domain.workload import TrainingWorkload
 
 FLOPS_TOLERANCE = 1.25
-"""Factor by which a rank's measured FLOPs may differ from those of the query's model.
+"""Factor by which a rank's measured FLOPs may differ from the FLOPs predicted for the query's
+model.
 
-Shapes must match exactly. The factor allows for padding of the vocabulary or the sequences and for
-matmuls that the formula omits.
+Shapes must match exactly. The factor covers padding of the vocabulary or the sequences, and matmuls
+that the formula omits.
 """
 UNEVEN_TOLERANCE = 2.0
-"""Additional factor under pipeline or expert parallelism, where ranks have unequal work."""
+"""Additional factor with pipeline or expert parallelism, because ranks have unequal work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,16 +35,16 @@ class TokenFlops:
     """Forward FLOPs of one token through the whole model, by part. A multiply-add counts as two."""
 
     layers: float
-    """Projections, and MLPs or experts."""
+    """Projections, and MLPs or experts, of all layers."""
     attention: float
-    """Scores and their product with the values, by the workload's convention (full, or the causal
-    half).
+    """Attention scores and their product with the values. The workload's convention counts the full
+    matrix or its causal half.
     """
     logits: float
     masked: float = 0.0
     """Part of `attention` that a causal mask removes."""
     frozen: float = 0.0
-    """Part of `layers` and `logits` that is in frozen matrices."""
+    """Part of `layers` and `logits` spent in frozen matrices."""
 
     @property
     def forward(self) -> float:
@@ -71,9 +72,8 @@ def token_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
     """Return the forward FLOPs per token; for an encoder-decoder model, per token of encoder and
     decoder.
 
-    Generalises arXiv 2205.05198 appendix A to GQA, latent attention, gated MLPs and mixtures of
-    experts (top-k, shared experts and router). Excludes embeddings, norms and scores outside a
-    sliding window.
+    Generalises arXiv 2205.05198 appendix A to GQA, latent attention, gated MLPs and MoE (top-k,
+    shared experts and router). Excludes embeddings, norms, and scores outside a sliding window.
     """
     return _flops.get((model, workload), (), lambda: _token_flops(model, workload))
 
@@ -120,11 +120,11 @@ def _active_entries(model: ModelSpec, *, layers: float) -> float:
 
 
 def _state_flops(model: ModelSpec) -> float:
-    """Return the forward FLOPs per token of the recurrent state of one layer: decay, write and
-    read.
+    """Return the forward FLOPs per token to update and read the recurrent state of one layer:
+    decay, write and read.
 
-    A state space uses 7 FLOPs per element of the state (Megatron-LM, training.py), a delta rule 6
-    (arXiv 2412.06464, section 3.1).
+    An SSM uses 7 FLOPs per state element (Megatron-LM, training.py), a delta rule 6 (arXiv
+    2412.06464, section 3.1).
     """
     if not model.is_recurrent:
         return 0.0
@@ -141,7 +141,7 @@ def _score_flops(
 ) -> float:
     """Return the forward FLOPs per token of the attention core in all layers of one kind.
 
-    With sparse attention, the selected keys are in the latent space, and the indexer's scores of
+    With sparse attention, the selected keys stay in the latent space, and the indexer's scores of
     all keys are included.
     """
     length = workload.attended_length
@@ -169,8 +169,8 @@ def _score_flops(
 
 
 def _two_sided_flops(model: ModelSpec, workload: TrainingWorkload) -> TokenFlops:
-    """Return the FLOPs of a row divided by its tokens in encoder and decoder. Only the decoder has
-    logits.
+    """Return the FLOPs of a row of an encoder-decoder model, divided by the number of encoder and
+    decoder tokens. Only the decoder has logits.
     """
     _, causal_attention = row_flops(model, workload, causal=0.5)
     layers, attention = row_flops(model, workload, causal=1.0)
@@ -189,8 +189,8 @@ def step_tokens(workload: TrainingWorkload) -> float:
 
 
 def flops_tolerance(config: ParallelConfig) -> float:
-    """Return the factor by which a rank's measured FLOPs may differ from those of the query's
-    model.
+    """Return the factor by which a rank's measured FLOPs may differ from the FLOPs predicted for
+    the query's model.
     """
     uneven = config.pipeline_parallel_size > 1 or config.expert_parallel_size > 1
     return FLOPS_TOLERANCE * (UNEVEN_TOLERANCE if uneven else 1.0)

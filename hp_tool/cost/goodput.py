@@ -20,24 +20,26 @@ unexpected interruptions in 54 days on 16,384 H100.
 """
 WRITE_BYTES_PER_NODE_SECOND = 273e9 / 384
 READ_BYTES_PER_NODE_SECOND = 1e12 / 384
-"""Read and write rates of a parallel file system, per node, with 384 nodes of 8 A100 (arXiv
-2104.04473, section 5.10).
+"""Read and write rates of a parallel file system in bytes per second and node, measured with 384
+nodes of 8 A100 (arXiv 2104.04473, section 5.10).
 """
 DIAGNOSIS_S = 600.0
 """Seconds to detect a failure and run diagnostics; the published average is below this (MegaScale,
 arXiv 2402.15627).
 """
 _MAX_MTBFS = 300.0
-"""Longest interval without failure, in mean times between failures; e^x overflows above it."""
+"""Longest failure-free interval in units of the mean time between failures. e^x overflows above
+it.
+"""
 _LONG_CHECKPOINT = 30.0
-"""Checkpoint time, in mean times between failures, above which the best interval equals M to
-thirteen digits.
+"""Checkpoint time, in units of the mean time between failures, above which the best interval equals
+M to thirteen digits.
 """
 _NEWTON_STEPS = 12
 BINS = 1 << 13
-"""Number of bins of the distribution of lost time."""
+"""Number of bins in the distribution of lost time."""
 SPREADS = 10.0
-"""Number of standard deviations above the mean that the bins cover."""
+"""Number of standard deviations above the mean that the bins extend to."""
 
 
 def goodput(*, case: TrainingCase) -> Goodput | None:
@@ -45,11 +47,12 @@ def goodput(*, case: TrainingCase) -> Goodput | None:
 
     Returns None if the workload has no `reliability` and no spot interruptions. Device failures are
     independent, so the job's MTBF is a device's MTBF divided by the number of devices. A spare
-    replaces a failed node. Interrupted spot nodes are replaced too, at their own rate. A checkpoint
-    contains weights, master copy and optimizer states: 14 bytes per parameter with Adam, like
-    Megatron-LM's 13.8 TB at 1.008e12 parameters (arXiv 2104.04473); Muon's saving is not
-    subtracted. Planned maintenance and evaluation are excluded. If checkpoints are written in the
-    background, training stops only for the copy: set checkpoint_s to the seconds of the copy.
+    replaces a failed node. Interrupted spot nodes are replaced too; they have a separate
+    interruption rate. A checkpoint contains weights, master copy and optimizer states: 14 bytes per
+    parameter with Adam, like Megatron-LM's 13.8 TB at 1.008e12 parameters (arXiv 2104.04473);
+    Muon's smaller states are not modelled. Planned maintenance and evaluation are excluded. If
+    checkpoints are written in the background, training stops only for the copy. In that case, set
+    checkpoint_s to the seconds of the copy.
     """
     cluster, workload = case.cluster, case.workload
     taken_per_day = cluster.interruptions_per_node_day
@@ -94,7 +97,7 @@ def goodput(*, case: TrainingCase) -> Goodput | None:
 def time_stretch(
     *, interval_s: float, checkpoint_s: float, restart_s: float, mtbf_s: float
 ) -> float:
-    """Return wall-clock time divided by failure-free training time; exact for Poisson failures.
+    """Return wall-clock time divided by failure-free training time. Exact for Poisson failures.
 
     The result is M e^(R/M) (e^((tau + C)/M) - 1) / tau, where M is the mean time between failures,
     R the restart time, C the checkpoint time and tau the training time between checkpoints.
@@ -110,13 +113,14 @@ def time_stretch(
 def lost_s(
     *, stretches: float, interval_s: float, checkpoint_s: float, restart_s: float, mtbf_s: float
 ) -> tuple[FloatArray, FloatArray]:
-    """Return (seconds, probability), each of shape (BINS,): the distribution of the time that
-    failures add to a number of training intervals.
+    """Return (seconds, probability), each of shape (BINS,): the distribution of the total time that
+    failures add over n training intervals.
 
     An interval of w = tau + C completes with probability p = e^(-w/M). Each failure before that
     costs X < w (truncated exponential) and a restart D, which further failures may interrupt. Let
-    phi be the Fourier transforms of these times on equal bins. The transform of the sum over n
-    intervals is (p / (1 - (1 - p) phi_X phi_D))^n, a compound negative binomial.
+    phi_X and phi_D be the Fourier transforms of the distributions of these two times, on equal
+    bins. The transform of the sum over n intervals is (p / (1 - (1 - p) phi_X phi_D))^n, a compound
+    negative binomial.
     """
     w, m = min(interval_s + checkpoint_s, _MAX_MTBFS * mtbf_s), mtbf_s
     passes, failures = math.exp(-w / m), stretches * math.expm1(w / m)
@@ -132,7 +136,7 @@ def lost_s(
     seconds: FloatArray = width_s * np.arange(BINS, dtype=np.float64)
 
     def before(end_s: float) -> ComplexArray:
-        """Return the transform of the time of a failure, given that it occurs before a limit."""
+        """Return the transform of the time of a failure that occurs before the limit `end_s`."""
         edges = np.clip((np.arange(BINS + 1) - 0.5) * width_s, 0.0, end_s)
         return np.fft.rfft(np.diff(-np.expm1(-edges / m)) / -math.expm1(-end_s / m))
 
@@ -148,10 +152,10 @@ def lost_s(
 def best_interval_s(*, checkpoint_s: float, mtbf_s: float) -> float:
     """Return the tau that minimises `time_stretch`.
 
-    With y = tau/M and x = C/M the derivative vanishes where (1 - y) e^(y + x) = 1, so tau = M (1 +
-    W(-e^(-1 - x))) with Lambert's W. The restart time has no effect. Newton's method on y + ln(1 -
-    y) + x, which decreases and is concave, descends from above the root without passing it; y^2/2
-    <= x and ln(1 - y) >= -(1 + x) give the start.
+    With y = tau/M and x = C/M, the derivative vanishes where (1 - y) e^(y + x) = 1. Therefore tau =
+    M (1 + W(-e^(-1 - x))) with Lambert's W. The restart time has no effect. The function y + ln(1 -
+    y) + x decreases and is concave, so Newton's method converges from above the root without
+    overshooting. The starting point follows from y^2/2 <= x and ln(1 - y) >= -(1 + x).
     """
     x = min(checkpoint_s / mtbf_s, _LONG_CHECKPOINT)
     y = min(math.sqrt(2.0 * x), -math.expm1(-1.0 - x))

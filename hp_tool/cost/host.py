@@ -1,5 +1,5 @@
-"""Waits for the host: kernels run only after the host has launched them, and blocking messages
-stall stages.
+"""Model waits for the host: kernels run only after the host has launched them, and blocking
+messages stall stages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hp_tool.domain.model import ModelSpec
 
 
 def _launches(mixer: Kernels, second: Kernels, *, blocks: int = 2, cores: int = 1) -> Kernels:
-    """Return the number of kernels of a layer: those of its mixer and its second block, and its
+    """Return the number of kernels of a layer: those of its mixer, of its second block, and of its
     matmuls.
 
     Each block has two matmuls in the forward pass and four in the backward pass. Attention adds its
@@ -36,19 +36,20 @@ def _launches(mixer: Kernels, second: Kernels, *, blocks: int = 2, cores: int = 
 _DENSE = _launches(attention.KERNELS, mlp.KERNELS)
 _NO_LAUNCHES = Kernels(forward=0.0, backward=0.0)
 _COLLECTIVES = Kernels(forward=4.0, backward=6.0)
-"""Collectives of a layer's two tensor-parallel regions with sequence parallelism."""
+"""Collectives in the two tensor-parallel regions of a layer with sequence parallelism."""
 DENSE_LAUNCHES = _DENSE.forward + _DENSE.backward
-"""Kernels of a dense layer on one rank, both passes."""
+"""Kernels of a dense layer on one rank, forward and backward."""
 
 
 def without_host(
     framework: FrameworkEfficiency, *, modules: tuple[str, ...] | None = None
 ) -> FrameworkEfficiency:
-    """Return the constants with CUDA graphs, under which devices never wait for their host.
+    """Return the framework's constants with CUDA graphs, under which devices never wait for their
+    host.
 
-    Graphs of single `modules` exclude the experts' kernels, whose shapes depend on the tokens.
-    Graphs without attention also exclude most other launches, but may include the preparation of
-    the dispatch.
+    CUDA graphs of single `modules` exclude the experts' kernels, whose shapes depend on the tokens.
+    If `modules` does not include attention, most other launches are not captured either, but the
+    preparation of the dispatch may be.
     """
     if modules is not None and "attn" not in modules:
         prepared = "moe_preprocess" in modules
@@ -87,9 +88,9 @@ def launches(
     """Return the (forward, backward) kernels and collectives that one micro-batch launches on a
     stage.
 
-    Full recomputation of the fraction `recomputed_fraction` of the layers launches their forward
-    pass again. `added` is the number of further kernels of each layer, by pass. Recurrent layers
-    that are `recorded` in CUDA graphs launch none.
+    If a fraction `recomputed_fraction` of the layers is fully recomputed, their forward pass is
+    launched again. `added` is the number of additional kernels per layer, by pass. Recurrent layers
+    that CUDA graphs capture (`recorded`) launch none.
     """
     spread = tensor_parallel_size > 1
     forward, backward = (layers.count * more for more in added)
@@ -107,14 +108,14 @@ def launches(
 
 
 class HostLoad(NamedTuple):
-    """How far a host falls behind its device in one micro-batch of a stage; proportional to the
+    """How far a host falls behind its device in one micro-batch of a stage. Proportional to the
     number of layers.
     """
 
     excess: tuple[Floats, Floats]
     """Launch seconds minus device seconds of (forward, backward); negative if the host is ahead."""
     idle: tuple[Floats, Floats]
-    """Seconds of launches that a loop over experts queues on an idle device."""
+    """Seconds of launches during which the device is idle, in a loop over experts."""
 
     def waits(self) -> tuple[Floats, Floats]:
         """Return the (forward, backward) seconds that the device waits."""
@@ -133,10 +134,10 @@ def host_load(
 ) -> HostLoad:
     """Return the load of the host of a stage.
 
-    A launch takes `host_launch_s` for a kernel of any size, so large kernels hide it. If the
-    tensor-parallel group or the pipeline spans nodes, the host also serves the network. The stalls
-    this causes are spread over the launches of a layer. They are added for each of the t ranks of
-    the tensor-parallel group, whose collectives wait for the slowest rank. Launches of the
+    A launch takes `host_launch_s`, regardless of the size of the kernel, so large kernels hide it.
+    If the tensor-parallel group or the pipeline spans nodes, the host also serves the network. The
+    resulting stalls are spread over the launches of a layer. They are added for each of the t ranks
+    of the tensor-parallel group, whose collectives wait for the slowest rank. Launches of the
     embedding, the output layer and the loss are excluded.
     """
     cluster = case.cluster
@@ -163,11 +164,10 @@ def host_load(
 
 
 def _launches_after_waits(case: TrainingCase, c: Candidates) -> Floats:
-    """Return the launches in the forward pass of a loop over experts during which the device is
-    idle.
+    """Return the forward-pass launches of a loop over experts during which the device is idle.
 
-    For each expert, the host waits for the number of its tokens. Until the expert's first matmul,
-    the device has no queued kernels.
+    For each expert, the host waits for the number of its tokens. The device then has no queued
+    kernels until the expert's first matmul.
     """
     model, workload = case.model, case.workload
     if not model.num_experts or not loops_experts(workload):
@@ -179,39 +179,38 @@ def _launches_after_waits(case: TrainingCase, c: Candidates) -> Floats:
 
 
 WAITING_LAUNCHES = 6.0
-"""Launches between the wait for an expert's number of tokens and the expert's first matmul: the
-copy of the number, two indices, the selection of the tokens and its view, the matmul.
+"""Launches between the wait for an expert's token count and the expert's first matmul: the copy of
+the count, two indices, the selection of the tokens and its view, the matmul.
 
 Source: huggingface/transformers 4, MixtralSparseMoeBlock.forward (torch.where).
 """
 UNIT_LAUNCHES = 40.0
-"""Number of launches that takes as long as the hooks of one FSDP unit in one pass: 1.2 ms.
+"""Cost of the hooks of one FSDP unit in one pass (1.2 ms), in kernel launches.
 
 Chosen to match QLoRA of Mistral-7B with FSDP on 2 A100, where a step of 2 x 290 tokens takes as
 long as one of 4 x 440.
 """
 NARROW_LAUNCHES = 12.0
-"""Number of launches that takes as long as widening a 4-bit matrix, with quantised scales, before
-its matmul.
+"""Cost of dequantising a 4-bit matrix with quantised scales before its matmul, in kernel launches.
 
 Chosen to match Qwen-7B with and without GPTQ at 256 tokens.
 """
 
 
 MODULE_LAUNCHES, MODULES = 6.5, 13.0
-"""Number of launches that takes as long as the hooks of one module under DeepSpeed's ZeRO 3, and
-number of modules in a dense layer.
+"""Cost of the hooks of one module under DeepSpeed's ZeRO 3, in kernel launches, and the number of
+modules in a dense layer.
 
 The modules are seven matrices, two norms, the activation, both blocks, and the layer. Chosen to
 match full fine-tuning of Qwen-1.8B and 7B at 256 tokens.
 """
 FETCHED_EXPERT = 150.0
-"""Number of launches that takes as long as gathering one expert's three matrices in one pass under
-DeepSpeed's ZeRO 3.
+"""Cost of gathering one expert's three matrices in one pass under DeepSpeed's ZeRO 3, in kernel
+launches.
 
-The tokens determine which experts run, so none is prefetched and each waits for its gather. Chosen
-to match the only published step of Qwen3-30B-A3B (91 s on 16 A800). Estimates report that it is not
-validated.
+The tokens determine which experts run, so no expert is prefetched and each one waits for its
+gather. Chosen to match the only published step of Qwen3-30B-A3B (91 s on 16 A800). Estimates report
+that this value is not validated.
 """
 LOOPED_EXPERT = Kernels(forward=14.0, backward=20.0)
 """Kernels of one expert in a loop over experts.
@@ -238,8 +237,8 @@ def _gathers_parameters(c: Candidates) -> Bools:
 def _sharded_launches(case: TrainingCase, c: Candidates) -> tuple[Floats, Floats]:
     """Return the (forward, backward) launches for the FSDP units of a layer.
 
-    The layer is a unit. If PEFT's policy wraps modules with trained weights
-    (fsdp_auto_wrap_policy), the A and B of each adapter are units too.
+    Each layer is a unit. If PEFT's policy (fsdp_auto_wrap_policy) wraps modules with trained
+    weights, the A and B of each adapter are units too.
     """
     workload = case.workload
     if framework_facts(workload.framework).hooks_modules:
@@ -256,7 +255,7 @@ def _sharded_launches(case: TrainingCase, c: Candidates) -> tuple[Floats, Floats
 
 def _added_launches(case: TrainingCase, candidates: Candidates) -> tuple[Floats, Floats]:
     """Return the (forward, backward) kernels of a layer that depend on the workload: adapters,
-    sharding, loops over experts, 4-bit weights and eager kernels.
+    sharding, loops over experts, 4-bit weights and eager operators.
     """
     workload = case.workload
     forward: Floats = 0.0
@@ -281,9 +280,9 @@ def message_stalls(*, case: TrainingCase, candidates: Candidates) -> tuple[Float
     """Return the seconds of blocking messages between stages in large jobs: (per micro-batch, per
     step).
 
-    A stage between two others receives and sends in each direction, four messages per micro-batch;
-    with two stages there are two. Filling and draining the pipeline adds two for each further
-    stage.
+    A stage between two others receives and sends in each direction: four messages per micro-batch.
+    With two stages, there are two. Filling and draining the pipeline adds two messages for each
+    further stage.
     """
     cluster = case.cluster
     framework = case.profile.framework

@@ -50,7 +50,7 @@ def layer_bytes(
     s: Shapes | None = None,
     attention: BlockBytes | None = None,
 ) -> LayerBytes:
-    """Return activation bytes of one layer of the case's kind.
+    """Return the activation bytes of one layer of the case's kind.
 
     For a plain GPT with dropout and unfused attention these equal the paper's formulas:
     sbh(34+5as/h) on one device, sbh(10+24/t+5as/(ht)) with TP, sbh(34+5as/h)/t with SP, 34sbh/t
@@ -95,8 +95,8 @@ def layer_bytes(
 def mixer_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
     """Return the activation bytes of a layer's token mixer.
 
-    If no feed-forward block follows, the norm is part of the projection's kernel and not recomputed
-    (Megatron Core, mamba_layer_specs.py).
+    If no MLP follows, the norm is part of the projection's kernel and is not recomputed (Megatron
+    Core, mamba_layer_specs.py).
     """
     if case.model.mixer == "none":
         return NO_BYTES
@@ -148,8 +148,8 @@ def layer_time(
     """Return the seconds of one layer of the case's kind.
 
     Weight matmuls run three times: forward, input gradient and weight gradient. With
-    `split_backward`, the weight gradient is in a separate field. With `merged`, forward and
-    backward passes of different micro-batches run together. `s` replaces the sizes of the
+    `split_backward`, the weight gradient is returned in a separate field. With `merged`, forward
+    and backward passes of different micro-batches run together. `s` overrides the sizes of the
     workload's micro-batches. `attention` and `second` are the times of the layer's blocks if
     already computed.
     """
@@ -208,7 +208,7 @@ def as_layer_time(
     trained: bool = True,
     wide: int = 0,
 ) -> LayerTime:
-    """Return the seconds of a layer from the seconds of its blocks and of its tensor-parallel
+    """Return the seconds of a layer, given those of its blocks and of its tensor-parallel
     collectives.
 
     A tensor-parallel region is a column-parallel matmul followed by a row-parallel matmul.
@@ -254,8 +254,9 @@ def _tensor_seconds(
     Backward with SP: gradients are gathered first, without overlap. If the weights are trained, the
     sharded inputs are gathered again, overlapped with the input-gradient matmuls (arXiv 2205.05198
     section 4.2.2). Input gradients are reduce-scattered, overlapped with the weight-gradient
-    matmuls. Overlapped collectives use cores and bandwidth of the matmuls: the framework's overlap
-    is the fraction of a reduction that costs nothing. Gathers cost half as much (GATHER_COST).
+    matmuls. Overlapped collectives compete with the matmuls for SMs and bandwidth. The framework's
+    overlap is the fraction of a reduction that is hidden completely. Gathers cost half as much
+    (GATHER_COST).
     """
     gather, scatter, all_reduce = (
         regions * s.input_gather_s,

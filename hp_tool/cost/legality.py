@@ -55,7 +55,8 @@ MEMORY = "memory"
 
 
 def legality(*, case: TrainingCase, candidates: Candidates) -> IntArray:
-    """Return 0 if the framework accepts the candidate, else a code with one bit per violated rule.
+    """Return 0 if the framework accepts the candidate, else a code with one bit set per violated
+    rule.
 
     The result has the shape of the candidates.
     """
@@ -97,9 +98,9 @@ def legality(*, case: TrainingCase, candidates: Candidates) -> IntArray:
 
 
 def has_indivisible_heads(model: ModelSpec, t: Ints) -> Bools:
-    """Return whether the attention heads cannot be divided over t ranks.
+    """Return whether the attention heads cannot be split across t ranks.
 
-    Key/value heads are split; if there are fewer heads than ranks, each is replicated.
+    Key/value heads are split; if there are fewer heads than ranks, they are replicated.
     """
     if model.mixer != "attention":
         return False
@@ -116,14 +117,14 @@ def has_indivisible_width(model: ModelSpec, t: Ints) -> Bools:
 
 
 def has_unsplittable_mixer(model: ModelSpec, c: Candidates, *, workload: TrainingWorkload) -> Bools:
-    """Return whether the framework cannot split the token mixers over the candidate's ranks.
+    """Return whether the framework cannot split the token mixers across the candidate's ranks.
 
-    Megatron Core (0.16) splits Mamba 2's heads and groups over tensor-parallel and context-parallel
-    ranks, where groups may be copied, and supports interleaving since 0.17 (ssm/mamba_mixer.py,
-    mamba_context_parallel.py, mamba_block.py). It splits a gated delta rule's heads over
-    tensor-parallel ranks and, since 0.18, over context-parallel ranks (ssm/gated_delta_net.py). It
-    does not split a sequence whose keys an indexer selects (transformer_config.py). Other
-    frameworks do not split the layers of Hugging Face transformers.
+    Megatron Core 0.16 splits Mamba 2's heads and groups across tensor-parallel and context-parallel
+    ranks, replicating groups if necessary. It supports interleaving since 0.17 (ssm/mamba_mixer.py,
+    mamba_context_parallel.py, mamba_block.py). It splits the heads of a gated delta rule across
+    tensor-parallel ranks and, since 0.18, across context-parallel ranks (ssm/gated_delta_net.py).
+    It does not split sequences in layers with an indexer (transformer_config.py). Other frameworks
+    do not split the layers of Hugging Face transformers.
     """
     t, context, p = c.tensor_parallel_size, c.context_parallel_size, c.pipeline_parallel_size
     if model.mixer == "attention":
@@ -149,9 +150,7 @@ def has_unsplittable_mixer(model: ModelSpec, c: Candidates, *, workload: Trainin
 
 
 def _has_indivisible_sequence(workload: TrainingWorkload, c: Candidates) -> Bools:
-    """Return whether the ranks cannot divide a sequence, or the decoder's sequence, into equal
-    pieces.
-    """
+    """Return whether a sequence, or the decoder's sequence, cannot be split into equal chunks."""
     pieces = _sequence_pieces(c)
     broken: Bools = workload.sequence_length % pieces != 0
     if workload.decoder_sequence_length is not None:
@@ -160,7 +159,7 @@ def _has_indivisible_sequence(workload: TrainingWorkload, c: Candidates) -> Bool
 
 
 def _sequence_pieces(c: Candidates) -> Ints:
-    """Return the number of pieces of a sequence: two per context-parallel rank (for balanced causal
+    """Return the number of chunks of a sequence: two per context-parallel rank (to balance causal
     attention), times t with sequence parallelism.
     """
     sharded = 1 + (c.tensor_parallel_size - 1) * c.sequence_parallel
@@ -169,8 +168,8 @@ def _sequence_pieces(c: Candidates) -> Ints:
 
 
 def _pipeline_unfilled(workload: TrainingWorkload, c: Candidates) -> Bools:
-    """Return whether there are fewer than p - 1 micro-batches and the framework's 1F1B needs that
-    many.
+    """Return whether there are fewer than p - 1 micro-batches although the framework's 1F1B
+    requires that many.
     """
     if not framework_facts(workload.framework).fills_pipeline:
         return False
@@ -180,11 +179,12 @@ def _pipeline_unfilled(workload: TrainingWorkload, c: Candidates) -> Bools:
 
 
 def _has_indivisible_layers(case: TrainingCase, c: Candidates, *, framework: str) -> Bools:
-    """Return whether the layers cannot be divided over the model chunks.
+    """Return whether the layers cannot be split into the model chunks.
 
     If the framework balances blocks, no stage may be empty and interleaving is impossible.
-    Otherwise all chunks have equally many layers, or some have fewer (`domain.pipeline_layout`),
-    except under ZB-V. Stages on two kinds of GPU may have different numbers of layers.
+    Otherwise all chunks have the same number of layers, or some have fewer
+    (`domain.pipeline_layout`), except under ZB-V. Stages on two kinds of GPU may have different
+    numbers of layers.
     """
     model = case.model
     p, layers = c.pipeline_parallel_size, model.num_hidden_layers
@@ -206,8 +206,8 @@ def _has_indivisible_layers(case: TrainingCase, c: Candidates, *, framework: str
 
 
 def _has_indivisible_experts(model: ModelSpec, c: Candidates) -> Bools:
-    """Return whether the experts cannot be divided over e_p ranks, or e_p e_t does not divide the
-    ranks of a stage.
+    """Return whether the experts cannot be split across e_p ranks, or e_p e_t does not divide the
+    number of ranks of a stage.
 
     For dense models, return whether expert parallelism is enabled at all.
     """
@@ -221,8 +221,8 @@ def _has_indivisible_experts(model: ModelSpec, c: Candidates) -> Bools:
 
 
 def has_indivisible_shards(model: ModelSpec, c: Candidates) -> Bools:
-    """Return whether shard groups do not divide the data-parallel group, or their replicas do not
-    divide the ranks with the same experts.
+    """Return whether the shard size does not divide the data-parallel size, or the number of shard
+    groups does not divide the number of ranks with the same experts.
     """
     size, d = c.data_parallel_shard_size, c.data_parallel_size
     if not anywhere(size > 0):
@@ -255,8 +255,8 @@ def rejection_counts(codes: IntArray, *, weights: IntArray | None = None) -> dic
 
 
 def violates_schedule(c: Candidates, *, num_layers: int, micro_batches: Ints) -> Bools:
-    """Return whether the candidate violates its schedule's rule in RULES; `legality` checks 1F1B
-    and interleaving.
+    """Return whether the candidate violates its schedule's rule in RULES. `legality` checks 1F1B
+    and interleaving itself.
     """
     schedule = c.pipeline_schedule
     if not c.names_schedules:
@@ -284,7 +284,7 @@ RULES = {
     "pipeline_parallel_size",
     "dualpipe-v": "two model chunks per rank and at least 2 pipeline_parallel_size micro-batches",
 }
-"""Requirements of each schedule in addition to at least two pipeline stages."""
+"""Requirements of each schedule, in addition to at least two pipeline stages."""
 
 
 def least_micro_batches(config: ParallelConfig) -> int:
@@ -296,8 +296,8 @@ def least_micro_batches(config: ParallelConfig) -> int:
 
 
 def schedule_rule(config: ParallelConfig, *, num_layers: int, micro_batches: int) -> str:
-    """Return a description of the rule of the configuration's schedule, with the configuration's
-    numbers.
+    """Describe the rule of the configuration's schedule, with the configuration's numbers filled
+    in.
     """
     p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
     return (

@@ -26,7 +26,7 @@ from hp_tool.domain.units import format_gib
 def explain_violations(
     code: int, *, case: TrainingCase, config: ParallelConfig
 ) -> tuple[Reason, ...]:
-    """Return the reasons for the `legality` code of one configuration."""
+    """Return the reasons encoded in the `legality` code of one configuration."""
     reasons = []
     for bit, name in enumerate(REASONS):
         if not code >> bit & 1:
@@ -40,8 +40,8 @@ def explain_violations(
 
 
 def memory_reason(*, needed: float, available: float, parts: dict[str, float]) -> Reason:
-    """Return the reason why a legal configuration does not fit in memory: the total, and its parts
-    in descending order.
+    """Return the reason why a legal configuration does not fit in memory, with the total and its
+    parts in descending order.
     """
     largest = sorted(parts.items(), key=lambda item: -item[1])
     shown = ", ".join(
@@ -56,7 +56,7 @@ def memory_reason(*, needed: float, available: float, parts: dict[str, float]) -
 
 
 def host_memory_reason(*, needed: float, available: float) -> Reason:
-    """Return the reason if offloaded bytes exceed host memory."""
+    """Return the reason for offloaded bytes that exceed host memory."""
     return Reason(
         code="host_memory",
         message=f"offloads {format_gib(needed)} per device, but the host has "

@@ -33,17 +33,19 @@ ALIASES = {
     "kv_a_proj_with_mqa": "linear_kv_down_proj",
     "kv_b_proj": "linear_kv_up_proj",
 }
-"""Hugging Face's names of whole matrices -> Megatron Core's."""
+"""Map from Hugging Face's names of complete matrices to Megatron Core's."""
 PARTS = {
     "linear_qkv": (("q_proj", "linear_q"), ("k_proj", "linear_k"), ("v_proj", "linear_v")),
     "linear_q_proj": (("q_proj",),),
     "linear_fc1": (("gate_proj", "linear_fc1_gate"), ("up_proj", "linear_fc1_up")),
 }
-"""Names of the parts of fused matrices, by Hugging Face and by Megatron Bridge's canonical LoRA."""
+"""Names of the parts of fused matrices, in Hugging Face and in Megatron Bridge's canonical LoRA."""
 DEFAULT_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 ADAPTER_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 UNFUSED_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""LoRA targets for frameworks that do not fuse these matrices, as in Hugging Face's models."""
+"""LoRA targets for frameworks that do not fuse these matrices, with the names of Hugging Face's
+models.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ class Adapter:
 
     matrix: Matrix
     rows: Floats
-    """Outputs on this rank of W, or of the part of W that has the adapter."""
+    """Outputs of W on this rank; if the adapter applies only to a part of W, those of that part."""
     rank: float
 
     @property
@@ -65,8 +67,8 @@ class Adapter:
 
     @property
     def parameters(self) -> Floats:
-        """Return r (k + n) / t, the parameters on one rank for a matrix with k inputs and n outputs
-        in total.
+        """Return the number of parameters on one rank: r (k + n) / t for rank r and a matrix with k
+        inputs and n outputs, split across t tensor-parallel ranks.
         """
         return sum(rows * columns for rows, columns in self.matrices)
 
@@ -103,8 +105,8 @@ def target_names(model: ModelSpec, candidates: Candidates) -> set[str]:
 
 
 def with_named_targets(workload: TrainingWorkload, *, model: ModelSpec) -> TrainingWorkload:
-    """Return the workload with explicit adapter targets if torch does not fuse the matrices that
-    Megatron Core fuses.
+    """Return the workload with explicit adapter targets if the framework does not fuse the matrices
+    that Megatron Core fuses.
     """
     lora = workload.lora
     if (
@@ -122,8 +124,8 @@ def with_named_targets(workload: TrainingWorkload, *, model: ModelSpec) -> Train
 def layer_adapter_parameters(
     model: ModelSpec, lora: LoraSpec, candidates: Candidates, *, routed: bool
 ) -> Floats:
-    """Return the adapter parameters of one layer on one rank: those of routed experts, or those of
-    all other matrices.
+    """Return the adapter parameters of one layer on one rank: those of the routed experts if
+    `routed`, else those of all other matrices.
     """
     matrices = (matrix for matrix in rank_matrices(model, candidates) if matrix.routed == routed)
     return sum(
@@ -134,7 +136,7 @@ def layer_adapter_parameters(
 def token_adapter_parameters(model: ModelSpec, lora: LoraSpec) -> float:
     """Return the number of adapter parameters of the complete model that process one token.
 
-    Every expert that a token is sent to counts its adapters.
+    The adapters of every expert to which a token is routed are counted.
     """
     return _model_adapter_parameters(model, lora, of_experts=model.num_experts_per_tok or 1)
 
@@ -148,8 +150,8 @@ def trained_parameters(model: ModelSpec, lora: LoraSpec, config: ParallelConfig)
 
 
 def _model_adapter_parameters(model: ModelSpec, lora: LoraSpec, *, of_experts: int) -> float:
-    """Return the adapter parameters of all layers, with those of routed experts multiplied by a
-    factor.
+    """Return the adapter parameters of all layers, counting those of the routed experts
+    `of_experts` times.
     """
     alone = Candidates.alone(ParallelConfig())
 
@@ -165,8 +167,8 @@ def _model_adapter_parameters(model: ModelSpec, lora: LoraSpec, *, of_experts: i
 def added_launches(model: ModelSpec, lora: LoraSpec, candidates: Candidates) -> tuple[float, float]:
     """Return the (forward, backward) kernels that adapters add to a dense layer.
 
-    Each adapter adds two matmuls, a scaling and an addition, and twice as many matmuls in the
-    backward pass. The weight gradients of the frozen matrices are subtracted.
+    Each adapter adds two matmuls, a scaling and an addition in the forward pass, and four matmuls
+    in the backward pass. The weight-gradient kernels of the frozen matrices are subtracted.
     """
     matrices = rank_matrices(model.without_experts, candidates)
     pairs = num_adapters(model, lora, candidates)
@@ -188,8 +190,8 @@ def with_adapter_bytes(
     gradient. A matrix with an adapter saves its input in 16 bits for A, and A's output for B. If
     sequence parallelism gathers the input first, the gathered input is saved. With dropout, each
     adapter also saves the input after dropout and the mask. Inputs that attention or the activation
-    function saves are counted there. A matrix that is stored in fewer bits than its matmul needs is
-    widened just before the matmul, so the largest such matrix adds to the working set.
+    function saves anyway are counted there. A matrix that is stored in fewer bits than its matmul
+    needs is dequantised just before the matmul, so the largest such matrix adds to the working set.
     """
     workload = case.workload
     assert workload.lora is not None
@@ -219,8 +221,8 @@ def with_adapter_bytes(
 
 
 def widens_frozen(workload: TrainingWorkload) -> bool:
-    """Return whether frozen matrices are widened before their matmuls because they are stored in
-    fewer bits than the matmuls need.
+    """Return whether frozen matrices are stored in fewer bits than their matmuls need, so that they
+    are dequantised before each matmul.
     """
     stored = workload.frozen_precision
     return stored is not None and FROZEN_BYTES[stored] < ELEMENT_BYTES[workload.precision]
@@ -229,7 +231,7 @@ def widens_frozen(workload: TrainingWorkload) -> bool:
 def _saved_input_bytes(matrix: Matrix, tokens: Floats, s: Shapes, *, experts: bool) -> Floats:
     """Return the bytes of a matrix's input that are saved if all weights are trained.
 
-    attention_bytes, mlp_bytes and expert_bytes include them.
+    `attention_bytes`, `mlp_bytes` and `expert_bytes` already include them.
     """
     elements = tokens * matrix.inputs
     if matrix.source == "activation" and not experts:
@@ -248,10 +250,10 @@ def with_adapter_time(
 ) -> BlockTime:
     """Return the layer's seconds if only adapters are trained.
 
-    Frozen matrices have no weight gradients. If they are stored in fewer bits, their widening moves
-    bytes. The adapters add their matmuls and the sum of both paths: the forward pass reads two
-    tensors of the output's size and writes one; the backward pass does the same for the input's
-    gradient.
+    Frozen matrices have no weight gradients. If they are stored in fewer bits than their matmuls
+    need, dequantising them adds memory traffic. The adapters add their matmuls and the sum of both
+    paths: the forward pass reads two tensors of the output's size and writes one; the backward pass
+    does the same for the input gradient.
     """
     workload = case.workload
     assert workload.lora is not None
@@ -299,11 +301,10 @@ def with_adapter_time(
 def _eager_traffic(
     matrix: Matrix, adapter: Adapter, *, workload: TrainingWorkload, s: Shapes
 ) -> tuple[Floats, Floats]:
-    """Return the (forward, backward) bytes per token that an adapter moves in PyTorch's eager
-    mode.
+    """Return the (forward, backward) bytes per token that an adapter moves in PyTorch's eager mode.
 
-    Excludes its matmuls and the final sum. The input is widened to the adapter's precision, dropout
-    is applied to it, and the output is scaled. The backward pass does the same for their gradients
+    Excludes its matmuls and the final sum. The input is cast to the adapter's precision, dropout is
+    applied to it, and the output is scaled. The backward pass does the same for their gradients
     (huggingface/peft, src/peft/tuners/lora/layer.py, Linear.forward).
     """
     assert workload.lora is not None
@@ -323,11 +324,11 @@ def residual_bytes(case: TrainingCase, c: Candidates, s: Shapes) -> Floats:
 
 
 def wide_gathers(case: TrainingCase, candidates: Candidates) -> int:
-    """Return the number of gathered inputs per layer that stay in 16 bits because an adapter needs
-    them.
+    """Return the number of all-gathered inputs per layer that stay in 16 bits because an adapter
+    needs them.
 
-    Megatron Bridge's adapters request return_layernorm_output_gathered, which makes Transformer
-    Engine gather without quantising first.
+    Megatron Bridge's adapters request return_layernorm_output_gathered. Transformer Engine then
+    gathers the input before quantising it.
     """
     assert case.workload.lora is not None
     columns = (
@@ -344,12 +345,13 @@ def wide_gathers(case: TrainingCase, candidates: Candidates) -> int:
 def adapter_tensor_seconds(
     *, case: TrainingCase, candidates: Candidates, s: Shapes
 ) -> tuple[Floats, Floats]:
-    """Return the (forward, backward) seconds of the adapters' tensor-parallel collectives, without
-    overlap.
+    """Return the (forward, backward) seconds of the adapters' tensor-parallel collectives, which do
+    not overlap with compute.
 
     Excludes routed experts. A's output and its gradient are gathered (column-parallel) or
-    all-reduced (row-parallel). For a row-parallel matrix, B's output is gathered; with sequence
-    parallelism so is its gradient. The gathered inputs of the base layer serve the adapters too.
+    all-reduced (row-parallel). For a row-parallel matrix, B's output is gathered too, and with
+    sequence parallelism also the gradient of that output. The adapters reuse the base layer's
+    gathered inputs.
     """
     workload = case.workload
     assert workload.lora is not None

@@ -42,7 +42,7 @@ def rank_matrices(model: ModelSpec, candidates: Candidates) -> list[Matrix]:
 
 
 def mixer_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
-    """Return the matrices of a layer's token mixer, divided by heads.
+    """Return the matrices of a layer's token mixer, split by heads.
 
     These are the projections of attention or of a recurrent mixer.
     """
@@ -56,11 +56,11 @@ def mixer_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
 
 
 def attention_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
-    """Return attention's projections, divided by heads, including an output gate and an indexer if
-    the model has them.
+    """Return the attention projections, split by heads, including those of an output gate and an
+    indexer if the model has them.
 
-    Latent attention's down-projections are replicated (arXiv 2405.04434, section 2.1), and so is
-    the indexer (DeepSeek-V3.2).
+    Latent attention's down-projections (arXiv 2405.04434, section 2.1) and the indexer
+    (DeepSeek-V3.2) are replicated.
     """
     index_matrices = _index_matrices(model)
     if model.attention_output_gate is not None:
@@ -81,8 +81,8 @@ def attention_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
 
 
 def _index_matrices(model: ModelSpec) -> list[Matrix]:
-    """Return the indexer's matrices: one for its queries (from the compressed query, if there is
-    one) and one for its single key.
+    """Return the indexer's matrices: one for its queries and one for its single key. The query
+    matrix projects the compressed query if there is one.
 
     With latent attention, a third matrix computes one weight per head.
     """
@@ -155,23 +155,23 @@ def mlp_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
 
 
 def shared_expert_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
-    """Return the matrices of a layer's shared experts, divided like a dense MLP; empty if there are
+    """Return the matrices of a layer's shared experts, split like a dense MLP; empty if there are
     none.
     """
     return _mlp(model, float(model.shared_expert_size), tensor) if model.shared_expert_size else []
 
 
 def expert_matrices(model: ModelSpec, *, expert: Ints = 1, expert_tensor: Ints = 1) -> list[Matrix]:
-    """Return the matrices of a layer's routed experts. One rank has num_experts / `expert` of
-    each.
+    """Return the matrices of a layer's routed experts. Each rank has num_experts / `expert`
+    experts.
     """
     local = float(model.num_experts or 0) / expert
     return _mlp(model, float(model.expert_size), expert_tensor, count=local, routed=True)
 
 
 def latent_matrices(model: ModelSpec) -> list[Matrix]:
-    """Return the projections to and from the width of the routed experts; empty if this width
-    equals the hidden size.
+    """Return the projections from the hidden size to the width of the routed experts' inputs and
+    back; empty if both are equal.
     """
     if model.moe_latent_size is None:
         return []
@@ -198,7 +198,7 @@ def kv_heads(model: ModelSpec, tensor: Ints) -> Floats:
     """Return the number of key/value heads on one rank.
 
     With fewer heads than ranks, each rank has one complete head (Megatron Core). Latent attention
-    expands its latent to one key and value per query head.
+    expands the latent vector to one key and one value per query head.
     """
     return (
         query_heads(model, tensor)
@@ -210,7 +210,7 @@ def kv_heads(model: ModelSpec, tensor: Ints) -> Floats:
 def attention_flops(model: ModelSpec, t: Ints, *, decoding: bool) -> Floats:
     """Return 4 a d / t, the attention FLOPs per query token and visible key.
 
-    In decoding, latent attention works in the latent space, where a head is as wide as the latent
+    When decoding, latent attention works in the latent space, where a head is as wide as the latent
     rank (plus the rotary part). In prefill, it expands the heads.
     """
     heads = query_heads(model, t)
@@ -228,8 +228,8 @@ def attention_flops(model: ModelSpec, t: Ints, *, decoding: bool) -> Floats:
 def cached_width(model: ModelSpec, tensor: Ints) -> Floats:
     """Return the number of elements per token and layer in the KV cache of one rank.
 
-    Counts keys and values of the local heads; with latent attention, the complete latent and its
-    rotary key on every rank; and an indexer's key.
+    These are the keys and values of the local heads. With latent attention, every rank stores the
+    complete latent vector and its rotary key. The key of an indexer is included.
     """
     if model.mixer != "attention":
         return 0.0 * tensor
@@ -250,7 +250,7 @@ def index_width(model: ModelSpec) -> float:
 
 
 def has_indexer(model: ModelSpec) -> bool:
-    """Return whether each layer has an indexer."""
+    """Return whether the model's layers have an indexer."""
     return model.index_topk is not None and not model.shares_index
 
 

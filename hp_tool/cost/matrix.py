@@ -1,7 +1,7 @@
 """A weight matrix on one rank.
 
-Modules have Megatron Core's names. Column-parallel matrices are divided by rows (outputs),
-row-parallel ones by columns (inputs). Replicated matrices are complete on every rank.
+Modules have Megatron Core's names. Column-parallel matrices are split by rows (outputs),
+row-parallel matrices by columns (inputs). Replicated matrices are complete on every rank.
 """
 
 from collections.abc import Iterable
@@ -26,16 +26,18 @@ class Matrix:
     for dense MLPs, routed and shared experts.
     """
     outputs: tuple[Floats, ...]
-    """Rows on this rank, one entry per fused part: queries, keys, values; gate and up."""
+    """Number of rows on this rank, one entry per fused part: (queries, keys, values) or (gate,
+    up).
+    """
     inputs: Floats
-    """Columns on this rank."""
+    """Number of columns on this rank."""
     source: str
     """Name of W's input tensor. Matrices with the same source share its saved copy."""
     division: Division
     ranks: Ints = 1
-    """Number of ranks that divide the matrix."""
+    """Number of ranks that the matrix is split across."""
     count: Floats = 1.0
-    """Number of matrices of this shape on the rank: local experts."""
+    """Number of such matrices on the rank, one per local expert; 1 outside experts."""
     routed: bool = False
     """Whether the matrix belongs to a routed expert."""
 
@@ -70,8 +72,8 @@ def replicated(module: str, outputs: float, inputs: float, *, source: str) -> Ma
 
 
 def entries(matrices: Iterable[Matrix]) -> Floats:
-    """Return the number of entries of these matrices on one rank: their parameters without
-    biases.
+    """Return the number of entries of these matrices on one rank. This is their number of
+    parameters without biases.
     """
     return sum((matrix.entries for matrix in matrices), 0.0)
 
@@ -82,7 +84,9 @@ def shapes(matrices: Iterable[Matrix]) -> list[Shape]:
 
 
 def shapes_by_source(matrices: Iterable[Matrix]) -> list[Shape]:
-    """Return the shapes after fusing matrices with the same source, as inference engines do."""
+    """Return the shapes after fusing matrices that have the same source, as inference engines
+    do.
+    """
     fused: dict[str, Shape] = {}
     for matrix in matrices:
         rows, inputs = fused.get(matrix.source, (0.0, matrix.inputs))

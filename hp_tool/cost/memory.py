@@ -1,4 +1,4 @@
-"""Memory of representative pipeline stages in bytes; the fullest stage determines the result."""
+"""Memory of representative pipeline stages in bytes. The fullest stage determines the result."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,12 +22,12 @@ from hp_tool.domain.frameworks import framework_facts
 from hp_tool.domain.model import ModelSpec
 
 NEARLY_FULL = 0.9
-"""Fraction of device memory in use above which allocators retry.
+"""Fraction of device memory in use above which the allocator retries allocations.
 
 All nine nanotron runs above it were slow, by a median factor of five; runs below it were not.
 """
 LOGISTIC = 1.702
-"""Slope of the logistic function that is within 0.01 of the normal distribution function."""
+"""Slope of the logistic function that approximates the normal distribution function within 0.01."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class Memory:
     host_bytes: Floats
     """Bytes in host memory of the rank that uses most."""
     offloaded: Floats
-    """Activation bytes that one micro-batch copies to the host on a stage."""
+    """Activation bytes that one micro-batch copies to the host on one stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,14 +145,14 @@ def memory(
 
 
 def retry_chance(*, total_bytes: Floats, case: TrainingCase, candidates: Candidates) -> Floats:
-    """Return P(n >= f D): the probability that a pipeline rank needs the fraction f = NEARLY_FULL
-    of its device of D bytes.
+    """Return P(n >= f D): the probability that a pipeline rank needs at least the fraction f =
+    NEARLY_FULL of its device memory D.
 
     The need n is log-normal around `total_bytes` with the framework's memory deviation; a logistic
-    function approximates its distribution. Overlapping lifetimes of blocks from different
-    micro-batches fragment the memory. The allocator then frees its cache and requests memory from
-    the driver again, at every micro-batch. Without a pipeline, blocks are freed in the order of
-    their use.
+    function approximates its distribution. In a pipeline, overlapping lifetimes of blocks from
+    different micro-batches fragment the memory. The allocator then frees its cache and requests
+    memory from the driver again, at every micro-batch. Without a pipeline, blocks are freed in the
+    order in which they are used.
     """
     framework = case.profile.framework
     if framework.retry_bytes_per_second is None:
@@ -165,11 +165,11 @@ def retry_chance(*, total_bytes: Floats, case: TrainingCase, candidates: Candida
 def retry_slowdown(
     *, saved_bytes: Floats, step_s: Floats, micro_batches: Floats, case: TrainingCase
 ) -> Floats:
-    """Return 1 + m K / (r step): the step time with retries relative to the step time without.
+    """Return 1 + m K / (r step): the ratio of the step time with retries to the step time without.
 
-    K is the number of bytes that a micro-batch saves on all stages together; they are freed and
-    allocated again at r bytes per second. Each stage also waits for the allocators of the others:
-    nanotron's slow runs lost the same time on two, four and eight stages.
+    K is the number of bytes that one micro-batch saves on all stages together. They are freed and
+    allocated again at r bytes per second. Each stage also waits for the allocators of the other
+    stages: nanotron's slow runs lost the same time on two, four and eight stages.
     """
     rate = case.profile.framework.retry_bytes_per_second
     return 1.0 if rate is None else 1.0 + micro_batches * saved_bytes / (rate * step_s)
@@ -185,10 +185,10 @@ def cached_gradients(
     case: TrainingCase, candidates: Candidates
 ) -> Mapping[tuple[int, ...], Floats]:
     """Return the bytes of the empty weight gradients that Transformer Engine caches, one for each
-    matrix shape. The keys are the indices of the kinds of layers that have a matrix of this shape.
+    matrix shape. Each key is the set of layer kinds (by index) that have a matrix of this shape.
 
-    Empty if the framework does not use Transformer Engine's modules, and under FSDP, where every
-    matrix has a separate gradient.
+    The result is empty if the framework does not use Transformer Engine's modules, and under FSDP,
+    where every matrix has a separate gradient.
     """
     workload, c = case.workload, candidates
     if workload.lora is not None or not workload.has_transformer_engine:
@@ -208,8 +208,8 @@ _shapes: Shared[Mapping[tuple[int, ...], Floats]] = Shared()
 
 
 def _shape_entries(model: ModelSpec, c: Candidates) -> Mapping[tuple[int, ...], Floats]:
-    """Return {indices of kinds of layers: number of matrix entries}, with one matrix for each shape
-    that these kinds have in common.
+    """Return {indices of layer kinds: number of matrix entries}. Each shape that these kinds have
+    in common is counted once.
     """
     shapes: dict[Any, tuple[Matrix, tuple[int, ...]]] = {}
     for place, (_, kind) in enumerate(model.kinds):
@@ -233,8 +233,8 @@ def has_layer_of_kind(layers: StageLayers, kinds: Iterable[int]) -> Bools:
 
 
 PARTITION_PARAMETERS = 1e9
-"""Maximum number of gathered parameters under DeepSpeed's ZeRO 3, and number of parameters updated
-at a time.
+"""Maximum number of gathered parameters under DeepSpeed's ZeRO 3, and the number of parameters
+updated at once.
 
 Source: stage3_max_live_parameters and sub_group_size of deepspeed/runtime/zero/config.py.
 """
@@ -254,12 +254,12 @@ def _partition_buffers(c: Candidates, *, weights: Floats) -> tuple[Floats, Float
 def _coexisting_bytes(
     activations: Floats, logits: Floats, buffers: Floats, *, last: Floats, gradients: Floats
 ) -> tuple[Floats, Floats, Floats]:
-    """Return the bytes of activations, logits and buffers that exist at the same time as gradients,
-    at the peak of a step with a single micro-batch.
+    """Return the bytes of activations, logits and buffers that coexist with gradients at the peak
+    of a step with a single micro-batch.
 
     The micro-batch starts without `gradients`. The gradients of a layer are allocated after its
-    activations are freed: none at the loss, and all of them at the last layer's backward pass,
-    together with that layer's buffers `last`.
+    activations are freed. At the loss there are none. During the last layer's backward pass, all of
+    them exist, together with that layer's buffers `last`.
     """
     peak = maximum(activations + logits + buffers - gradients, last)
     remaining = minimum(activations, peak)
@@ -273,8 +273,8 @@ def queued_input_bytes(
     """Return min(queued inputs, k L) T h e (t - 1) / t bytes without a pipeline, else 0.
 
     PyTorch's allocator reuses a freed block only after the other streams that used it have
-    finished. Each of L layers gathers k = 2 inputs in the forward pass, and as many in the backward
-    pass of the previous micro-batch, if there is one.
+    finished. Each of L layers gathers k = 2 inputs in the forward pass. It gathers as many in the
+    backward pass of the previous micro-batch, if there is one.
     """
     c, workload = candidates, case.workload
     tokens = c.micro_batch_size * workload.sequence_length / c.context_parallel_size
@@ -303,8 +303,7 @@ def stage_memory(
     micro_batches: Floats,
     capacity_bytes: float,
 ) -> StageMemory:
-    """Return the bytes of the states, the micro-batches in flight and one running layer on a
-    stage.
+    """Return the bytes on a stage: states, micro-batches in flight, and the layer that is running.
 
     `critical_layers` is the number of layers on the critical stage.
     """

@@ -23,9 +23,10 @@ KERNELS = Kernels(forward=4.0, backward=5.0)
 def mlp_bytes(*, model: ModelSpec, s: Shapes) -> BlockBytes:
     """Return the activation bytes of the MLP block.
 
-    These are the norm input, matmul input and dropout mask (sharded by SP, else whole),
-    pre-activations and activation (split), and the activated gate if the activation is not fused. A
-    product that a fused kernel recomputes is written again in the backward pass.
+    These are the norm input, matmul input and dropout mask (sharded by SP, else replicated), the
+    pre-activations and the activation output (split across tensor-parallel ranks), and the
+    activated gate if the activation is not fused. If a fused kernel recomputes the product, it
+    writes it again in the backward pass.
     """
     hidden = model.ffn_size / s.t
     gates = float(model.mlp_inputs)

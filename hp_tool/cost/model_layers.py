@@ -1,5 +1,5 @@
-"""A layer of each kind in a model and the model's ends, on one rank of each candidate. Each
-combination of the candidates' axes is computed once.
+"""One layer of each kind in a model, and its embedding and output layer, on one rank of each
+candidate. Each combination of the candidates' axes is computed once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class ModelLayers:
     """Times and bytes of layers, embedding and output layer for one micro-batch on one rank of each
     candidate.
 
-    Layers are in the order of `ModelSpec.kinds`; an encoder-decoder model has its mean layer.
+    Layers are in the order of `ModelSpec.kinds`; for an encoder-decoder model, there is one mean
+    layer.
     """
 
     saved: tuple[LayerBytes, ...]
@@ -55,20 +56,20 @@ class ModelLayers:
         return mean_layer(self.times, pipeline.critical)
 
     def of_stages(self, pipeline: Pipeline) -> list[LayerBytes]:
-        """Return the mean layer of each representative stage."""
+        """Return the mean layer of each representative stage of the pipeline."""
         return [mean_layer(self.saved, stage.layers) for stage in pipeline.stages]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKinds:
     """One layer of each kind in a model, and its embedding and output layer; shape (k,) for k
-    combinations of their axes.
+    combinations of the axes on which they depend.
     """
 
     saved: tuple[LayerBytes, ...]
     times: tuple[LayerTime, ...]
     merged: tuple[LayerTime, ...]
-    """Times with merged forward and backward passes; empty if no candidate merges them."""
+    """Times with merged forward and backward passes; empty if no candidate merges passes."""
     recorded: tuple[LayerTime, ...]
     """Times with CUDA graphs, for a single candidate whose query does not set cuda_graphs."""
     recorded_merged: tuple[LayerTime, ...]
@@ -81,7 +82,7 @@ _kinds: Shared[LayerKinds] = Shared()
 def model_layers(
     *, case: TrainingCase, candidates: Candidates, micro_batches: Floats
 ) -> ModelLayers:
-    """Return the layers and ends of the model for legal candidates."""
+    """Return the layers, the embedding and the output layer of the model for legal candidates."""
     kinds, inverse = layer_kinds(case=case, candidates=candidates)
 
     def times(alone: tuple[LayerTime, ...], merged: tuple[LayerTime, ...]) -> tuple[LayerTime, ...]:
@@ -112,8 +113,7 @@ def model_layers(
 def layer_kinds(
     *, case: TrainingCase, candidates: Candidates
 ) -> tuple[LayerKinds, NDArray[np.intp] | None]:
-    """Return (layers and ends for each combination of their axes, index of each candidate's
-    combination).
+    """Return (LayerKinds of each combination of axes, index of each candidate's combination).
 
     `unique_rows` numbers the combinations.
     """
@@ -138,8 +138,8 @@ def layer_kinds(
 def _layer_kinds(
     *, case: TrainingCase, candidates: Candidates, splits: bool, merges: bool
 ) -> LayerKinds:
-    """Return the kinds of layers for unique candidates; `splits` separates their weight
-    gradients.
+    """Return the LayerKinds of unique candidates. `splits` separates weight gradients; `merges`
+    merges forward and backward passes.
     """
     if case.model.architecture == "encoder_decoder":
         mean = (mean_layer_time(case=case, candidates=candidates),)
@@ -201,8 +201,8 @@ def _layer_kinds(
 
 
 def _mixer_of(kind: ModelSpec) -> ModelSpec:
-    """Return a one-layer model without the feed-forward block. It is equal for all layers with
-    equal mixers.
+    """Return a one-layer model without the MLP. The result is equal for all layers with equal
+    mixers.
     """
     return replace(
         kind.without_experts,
@@ -214,8 +214,8 @@ def _mixer_of(kind: ModelSpec) -> ModelSpec:
 
 
 def expand_rows(columns: Columns, inverse: NDArray[np.intp] | None) -> Columns:
-    """Return the columns with one entry per row. `inverse` None means that every row is unique.
-    Scalars stay scalars.
+    """Return the columns with one entry per row. If `inverse` is None, every row is unique. Scalars
+    stay scalars.
     """
     if inverse is None:
         return columns
@@ -229,7 +229,7 @@ def expand_rows(columns: Columns, inverse: NDArray[np.intp] | None) -> Columns:
 
 
 def _weighted_mean(one: LayerTime, other: LayerTime, share: Floats) -> LayerTime:
-    """Return the mean of two layers, of which `other` has the weight `share`."""
+    """Return the weighted mean of two layers; `other` has the weight `share`."""
     values = {}
     for name in one.__slots__:
         value = getattr(one, name)

@@ -1,3 +1,3 @@
-"""Sequences of unequal length: packed attention, imbalance of replicas, dynamic context
+"""Sequences of unequal length: attention in packed rows, imbalance of replicas, dynamic context
 parallelism.
 """

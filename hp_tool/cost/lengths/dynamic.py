@@ -1,12 +1,11 @@
-"""Dynamic context parallelism: each packed micro-batch uses as many ranks as its sequences
-need.
+"""Dynamic context parallelism: each packed micro-batch uses as many ranks as its sequences need.
 
 Modelled on the dynamic (hybrid) context parallelism of Megatron Core. A rank has at most s/c
-tokens, and a sequence is assigned to the smallest group of ranks with enough room. The data x
-context parallel ranks are divided again for every micro-batch, and the work of the ranks is
-balanced instead of their number of micro-batches. Static context parallelism packs rows of s tokens
-and cuts every sequence of a row into c pieces, so short sequences use the ring with too little
-attention to overlap with.
+tokens, and a sequence is assigned to the smallest group of ranks with enough room. The
+data-parallel x context-parallel ranks are regrouped for every micro-batch. The schedule balances
+the work of the ranks instead of their number of micro-batches. Static context parallelism packs
+rows of s tokens and splits every sequence of a row into c chunks, so short sequences have too
+little attention to overlap with the ring exchange.
 
 Gains are upper bounds: gathering lengths, moving sequences between ranks and switching
 communicators take no time here. Megatron Core may also assign more ranks to a sequence than it
@@ -46,24 +45,28 @@ class ContextComparison:
     """Mean seconds per step of the same sequences under three schedules."""
 
     packed_s: float
-    """Static context-parallel size; packed rows are assigned to replicas in order of arrival."""
+    """Static context-parallel size, with packed rows assigned to replicas in order of arrival."""
     balanced_s: float
-    """Static context-parallel size; the same rows, balanced over the replicas by their seconds."""
+    """Static context-parallel size, with the same rows balanced over the replicas by predicted
+    seconds.
+    """
     dynamic_s: float
     """Balanced schedule with a separate context-parallel size for each micro-batch."""
     token_share: dict[int, float]
-    """Fraction of tokens by context-parallel size in the dynamic schedule."""
+    """Fraction of the tokens that run at each context-parallel size in the dynamic schedule."""
 
     @property
     def gain(self) -> float:
-        """Return the speedup by dynamic sizes alone: balanced static seconds / dynamic seconds, at
-        least 1.
+        """Return the speedup from dynamic sizes alone: balanced static seconds / dynamic seconds,
+        at least 1.
         """
         return self.balanced_s / self.dynamic_s
 
     @property
     def gain_over_packing(self) -> float:
-        """Return the speedup by balancing and dynamic sizes together, as in published speedups."""
+        """Return the speedup from balancing and dynamic sizes together, as in published
+        speedups.
+        """
         return self.packed_s / self.dynamic_s
 
 
@@ -77,8 +80,8 @@ class _MicroBatches:
     seconds: FloatArray
     """Seconds on the critical stage."""
     between_s: FloatArray
-    """Seconds on a stage between the pipeline's ends; determines how long filling and draining the
-    pipeline take.
+    """Seconds on a stage between the first and the last. They determine how long it takes to fill
+    and drain the pipeline.
     """
 
 
@@ -89,8 +92,8 @@ def compare_context_parallelism(
     context-parallel sizes.
 
     A static step is global_batch_size packed rows of sequence_length tokens. Dynamic sizes are c,
-    c/2, c/4, ...; each step uses the schedule with the best smallest size, or the static one if
-    none is better.
+    c/2, c/4, ... down to a smallest size. Each step uses the smallest size that gives the fastest
+    schedule, or the static schedule if no dynamic one is faster.
 
     Raises:
         InputError: micro_batch_size is not 1 (a packed row is a micro-batch), replicas do not
@@ -137,8 +140,8 @@ def compare_context_parallelism(
 def with_dynamic_context(
     costs: TrainingCosts, *, case: TrainingCase, candidates: Candidates, lengths: LengthDistribution
 ) -> TrainingCosts:
-    """Return the costs of rows, or of one row, with the stages' seconds reduced by
-    `gain_over_packing`.
+    """Return the costs of rows, or of one row, after a speedup of the step by `gain_over_packing`.
+    Only the stages' seconds change.
 
     Candidates without context parallelism or with larger micro-batches are unchanged.
     """
@@ -168,8 +171,8 @@ def _gain(config: ParallelConfig, *, case: TrainingCase, lengths: LengthDistribu
 
 
 def _sizes(clock: MicroBatchClock) -> list[int]:
-    """Return c and its successive halves. Groups of these sizes nest, so ranks can be regrouped
-    without moving data.
+    """Return c and its successive halves. Groups of these sizes are nested, so ranks can be
+    regrouped without moving data.
     """
     sizes = [clock.config.context_parallel_size]
     while sizes[-1] % 2 == 0:
@@ -200,8 +203,8 @@ def _step_sequences(
 
 
 def _smallest_groups(lengths: IntArray, *, smallest: int, clock: MicroBatchClock) -> _MicroBatches:
-    """Return the micro-batches if every sequence runs on the smallest group with enough room that
-    has at least `smallest` ranks.
+    """Assign every sequence to the smallest group with enough room and at least `smallest` ranks,
+    and return the micro-batches.
 
     Sequences are packed separately for each group size.
     """
@@ -244,10 +247,12 @@ def _static_seconds(rows: _MicroBatches, *, clock: MicroBatchClock) -> float:
 
 
 def _balanced_seconds(work: _MicroBatches, *, clock: MicroBatchClock) -> float:
-    """Return the seconds until the last rank ends with longest-processing-time scheduling.
+    """Return the seconds until the last rank finishes under longest-processing-time-first
+    scheduling.
 
-    Larger groups come first, then longer micro-batches; each is assigned to the group that ends
-    earliest. Groups nest, so the ranks of a group always end together and none waits inside one.
+    Larger groups are scheduled first, then longer micro-batches. Each micro-batch is assigned to
+    the group that finishes earliest. Groups are nested, so all ranks of a group finish together and
+    none waits inside a group.
     """
     ranks = clock.config.data_parallel_size * clock.config.context_parallel_size
     load, longest = np.zeros(ranks), np.zeros(ranks)
@@ -266,7 +271,7 @@ def _balanced_seconds(work: _MicroBatches, *, clock: MicroBatchClock) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchClock:
-    """Timing of packed micro-batches on a configuration's stages, in seconds.
+    """Predict the seconds of packed micro-batches on a configuration's stages.
 
     workload.sequence_length is the length of a static row.
     """
@@ -290,8 +295,8 @@ class MicroBatchClock:
     def seconds(
         self, *, sizes: IntArray, tokens: FloatArray, squares: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the seconds of each micro-batch on the critical stage and on a stage between the
-        ends; each has shape (n,).
+        """Return the seconds of each micro-batch on the critical stage, and on a stage between the
+        first and the last; each has shape (n,).
 
         Includes forward, backward and recomputation. Embedding and output layer scale with the
         tokens.
@@ -331,7 +336,7 @@ class MicroBatchClock:
 
     @property
     def fill(self) -> float:
-        """Return (p-1)/v: how many additional times the longest micro-batch runs while the pipeline
+        """Return (p-1)/v: how many extra times the longest micro-batch counts while the pipeline
         fills and drains.
         """
         return (self.config.pipeline_parallel_size - 1) / self.config.virtual_pipeline_parallel_size
@@ -339,7 +344,8 @@ class MicroBatchClock:
     def once_a_step_s(self) -> float:
         """Return the seconds per step that do not depend on the order of sequences.
 
-        Of the bubble, these include the ends of the model and the transfers.
+        They include the share of the bubble due to the embedding, the output layer and the
+        transfers.
         """
         parts, (_, between) = self._parts_without_waits(), self._full_row()
         return sum(parts[name] for name in ONCE_A_STEP) - self.fill * between

@@ -1,4 +1,4 @@
-"""Costs of unequal rows: replicas wait for the replica with the longest attention, pipelines for
+"""Costs of rows with unequal attention: replicas wait for the slowest replica, and pipelines for
 the longest micro-batch.
 """
 
@@ -21,7 +21,7 @@ from hp_tool.domain.workload import TrainingWorkload
 PART = "length_imbalance"
 """Name of the step-time part that `with_imbalance` adds."""
 MAX_BATCH = 1 << 20
-"""Maximum number of rows per step for which batches can be sampled."""
+"""Maximum number of rows per step for which batches are sampled."""
 _DRAWN_ROWS = 1 << 19
 _MAX_DRAWS = 64
 
@@ -32,9 +32,9 @@ def with_imbalance(
     """Return the costs including the expected extra seconds of the slowest replica.
 
     A row's attention is proportional to the sum of l^2 over its sequences; everything else depends
-    only on its length, padding included. Rows come in random order. Overlap of context-parallel
-    communication with a slower rank's longer attention is ignored. A layer of multi-token
-    prediction counts as a layer of its stage.
+    only on its length, padding included. Rows arrive in random order. The model ignores that the
+    longer attention of a slower rank may hide more context-parallel communication. A
+    multi-token-prediction layer counts as a layer of its stage.
     """
     per_length = _seconds_per_attended_token(case=case, candidates=candidates)
     extra = _extra_lengths(rows, candidates=candidates, workload=case.workload)
@@ -54,10 +54,11 @@ def expected_extra(
     length.
 
     The value of a replica is the sum over its micro-batches plus `fill` times the longest one. The
-    result is at least zero. `fill` is (p-1)/v: jobs that take equally long on each of p machines
-    end after the sum of the jobs and p-1 times the longest one (proportionate flow shop; Pinedo,
-    Scheduling, section 6.1). `lockstep` replicas wait for each other at every micro-batch. The
-    expectation is over batches sampled with a fixed seed, the same for every division of the batch.
+    result is at least zero. `fill` is (p-1)/v: if each job takes equally long on each of p
+    machines, the last one ends after the sum of all jobs plus p-1 times the longest (proportionate
+    flow shop; Pinedo, Scheduling, section 6.1). `lockstep` replicas wait for each other at every
+    micro-batch. The expectation is over batches sampled with a fixed seed, which is the same for
+    every way to divide the batch.
     """
     drawn = _draw_batches(rows, batch)
     total, longest = _per_replica(rows, batch, replicas, micro_batch, lockstep)
@@ -68,7 +69,9 @@ def expected_extra(
 
 @functools.lru_cache(maxsize=4)
 def _draw_batches(rows: Rows, batch: int) -> FloatArray:
-    """Return (draws, batch) attended lengths of the rows of independently sampled batches."""
+    """Return the attended lengths of the rows of independently sampled batches; shape (draws,
+    batch).
+    """
     draws = min(max(_DRAWN_ROWS // batch, 1), _MAX_DRAWS)
     index = np.random.default_rng(SEED).integers(len(rows.squares), size=(draws, batch))
     return np.asarray(np.sort(rows.squares)[index] / rows.row_tokens)

@@ -20,7 +20,7 @@ BINS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LengthDistribution:
-    """Fractions of sequences by length, regardless of their order."""
+    """Fraction of sequences of each length, regardless of their order."""
 
     name: str
     lengths: IntArray
@@ -113,7 +113,7 @@ SEED = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Packed:
-    """The packing of sequences into rows."""
+    """An assignment of sequences to rows."""
 
     row_of: IntArray
     """Row of each sequence; shape (n,)."""
@@ -169,7 +169,7 @@ class Rows:
 def padded_rows(distribution: LengthDistribution, *, row_tokens: int) -> Rows:
     """Return rows with one sequence each, padded to row_tokens.
 
-    Kernels process the padding too, so all rows cost the same.
+    Kernels process the padding too, so all rows have the same cost.
     """
     short = distribution.cut(row_tokens)
     return Rows(
@@ -182,9 +182,9 @@ def padded_rows(distribution: LengthDistribution, *, row_tokens: int) -> Rows:
 
 @functools.lru_cache(maxsize=16)
 def packed_rows(distribution: LengthDistribution, *, row_tokens: int) -> Rows:
-    """Return rows packed with as many sequences as fit.
+    """Return rows that are each packed with as many sequences as fit.
 
-    A sample determines how full rows are; E[l^2]/E[l] is exact.
+    How full rows are is estimated from a sample; E[l^2]/E[l] is exact.
     """
     short = distribution.cut(row_tokens)
     packed = best_fit(short.sample(SAMPLE, seed=SEED), capacity=row_tokens)
