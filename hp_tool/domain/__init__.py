@@ -1,1 +1,3 @@
-"""Domain objects: frozen, keyword-only dataclasses, and ports of the store and the launchers."""
+"""Domain objects: frozen, keyword-only dataclasses, and the ports to the store and the
+launchers.
+"""

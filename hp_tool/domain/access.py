@@ -1,4 +1,4 @@
-"""Access control of the service: keys, scopes, audit log, and the port of their store."""
+"""Access control of the service: API keys, scopes, the audit log, and the port to their store."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class Scope(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewKey:
-    """A key to store. Its secret is shown to the user once; only the hash is stored."""
+    """An API key to store. The secret is shown to the user once; only its hash is stored."""
 
     id: str
     """Public first part of the key."""
@@ -50,7 +50,7 @@ class KeyRecord(NewKey):
 
 
 class NewAudit(TypedDict):
-    """Fields of an AuditRecord that its writer sets."""
+    """Fields of an AuditRecord that the caller sets."""
 
     owner: str | None
     api_key_id: str | None
@@ -62,7 +62,7 @@ class NewAudit(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRecord:
-    """Audit log entry of a change or a rejected request."""
+    """Audit log entry for a change or a rejected request."""
 
     id: str
     created_at: datetime
@@ -80,17 +80,17 @@ class AuditRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Searches, runs, webhooks and GPU time of the whole store."""
+    """Searches, runs, webhooks and GPU time over the whole store."""
 
     searches: dict[SearchState, int]
-    """Number of searches by state, with 0 for states without any."""
+    """Number of searches by state, including states with 0."""
     runs: dict[RunState, int]
     gpu_seconds: float
-    """Devices x seconds of all profile runs."""
+    """GPU-seconds (devices x seconds) of all profile runs."""
     oldest_queued_s: float
     """Age of the oldest queued search; 0 if the queue is empty."""
     expired_leases: int
-    """Running searches with an expired lease that no worker has claimed."""
+    """Number of running searches whose lease has expired and that no worker has claimed."""
     webhooks: dict[WebhookState, int]
     """Webhooks by delivery state."""
 
@@ -100,23 +100,25 @@ class DatabaseState:
     """State of a reachable database."""
 
     revision: str | None
-    """Schema revision; None without an hp_tool schema."""
+    """Schema revision; None if the database has no hp_tool schema."""
     needed_revision: str
-    """Revision that this version needs."""
+    """Schema revision that this version requires."""
     clock_offset_s: float
     """Database clock minus this host's; 0 for SQLite, which has no clock of its own."""
     read_only: bool
     free_bytes: int | None = None
-    """Free disk space for a SQLite file; None for a server."""
+    """Free disk space in bytes for a SQLite file; None for a server."""
     overdue_webhooks: int = 0
-    """Number of webhook deliveries that are more than OVERDUE_S late."""
+    """Number of webhook deliveries that are overdue by more than OVERDUE_S."""
 
 
 class AccessStore(Store, WatchStore, Protocol):
-    """The store with the methods that only a service needs; each is one transaction."""
+    """Store methods that only a service needs. Each method is one transaction."""
 
     def add_key(self, *, key: NewKey, lifetime_s: float | None = None) -> KeyRecord:
-        """Store a key that expires in `lifetime_s` by the database's clock; None for never."""
+        """Store a key that expires after `lifetime_s` seconds by the database's clock; None:
+        never.
+        """
 
     def get_key(self, *, key_id: str) -> KeyRecord: ...
 
@@ -124,7 +126,7 @@ class AccessStore(Store, WatchStore, Protocol):
         """List keys, newest first, including revoked and expired ones."""
 
     def revoke_key(self, *, key_id: str) -> KeyRecord:
-        """Revoke a key permanently. Revoking it again keeps the first revocation time."""
+        """Revoke a key permanently. Revoking it again does not change the revocation time."""
 
     def gpu_seconds_today(self, *, api_key_id: str | None = ANY_KEY) -> float:
         """Return the GPU-seconds used since midnight UTC plus those reserved by open searches."""
@@ -137,21 +139,19 @@ class AccessStore(Store, WatchStore, Protocol):
         """List audit records, newest first."""
 
     def prune(self, *, older_than_days: float, dry_run: bool = False) -> dict[str, int]:
-        """Delete details older than a given age in small transactions; return the number of deleted
-        rows by kind.
+        """Delete details older than a given age, in small transactions. Return the number of
+        deleted rows by kind.
 
         Deletes events of ended searches, audit records, idempotency keys, log tails of failed runs,
-        and deleted measurements. Searches, runs, other measurements and calibrations stay. With
-        `dry_run`, only count.
+        and measurements in state `deleted`. Keeps searches, runs, other measurements and
+        calibrations. With `dry_run`, only counts the rows.
         """
 
     def prune_measurements(self, *, older_than_days: float, dry_run: bool = False) -> int:
-        """Delete measurements in any state that are older than a given age; return the number
-        deleted.
-        """
+        """Delete measurements older than a given age, in any state. Return the number deleted."""
 
     def prune_watches(self, *, older_than_days: float, dry_run: bool = False) -> int:
-        """Delete watches whose last report is older than a given age; return the number deleted."""
+        """Delete watches whose last report is older than a given age. Return the number deleted."""
 
     def old_searches(
         self, *, older_than_days: float | None = None, keep: int | None = None
@@ -159,21 +159,21 @@ class AccessStore(Store, WatchStore, Protocol):
         """Return the ids of ended searches that are older than a given age or not among the `keep`
         newest.
 
-        Excludes searches that ended within a day or have an open run.
+        Excludes searches that ended less than a day ago or have an open run.
         """
 
     def delete_searches(self, *, search_ids: Sequence[str]) -> int:
-        """Delete ended searches with their runs and events, in small transactions; return the
+        """Delete ended searches with their runs and events, in small transactions. Return the
         number deleted.
 
-        Measurements of these searches are kept.
+        The measurements of these searches are kept.
         """
 
     def ended_runs(self, *, job_names: Collection[str]) -> dict[str, EndedRun]:
-        """Return the ended runs with these job names whose searches have also ended."""
+        """Return the ended runs with these job names, if their searches have ended too."""
 
     def retained_data(self) -> RetainedData:
-        """Return the number of ended searches in the database and the size of the database."""
+        """Return the number of ended searches in the database, and the size of the database."""
 
     def announce_worker(self, *, holder: str, offers: Sequence[Offer]) -> None:
         """Store a worker's heartbeat and the devices that it offers. Workers call this every few
@@ -186,23 +186,24 @@ class AccessStore(Store, WatchStore, Protocol):
     def claim_webhook(
         self, *, except_of: Collection[str | None] = ()
     ) -> tuple[WebhookRecord, SearchRecord] | None:
-        """Claim the next due delivery about an ended search, except those of some owners.
+        """Claim the next due webhook delivery for an ended search, except deliveries of the owners
+        in `except_of`.
 
-        Two callers never get the same attempt. If an attempt is never settled, the next one becomes
+        No two callers get the same attempt. If an attempt is never settled, another attempt becomes
         due. Returns None if nothing is due.
         """
 
     def settle_webhook(self, *, webhook: WebhookRecord, error: str | None) -> None:
-        """Store the outcome of a claimed delivery (error None: success), unless a newer attempt has
-        begun.
+        """Store the outcome of a claimed delivery, unless a newer attempt has begun. `error` is
+        None for a success.
         """
 
     def engines_in_use(self) -> dict[str, JsonObject]:
-        """Return a query for each cluster with runs that are open or ended in the last day."""
+        """Return one query per cluster that has runs which are open or ended in the last day."""
 
     def stray_runs(self, *, cluster: str, job_names: Collection[str]) -> list[RunRecord]:
-        """Return runs that belong to no live search and whose jobs may have used more GPU time than
-        is recorded.
+        """Return runs without a live search whose jobs may have used more GPU time than is
+        recorded.
 
         Includes runs with these job names that ended or whose search ended, open runs of ended
         searches on the cluster, and runs on the cluster that ended in the last day without a
@@ -212,11 +213,14 @@ class AccessStore(Store, WatchStore, Protocol):
     def book_stray(self, *, run_id: str, gpu_seconds: float) -> None:
         """Record the cost of a stray run's job if it exceeds the recorded cost.
 
-        An open run of an ended search is abandoned; one whose search was resumed does not change.
+        An open run of an ended search is abandoned. If the search was resumed, its run does not
+        change.
         """
 
     def usage(self) -> Usage:
-        """Return searches and runs by state, GPU-seconds, and the age of the queue."""
+        """Return the numbers of searches and webhooks by state, GPU-seconds, and the age of the
+        queue.
+        """
 
     def state(self) -> DatabaseState:
         """Return the schema revision, clock offset and free space of the database.

@@ -1,4 +1,4 @@
-"""Optional additions to the ranking of an answer."""
+"""Optional additions to a ranking in an answer."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from hp_tool.domain.serving import PoolRecommendation, ServingRecommendation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerAdditions:
-    """Optional parts of an answer besides its ranking, as in `RecommendAnswer`; None unless
+    """Optional parts of an answer besides the ranking, as in `RecommendAnswer`; None if not
     requested.
     """
 

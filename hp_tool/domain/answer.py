@@ -11,25 +11,25 @@ BaselineSource = Literal["search.baseline", "first run"]
 GainSource = Literal["search.baseline", "first run", "slowest run"]
 VerdictState = Literal["use", "keep", "tied", "repeat", "unmeasured"]
 WIDE_INTERVAL_RATIO = 2.0
-"""Ratio of the upper to the lower bound of a 90% interval above which a step time needs another
-run.
+"""If the upper bound of a 90% interval divided by the lower bound exceeds this ratio, the step time
+needs another run.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeats:
-    """Runs that determine the step time of a configuration: its successful complete runs, else its
-    representative reduced run.
+    """Runs that determine the step time of a configuration: its successful complete runs or,
+    without any, its representative reduced run.
 
-    For serving, the step time is the latency of a request under the full load, with penalties for
-    missed targets.
+    For serving, the step time is the request latency under the full load, plus penalties for missed
+    targets.
     """
 
     run_id: str
     """Id of the run that represents the configuration."""
     step_s: float
-    """Step time in seconds, of the last run if there are several: a repeat runs twice as many
-    steps, and was not chosen because it was fast.
+    """Step time in seconds. If there are several runs, it is that of the last one, which measured
+    twice as many steps and was not selected for being fast.
     """
     num_runs: int
     low_s: float
@@ -52,11 +52,11 @@ class Baseline:
     speedup: float
     """Step time of the baseline divided by the answer's."""
     saved_days: float | None = None
-    """Days saved over the whole training; None without total_tokens."""
+    """Days saved over the whole training run; None without total_tokens."""
     saved_cost: float | None = None
-    """US dollars saved over the whole training; None without total_tokens or a price."""
+    """US dollars saved over the whole training run; None without total_tokens or a price."""
     saved_parts_s: dict[str, float]
-    """Seconds of a step that the answer saves, by part; negative if the answer takes longer."""
+    """Seconds saved per step, by part; negative if the part takes longer in the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Gain:
     request latencies.
     """
     interval: tuple[float, float]
-    """90% interval; if it contains 1, the difference may be noise."""
+    """90% interval. If it contains 1, the difference may be noise."""
     source: Literal["measured", "predicted"] = "predicted"
     """measured: both complete configurations ran, and the factor is the ratio of their measured
     times. predicted: the factor is the ratio of the estimates that selected the answer.
@@ -79,19 +79,19 @@ class Gain:
     such devices; None for a predicted gain.
     """
     noise_fraction: float | None = None
-    """Standard deviation of the log ratio of two runs of one configuration; None for a predicted
-    gain.
+    """Standard deviation of the log ratio of two runs of the same configuration; None for a
+    predicted gain.
     """
 
     @property
     def clear(self) -> bool:
-        """Whether the whole interval is above 1, so that the answer is certainly faster."""
+        """Whether the whole interval is above 1, so that the answer is clearly faster."""
         return self.interval[0] > 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Decision of a search, from which titles, warnings and stop reasons are derived."""
+    """Outcome of a search. Titles, warnings and stop reasons are derived from it."""
 
     state: VerdictState
     """use: the answer is clearly the best. keep: no configuration is clearly better than the
@@ -134,16 +134,18 @@ class Answer:
     outside: bool
     """Whether the measured step time is outside `calibrated_step_s_interval`."""
     as_good: int
-    """Number of other configurations whose step time does not differ significantly."""
+    """Number of other configurations whose step times do not differ significantly from the
+    answer's.
+    """
     free_memory_bytes: float
-    """Free memory of the device with the fullest rank, in bytes."""
+    """Free memory in bytes on the device that uses the most memory."""
     out_of_memory_probability: float
     baseline: Baseline | None
     gain: Gain | None = None
     """Gain over the baseline; None without a baseline."""
     gains: tuple[Gain, ...] = ()
-    """`gain`, then the gain over the first configuration that ran (unless it is `gain`), then the
-    gain over the slowest.
+    """`gain`, the gain over the first configuration that ran (unless it is `gain`), and the gain
+    over the slowest one.
     """
     clearly_better: bool | None = None
     """Whether the gain's interval is above 1; None without a gain."""
@@ -154,13 +156,13 @@ class Answer:
     calibrated_step_s_interval: tuple[float, float] | None = None
     """90% interval of the step time after calibration with all runs."""
     set: ChosenValues = field(default_factory=dict)
-    """Query values that the search chose besides `parallel`, by path. The runs and the baseline use
-    the same values.
+    """Query values other than `parallel` that the search chose, by path. The runs and the baseline
+    use the same values.
     """
 
     @property
     def objective_s(self) -> float:
-        """Quantity that the search minimizes, in seconds."""
+        """Objective value that the search minimizes, in seconds."""
         return self.step_s
 
 
@@ -171,15 +173,15 @@ class ServingBaseline:
     parallel: ServingConfig
     source: BaselineSource
     output_tokens_per_second_per_gpu: float
-    """Output tokens per second and GPU, estimated like the answer's: from the calibration and the
+    """Output tokens per second per GPU, estimated like the answer's: from the calibration and the
     baseline's runs.
     """
     speedup: float
-    """Output tokens per second of the answer divided by those of the baseline."""
+    """Output tokens per second of the answer divided by that of the baseline."""
     saved_cost_per_million_output_tokens: float | None = None
     """US dollars saved per million output tokens; None without a price."""
     saved_parts_s: dict[str, float]
-    """Seconds of a request that the answer saves, by part; negative if the answer takes longer."""
+    """Seconds saved per request, by part; negative if the part takes longer in the answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,13 +208,15 @@ class ServingAnswer:
     measured: Repeats | None
     """Runs of the recommended configuration; None if it never ran."""
     as_good: int
-    """Number of other configurations whose request latency does not differ significantly."""
+    """Number of other configurations whose request latencies do not differ significantly from the
+    answer's.
+    """
     baseline: ServingBaseline | None
     gain: Gain | None = None
     """Gain over the baseline; None without a baseline."""
     gains: tuple[Gain, ...] = ()
-    """`gain`, then the gain over the first deployment that ran (unless it is `gain`), then the gain
-    over the slowest.
+    """`gain`, the gain over the first deployment that ran (unless it is `gain`), and the gain over
+    the slowest one.
     """
     clearly_better: bool | None = None
     """Whether the gain's interval is above 1; None without a gain."""
@@ -221,12 +225,12 @@ class ServingAnswer:
 
     @property
     def objective_s(self) -> float:
-        """Quantity that the search minimises, in seconds."""
+        """Objective value that the search minimizes, in seconds."""
         return self.request_latency_s
 
 
 def get_verdict(answer: Answer | ServingAnswer) -> Verdict:
-    """Return the verdict on an answer; compute it if the answer was stored without one."""
+    """Return the verdict on an answer. If the answer was stored without one, compute it."""
     if answer.verdict is not None:
         return answer.verdict
     state = _decide_state(answer)
@@ -255,6 +259,6 @@ def _decide_state(answer: Answer | ServingAnswer) -> VerdictState:
 
 
 def is_wide(answer: Answer | ServingAnswer) -> bool:
-    """Return True if the interval of a step time is so wide that another run is needed."""
+    """Return True if the step-time interval is so wide that another run is needed."""
     interval = answer.step_s_interval if isinstance(answer, Answer) else None
     return interval is not None and interval[1] >= WIDE_INTERVAL_RATIO * interval[0]

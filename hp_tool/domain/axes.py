@@ -8,26 +8,26 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """One field of `parallel`, with its names in tables, sentences, pages and grids."""
+    """One axis: a field of `parallel`, with its names in tables, sentences, pages and grids."""
 
     key: str
     """Name of the field in a query's `parallel`."""
     head: str
-    """Column head in tables of the terminal; also its name in a change, such as `TP 4 -> 8`."""
+    """Column head in terminal tables, also used to describe changes such as `TP 4 -> 8`."""
     label: str
     """Label on pages."""
     meaning: str = ""
     """Meaning of the abbreviation in `head`."""
     column: str | None = None
-    """Column in a grid and parameter in a page's URL; None if the axis has neither."""
+    """Column in a grid and query parameter in a page's URL; None if the axis has neither."""
     idle: Any = None
-    """Value in layouts that do not use the axis; tables omit an axis that no layout uses. None:
-    tables always show it.
+    """Value in layouts that do not use the axis. Tables omit the axis if every layout has this
+    value. None: tables always show the axis.
     """
     kinds: tuple[Literal["training", "inference"], ...] = ("training",)
     """Kinds of queries that have the axis."""
     drop: int = 0
-    """Order in which a narrow terminal drops the column; 0: never."""
+    """Priority for hiding the column in a narrow terminal, highest first; 0: never hidden."""
     named_in_changes: bool = True
     """Whether descriptions of a layout change mention the axis; False for axes that candidates do
     not store.
@@ -172,5 +172,5 @@ AXES_BY_KEY = {axis.key: axis for axis in AXES}
 
 
 def axes_of_kind(kind: Literal["training", "inference"]) -> tuple[Axis, ...]:
-    """Return the axes that queries of a kind have."""
+    """Return the axes of one kind of query."""
     return tuple(axis for axis in AXES if kind in axis.kinds)

@@ -1,4 +1,6 @@
-"""Blocks of equal layers, in models whose layers differ in token mixer or feed-forward part."""
+"""Group the layers of hybrid models into runs of identical layers (same token mixer and same
+FFN).
+"""
 
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
@@ -21,7 +23,7 @@ _Size = Annotated[int, Interval(ge=1, le=1 << 26)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block(Strict):
-    """Consecutive equal layers. For sizes that are None, the model's value applies."""
+    """A run of identical layers. Sizes that are None have the model's value."""
 
     count: Annotated[int, Interval(ge=1, le=10_000)] = 1
     """Number of consecutive layers."""

@@ -1,7 +1,8 @@
-"""Limits on the work of one request, which the service sets; commands and the Python API set none.
+"""Limits on the work of one request. Only the service sets them; the CLI and the Python API set
+none.
 
 The limits are stored in a context variable, so that loops deep in the library can check them
-without passing them through every call.
+without an extra argument in every call.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from hp_tool.errors import HpToolError, InputError
 
 @dataclass(slots=True, kw_only=True)
 class Bounds:
-    """Limits on the work of one request, and the work done so far."""
+    """Limits on the work of one request, and counters of the work done so far."""
 
     max_combinations: int
     max_values: int
-    """Maximum length of a list of values for one axis."""
+    """Maximum number of values listed for one axis."""
     max_yaml_bytes: int
-    """Maximum bytes of YAML. Parsing YAML takes about five seconds of CPU time per megabyte; JSON
-    takes milliseconds.
+    """Maximum size of a YAML text in bytes. Parsing YAML takes about five seconds of CPU time per
+    megabyte; JSON takes milliseconds.
     """
     check: Callable[[Bounds], None]
     """Called every few milliseconds during long work; raises to stop it."""
@@ -32,14 +33,15 @@ class Bounds:
     counted: int = 0
     """Number of announced combinations that count against `max_combinations`."""
     questions: int = 1
-    """Number of questions that the work answers; each has its own limit of CPU time."""
+    """Number of questions that the request answers. Each question has its own CPU time limit."""
     again: bool = False
-    """Whether combinations announced now were announced before, so that they are not counted again.
+    """Whether the combinations being announced were announced before and must not be counted
+    again.
     """
     done: int = 0
     """Number of combinations evaluated so far."""
     spent_s: float = 0.0
-    """CPU seconds that `check_work` has counted."""
+    """CPU seconds counted by `check_work`."""
 
 
 _CURRENT: ContextVar[Bounds | None] = ContextVar("bounds", default=None)
@@ -47,7 +49,7 @@ _CURRENT: ContextVar[Bounds | None] = ContextVar("bounds", default=None)
 
 @contextmanager
 def apply_bounds(bounds: Bounds) -> Iterator[None]:
-    """Limit the work inside the context to `bounds`, including threads that copy the context."""
+    """Apply `bounds` to the work inside the context, including threads that copy the context."""
     token = _CURRENT.set(bounds)
     try:
         yield
@@ -56,9 +58,7 @@ def apply_bounds(bounds: Bounds) -> Iterator[None]:
 
 
 def reset_counts() -> None:
-    """Reset the counters before the next independent piece of work, such as the next line of a
-    batch.
-    """
+    """Reset the counters before the next independent task, such as the next line of a batch."""
     if (bounds := _CURRENT.get()) is not None:
         bounds.planned, bounds.counted, bounds.done, bounds.spent_s, bounds.questions = (
             0,
@@ -70,14 +70,14 @@ def reset_counts() -> None:
 
 
 def announce_answers(questions: int) -> None:
-    """Announce how many questions the work answers, for example one per machine."""
+    """Announce how many questions the request answers, for example one per machine."""
     if (bounds := _CURRENT.get()) is not None:
         bounds.questions = questions
 
 
 @contextmanager
 def repeat_search() -> Iterator[None]:
-    """Do not count combinations that are announced inside the context, because the same spaces were
+    """Do not count combinations announced inside this context, because the same spaces were
     announced before.
     """
     if (bounds := _CURRENT.get()) is None:
@@ -91,7 +91,7 @@ def repeat_search() -> Iterator[None]:
 
 
 def check_work(*, done: int = 0) -> None:
-    """Count `done` combinations as evaluated.
+    """Add `done` to the number of evaluated combinations, and check the limits.
 
     Raises:
         HpToolError: The work exceeds its limits.
@@ -102,12 +102,16 @@ def check_work(*, done: int = 0) -> None:
 
 
 def announce_combinations(count: int, *, axes: Mapping[str, int], most: int) -> None:
-    """Announce `count` combinations of `axes`, which gives the number of values of each axis by
-    query path.
+    """Announce that `count` combinations will be evaluated.
+
+    Args:
+        count: Number of combinations.
+        axes: Number of values of each axis, by query path.
+        most: Maximum number of combinations, with or without bounds.
 
     Raises:
-        InputError: `space_too_large` if there are more than `most` combinations, the limit for
-            every caller; `request_too_costly` if they exceed what the request's bounds leave.
+        InputError: `space_too_large` if `count` exceeds `most`; `request_too_costly` if the total
+            exceeds the request's bounds.
     """
     if (bounds := _CURRENT.get()) is not None:
         bounds.planned += count
@@ -140,7 +144,7 @@ def check_yaml(num_bytes: int) -> None:
     """Check the size of a YAML document.
 
     Raises:
-        HpToolError: `payload_too_large` if it is longer than the bounds allow.
+        HpToolError: `payload_too_large` if it exceeds the bounds.
     """
     bounds = _CURRENT.get()
     if bounds is not None and num_bytes > bounds.max_yaml_bytes:
@@ -152,9 +156,7 @@ def check_yaml(num_bytes: int) -> None:
 
 
 def _too_many_error(count: int, *, most: int, axes: Mapping[str, int], code: str) -> InputError:
-    """Return an error that names the longest axes and the number of values of each that is
-    permitted.
-    """
+    """Return an error that names the longest axes and the permitted number of values for each."""
     widest_first = sorted(axes.items(), key=lambda axis: -axis[1])
     excess, advice = count / most, []
     for name, values in widest_first:

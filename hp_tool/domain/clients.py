@@ -1,8 +1,8 @@
-"""Benchmark clients of serving engines, with the defaults in their documentation.
+"""Benchmark clients for serving engines, with their documented defaults.
 
-In a closed load, requests of equal length that start together also finish together; requests of
-different lengths finish at different times. In a run with n requests per slot, the first of each
-slot start together.
+In a closed load, requests of equal length that start together also finish together, whereas
+requests of different lengths finish at different times. In a run with n requests per slot, the
+first requests of all slots start together.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ class Client:
     equal_lengths: bool
     """Whether all prompts have one length and all answers have one length."""
     requests_each: float | None = None
-    """Requests of a run per request in flight; None: the same as in the engine's measured runs with
-    equal lengths.
+    """Number of requests sent per run, divided by the concurrency; None: the same as in the
+    engine's measured runs with equal lengths.
     """
     mean_length: float = 1.0
     """Mean length of the generated requests divided by the length given to the client."""
@@ -24,7 +24,9 @@ class Client:
 
 
 DEFAULT_REQUESTS_PER_SLOT = 10.0
-"""Requests of a run per request in flight if no client is named, as in public benchmarks."""
+"""Number of requests sent per run, divided by the concurrency, if no client is named. Public
+benchmarks use this ratio.
+"""
 CLIENTS = {
     "aiperf": Client(
         equal_lengths=True,

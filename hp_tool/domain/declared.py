@@ -1,8 +1,8 @@
-"""Find fields that a consumer of a configuration does not support.
+"""Find configuration fields that a consumer does not support.
 
-A consumer (a profiler, or the writer of another tool's configuration) declares the fields that it
-supports. `undeclared_fields` compares them with all fields of the dataclass, so that a field that
-the consumer did not declare, such as a new one, is rejected by name unless it has its default.
+A consumer (a profiler, or an exporter to another tool's format) declares the fields that it
+supports. `undeclared_fields` compares these with all fields of the dataclass. A field that is not
+declared, such as a new one, is rejected by name unless it has its default value.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -12,13 +12,13 @@ from typing import Any, TypeAlias
 from hp_tool.domain.fields import Strict
 
 Declared: TypeAlias = Mapping[str, Collection[Any] | None]
-"""Names of fields below their section, such as `precision` or `overlap.data_parallel`, mapped to
-the supported values besides the default; None: all values.
+"""Supported values other than the default, by field name within the section, such as `precision` or
+`overlap.data_parallel`; None: all values.
 """
 
 
 def parse_names(text: str) -> frozenset[str]:
-    """Return the whitespace-separated names of a text."""
+    """Return the whitespace-separated names in a text."""
     return frozenset(text.split())
 
 
@@ -37,8 +37,9 @@ ACCOUNTING_FIELDS = parse_names("""
     cluster.grid_carbon_kg_per_kwh cluster.power_usage_effectiveness
 """)
 """Paths of fields that consumers need not support. They describe what a run cannot choose
-(machines, vision towers, the load of experts), affect only totals (tokens, prices, failures), or
-follow from other fields. Consumers that support only one framework or engine check that separately.
+(machines, vision towers, expert load), affect only totals (tokens, prices, failures), or follow
+from other fields. Consumers for a single framework or engine check the framework or engine
+separately.
 """
 
 DENSE_FIELDS = parse_names("""
@@ -47,7 +48,7 @@ DENSE_FIELDS = parse_names("""
     max_position_embeddings sliding_window sliding_window_layers attention_bias
     attention_output_bias mlp_bias
 """)
-"""Fields of a model that describe a decoder with identical dense layers."""
+"""Model fields of a decoder with identical dense layers."""
 EXPERT_FIELDS = parse_names("""
     num_experts num_experts_per_tok moe_intermediate_size num_shared_experts
     shared_expert_intermediate_size shared_expert_gate n_group topk_group first_k_dense_replace
@@ -66,14 +67,14 @@ BATCH_FIELDS = (
     parse_names("sequence_length global_batch_size precision micro_batch_size zero_stage")
     | RECOMPUTE_FIELDS
 )
-"""Fields for which every training tool has a setting."""
+"""Fields that every training tool can set."""
 SPLIT_FIELDS = parse_names("""
     tensor_parallel_size sequence_parallel pipeline_parallel_size virtual_pipeline_parallel_size
     context_parallel_size expert_parallel_size expert_tensor_parallel_size
 """)
 """Degrees of `parallel` that split a model."""
 BLOCK_FIELDS = parse_names("blocks.count blocks.mixer blocks.feed_forward")
-"""Fields of layers that differ only in token mixer and feed-forward."""
+"""Fields of hybrid models whose layers differ only in token mixer and FFN."""
 LOAD_FIELDS = parse_names("""
     input_length output_length trace concurrency request_rate_per_second think_time_s
     prefix_cache_hit_rate prefix_groups expert_imbalance
@@ -88,22 +89,22 @@ SERVER_FIELDS = parse_names("""
 
 
 QUERY_PATHS = {"cluster.kinds": "cluster.stages", "cluster.rank_order": "parallel.rank_order"}
-"""Query paths of fields that have a different path in a resolved case."""
+"""Query paths of fields that have another path in a resolved case."""
 
 
 def allow_any_value(*groups: Collection[str]) -> Declared:
-    """Declare all values of the fields in these groups as supported."""
+    """Declare the fields in these groups as supported with any value."""
     return {name: None for group in groups for name in group}
 
 
 def undeclared_fields(
     spec: Any, *, section: str, declared: Declared, within: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """Yield (path, value) of each field that is not at its default, not declared with its value and
-    not in ACCOUNTING_FIELDS.
+    """Yield (path, value) of each unsupported field.
 
-    Fields of nested specifications, such as those of `overlap`, are declared one by one. A nested
-    specification without any declared field is rejected as a whole.
+    A field is unsupported if its value is neither the default nor declared, and it is not in
+    ACCOUNTING_FIELDS. Fields of nested specifications, such as `overlap`, are declared one by one.
+    A nested specification without any declared field is rejected as a whole.
     """
     for field in fields(spec):
         name, value = f"{within}{field.name}", getattr(spec, field.name)
@@ -129,5 +130,5 @@ def setting_words(path: str, value: Any) -> str:
 
 
 def default_of(field: Field[Any]) -> Any:
-    """Return a field's default; MISSING if the field is required."""
+    """Return a field's default, or MISSING if the field is required."""
     return field.default if field.default_factory is MISSING else field.default_factory()

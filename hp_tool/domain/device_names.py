@@ -41,11 +41,11 @@ _NAME_RULES = (
     (r"MI325X", "mi325x-256gb"),
     (r"MI300X", "mi300x-192gb"),
 )
-"""(regular expression of the driver's name for an NVIDIA or AMD GPU, catalogue name); the first
-match wins.
+"""Pairs of (regular expression for the driver's name of an NVIDIA or AMD GPU, catalogue name). The
+first match wins.
 """
 RECOGNIZED_GPUS = frozenset(name for _, name in _NAME_RULES)
-"""Catalogue GPUs that a driver's name identifies."""
+"""Catalogue GPUs that can be identified from the driver's name."""
 
 
 def catalogue_gpu_name(device: str) -> str | None:
@@ -54,7 +54,7 @@ def catalogue_gpu_name(device: str) -> str | None:
 
 
 def matches_gpu(device: str, *, gpu: str) -> bool | None:
-    """Return whether the driver's name `device` is that of the catalogue GPU `gpu`; None if the
+    """Return whether the driver's name `device` belongs to the catalogue GPU `gpu`; None if the
     name is ambiguous.
     """
     known = catalogue_gpu_name(device)

@@ -1,4 +1,4 @@
-"""Digests of configurations and problems; measurements with equal digests are interchangeable."""
+"""Digests of configurations and problems. Measurements with equal digests are interchangeable."""
 
 import hashlib
 import json
@@ -15,12 +15,10 @@ from hp_tool.domain.workload import TrainingWorkload
 
 
 def configuration_digest(*, parallel: RunConfig, fidelity: Fidelity | None = None) -> str:
-    """Return the SHA-256 (hex) of a configuration and of the fidelity at which it runs (None:
-    complete).
-    """
+    """Return the SHA-256 (hex) of a configuration and the fidelity of its run (None: complete)."""
     if isinstance(parallel, ParallelConfig) and isinstance(
         parallel.recompute, str
-    ):  # A bare name is an abbreviation of the mapping.
+    ):  # A bare name is short for the mapping.
         parallel = replace(parallel, recompute=Recompute(granularity=parallel.recompute))
     return json_digest(
         {
@@ -37,7 +35,7 @@ def problem_digest(
     training: TrainingWorkload,
     trainer: TrainerCommand | None = None,
 ) -> str:
-    """Return the SHA-256 (hex) of all that determines a step time except the configuration.
+    """Return the SHA-256 (hex) of everything except the configuration that determines a step time.
 
     Names and prices are excluded.
     """
@@ -60,7 +58,7 @@ def problem_digest(
 
 
 def strategy_digest(strategy: Strategy) -> str:
-    """Return the SHA-256 (hex) of the settings that all candidates of a query share."""
+    """Return the SHA-256 (hex) of the settings that all candidates of a query have in common."""
     return json_digest(_without_defaults(strategy))
 
 
@@ -71,8 +69,8 @@ def json_digest(value: Any) -> str:
 
 
 def _non_default_hardware(cluster: ClusterSpec) -> list[Any]:
-    """Return the cluster's values that differ from the defaults, so that digests of default
-    clusters do not change.
+    """Return the cluster's non-default values, so that digests of default clusters do not
+    change.
     """
     names = (
         "network_topology",
@@ -89,8 +87,8 @@ def _non_default_hardware(cluster: ClusterSpec) -> list[Any]:
 
 
 def _without_defaults(value: Any) -> Any:
-    """Return the value without fields at their default, so that new fields do not change existing
-    digests.
+    """Return the value without fields that have their default, so that adding a field does not
+    change existing digests.
     """
     if is_dataclass(value) and not isinstance(value, type):
         values = ((item, getattr(value, item.name)) for item in fields(value))

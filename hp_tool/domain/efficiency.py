@@ -28,16 +28,17 @@ class Roofline(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinRoofline(Roofline):
-    """A matmul y[m, n] = x[m, k] w[n, k]^T for any number of rows m: t = overhead_s + depth_s k +
-    (A^p + B^p)^(1/p).
+    """Roofline of a matmul y[m, n] = x[m, k] w[n, k]^T for any number of rows m: t = overhead_s +
+    depth_s k + (A^p + B^p)^(1/p).
 
-    A and B are the Roofline times of arithmetic and of memory traffic; a larger p makes the maximum
-    sharper. Below 16 bits, a preceding kernel quantises x: t = cast_s + cast_passes x (bytes read
-    in 16 bits and written in the narrow format) / memory bandwidth.
+    A is the Roofline time of the arithmetic, B that of the memory traffic. A larger p approximates
+    the maximum more sharply. For precisions below 16 bits, a separate kernel first quantizes x: t =
+    cast_s + cast_passes x (bytes read in 16 bits and written in the narrow format) / memory
+    bandwidth.
     """
 
     depth_s: float = 0.0
-    """Seconds per element of the inner dimension, which each tile processes in steps."""
+    """Seconds per element of the inner dimension k, which each tile processes in steps."""
     sharpness: float = 20.0
     cast_s: float = 0.0
     cast_passes: float = 0.0
@@ -45,26 +46,26 @@ class ThinRoofline(Roofline):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedRoofline(Roofline):
-    """All routed experts of one layer, including permutation and activation: t = overhead_s + (A^p
-    + B^p)^(1/p).
+    """Roofline of all routed experts of one layer, including permutation and activation: t =
+    overhead_s + (A^p + B^p)^(1/p).
 
-    A is the arithmetic of the token copies plus `tile_rows` extra rows per active expert, B the
-    time to read the weights of the active experts, and p the sharpness.
+    A is the time of the arithmetic for the token copies plus `tile_rows` extra rows per active
+    expert. B is the time to read the weights of the active experts. p is the sharpness.
     """
 
     tile_rows: float = 16.0
-    """Rows by which tiling rounds up each expert's batch, on average."""
+    """Average number of rows added to each expert's batch by rounding up to whole tiles."""
     sharpness: float = 2.0
     arithmetic: Precision | None = None
-    """Precision of the kernel's arithmetic; None: the precision of the case."""
+    """Precision of the kernel's arithmetic; None: that of the case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertKernel(GroupedRoofline):
-    """Kernels for routed experts with one weight format, for one engine release on one die."""
+    """Routed-expert kernels for one weight format, engine release and die."""
 
     few: GroupedRoofline | None = None
-    """Kernel for passes of at most `few_tokens` tokens; None: the same kernel for all sizes."""
+    """Kernel for passes with at most `few_tokens` tokens; None: one kernel for all sizes."""
     few_tokens: int = 0
 
 
@@ -80,17 +81,17 @@ class MixerRoofline(Roofline):
     token_s: float = 0.0
     """Seconds per token, independent of the layer's width."""
     step_s: float = 0.0
-    """Seconds per token of a single prompt, whose chunks run in sequence and cannot fill the
-    device.
+    """Seconds per token of a single prompt. The chunks of a prompt run in sequence and cannot fill
+    the device.
     """
     prompt_rows: float = 0.0
-    """Extra time per prompt, in tokens: its state is read and written, and its last chunk is
-    padded.
+    """Extra time per prompt, in tokens, for reading and writing its state and padding its last
+    chunk.
     """
     sharpness: float = 1.0
     log_sd: float = 0.0
-    """Standard deviation of log(measured / predicted) on a card left out of the fit, scaled so that
-    90% of its rows lie within a normal distribution's 90% interval.
+    """Standard deviation of log(measured / predicted) on held-out cards, scaled so that 90% of
+    their rows lie within the 90% interval of a normal distribution.
     """
 
 
@@ -116,21 +117,23 @@ class GpuEfficiency(Strict):
     gpu: str
     """Catalogue name of the GPU that was measured."""
     matmul: dict[Precision, Roofline]
-    """Matmul rooflines by input precision; a missing precision uses bf16's, scaled by the
-    datasheet.
+    """Matmul rooflines by input precision. A missing precision uses the bf16 roofline, scaled by
+    the datasheet's ratio.
     """
     attention: Roofline
-    """Forward pass of fused attention; the times of arithmetic and memory traffic are added instead
-    of overlapped.
+    """Forward pass of fused attention. The times of arithmetic and memory traffic are added, not
+    overlapped.
     """
     attention_kernels: dict[str, float] = field(default_factory=dict)
-    """Time of each fused attention kernel relative to the timed kernel, by name."""
+    """Time of each fused attention kernel relative to the kernel timed in `attention`, by name."""
     memory_fraction: float
     """Fraction of memory bandwidth that elementwise kernels reach."""
     kernel_overhead_s: float
     """Fixed seconds per elementwise kernel."""
     context_bytes: float
-    """Device memory outside the framework's allocator: driver context, NCCL, library workspaces."""
+    """Device memory used outside the framework's allocator: driver context, NCCL, library
+    workspaces.
+    """
     nvlink: Link
     """Ring collectives inside an NVLink (or PCIe) domain."""
     all_to_all: Link
@@ -144,28 +147,28 @@ class GpuEfficiency(Strict):
     """
     mixers: dict[str, dict[str, MixerRoofline]] | None = None
     """Serving: recurrent mixers and sparse attention (`sparse`), by kernel; None: not timed on this
-    or a similar die.
+    die or a similar one.
     """
     decode_attention: Roofline | None = None
-    """Serving: attention of one new token per sequence over its KV cache; None: use `attention`."""
+    """Serving: attention of one new token per sequence over the KV cache; None: use `attention`."""
     small_all_reduce: Link | None = None
     """Serving: single-kernel all-reduce for up to a few MiB, which engines use instead of a ring;
     None: use the ring.
     """
     measured: bool = True
-    """Whether this GPU was measured. False: the constants are those of another GPU, and results
-    have wider intervals.
+    """Whether this GPU was measured. False: the constants come from another GPU, and intervals are
+    wider.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks(Strict):
-    """Clocks that long trainings sustain under a card's power limit, relative to the boost clocks
-    of isolated kernels.
+    """Clocks that long training runs sustain under a card's power limit, relative to the boost
+    clocks of isolated kernels.
     """
 
     gpu: str | None = None
-    """Card whose power limit applied in the measurements; None: typical values for any card."""
+    """Card whose power limit applied during the measurements; None: typical values for any card."""
     share: dict[Precision, float]
     """Sustained matmul throughput divided by throughput at boost clocks, by input precision."""
     fitted_on: dict[str, str]
@@ -178,173 +181,175 @@ class FrameworkEfficiency(Strict):
 
     framework: str
     stands_for: str | None = None
-    """Framework that has no constants and uses those of `framework`; None if the constants are used
-    for `framework`.
+    """Framework without its own constants that uses those of `framework`; None if `framework`
+    itself is meant.
     """
     matmul_slowdown: float = 1.0
     """Time of the framework's matmuls relative to isolated ones at the same clocks; above 1 for
     slower kernels.
     """
     fp32_accumulation: dict[str, float] = field(default_factory=dict)
-    """By die: time of a 16-bit weight-gradient matmul that accumulates into an fp32 buffer,
-    relative to one that writes 16 bits; 1 for other dies.
+    """Time of a 16-bit weight-gradient matmul that accumulates into an fp32 buffer, relative to one
+    that writes 16 bits, by die; 1 for other dies.
     """
     elementwise_traffic_factor: float
-    """Bytes moved by elementwise kernels relative to the minimum of a fused implementation."""
+    """Bytes moved by elementwise kernels, relative to the minimum of a fused implementation."""
     narrow_traffic_factor: float | None = None
-    """`elementwise_traffic_factor` if matmuls use fewer than 16 bits, because Transformer Engine's
-    fused modules then replace the framework's own. None: the same factor.
+    """`elementwise_traffic_factor` for matmuls below 16 bits, where Transformer Engine's fused
+    modules replace the framework's own; None: the same factor.
     """
     attention_kernel: str | None = None
-    """Fused attention kernel used by the measured runs; None: unknown, or not one of those that a
-    query can name.
+    """Fused attention kernel of the measured runs; None: unknown, or a kernel that queries cannot
+    name.
     """
     attention_slowdown: float = 1.0
-    """Time of fused attention relative to the timed kernel (FlashAttention 2 or later), both
+    """Time of fused attention relative to the timed kernel (FlashAttention 2 or later), in both
     passes.
     """
     attention_kernels: dict[str, float] = field(default_factory=dict)
-    """`attention_slowdown` of other kernels that the framework's runs timed, by name."""
+    """`attention_slowdown` by name, for other kernels that were timed in the framework's runs."""
     attention_backward_slowdown: float
     """Fused attention: seconds per FLOP in the backward pass relative to the forward pass."""
     tensor_parallel_overlap: float
-    """Fraction of the backward collectives that overlap, out of those that a matmul can hide."""
+    """Fraction of backward collectives that is overlapped, of those that a matmul can hide."""
     tensor_parallel_forward_overlap: float
-    """The same fraction for forward collectives. It is above 0 if collectives are split and
-    pipelined with their matmuls, as inside an NVLink domain.
+    """Fraction of forward collectives that is overlapped, of those that a matmul can hide. It is
+    above 0 if collectives are split and pipelined with their matmuls, as inside an NVLink domain.
     """
     context_parallel_overlap: float
-    """Fraction of the ring exchange of keys and values that sufficiently long attention hides."""
+    """Fraction of the ring exchange of keys and values that is hidden if attention takes long
+    enough.
+    """
     expert_parallel_overlap: float
-    """Fraction of the expert all-to-alls that the experts' matmuls hide."""
+    """Fraction of the expert all-to-alls that is hidden by the experts' matmuls."""
     expert_overhead_s: float = 0.0
-    """Seconds per MoE layer, both passes, for dispatching tokens beyond kernels and links: the host
-    reads the number of tokens per expert before it launches the expert kernels.
+    """Host seconds per MoE layer, both passes, to dispatch tokens, in addition to kernels and
+    links. The host reads the number of tokens per expert before it launches the expert kernels.
     """
     expert_launch_s: float = 0.0
-    """Seconds to launch one kernel for a single expert (`cost.moe.kernels_of_expert`), if grouped
-    layers loop over a rank's experts.
+    """Seconds to launch one kernel of a single expert (`cost.moe.kernels_of_expert`), for grouped
+    layers that loop over the experts of a rank.
     """
     state_scan_flops_per_second: float | None = None
-    """FLOP/s of the forward state-space scan used in training (Mamba 2), counted by
-    `cost.scans.scan_work`. Its Triton kernels gain little from a faster die. None: as the kernels
+    """FLOP/s of the forward state-space scan in training (Mamba 2), with FLOPs counted by
+    `cost.scans.scan_work`. The Triton kernels gain little from a faster die. None: use the kernels
     timed on the die.
     """
     dispatch_bandwidth_fraction: float | None = None
-    """Fraction of NVLink bandwidth that the kernels of the flex dispatcher (DeepEP, HybridEP)
-    reach; None: as NCCL's all-to-all.
+    """Fraction of NVLink bandwidth that the flex dispatcher's kernels (DeepEP, HybridEP) reach;
+    None: as NCCL's all-to-all.
     """
     data_parallel_overlap: float
-    """Fraction of gradient reduction and parameter gathering that the backward and forward passes
-    hide.
+    """Fraction of gradient reduction and parameter gathering that is hidden by the backward and
+    forward passes.
     """
     pipeline_overlap: float
-    """Fraction of the transfers between pipeline stages that is hidden."""
+    """Fraction of pipeline stage-to-stage transfers that is hidden."""
     network: Link
     """Ring collectives across nodes, per device and network port."""
     optimizer_traffic_factor: float
-    """Bytes moved by the optimizer step relative to one read and one write of each state."""
+    """Bytes moved by the optimizer step, relative to one read and one write of each state."""
     step_overhead_s: float
     """Seconds of host work per step: data loading, logging, synchronisation."""
     time_log_sd: float
-    """Standard deviation of log(measured / predicted step time) of dense models left out of the
-    fit, on GPUs included in it.
+    """Standard deviation of log(measured / predicted step time) on held-out dense models, on GPUs
+    included in the fit.
     """
     expert_time_log_sd: float | None = None
-    """Additional standard deviation for models with experts, added in variance; None: no such model
-    was measured.
+    """Additional standard deviation for MoE models, added in variance; None: no MoE model was
+    measured.
     """
     earlier_expert_time_log_sd: float | None = None
-    """Further standard deviation for models with experts under releases before the current
-    dispatcher, or an unnamed release: these took up to twice as long for the same step.
+    """Further standard deviation for MoE models with an unnamed release or one before the current
+    dispatcher. Such runs took up to twice as long for the same step.
     """
     pair_log_sd: float | None = None
-    """Standard deviation of the log of the ratio of two configurations' step times, for one model
-    on the same devices, where errors of the model, kernels and devices cancel. Excludes stalls.
-    None: no pairs were measured; treat the two as independent.
+    """Standard deviation of the log ratio of two configurations' step times, for one model on the
+    same devices. Errors that both share (model, kernels, devices) cancel. Excludes stalls. None: no
+    pairs were measured, so the two are treated as independent.
     """
     expert_pair_log_sd: float | None = None
-    """`pair_log_sd` of models with experts; None: as for dense models."""
+    """`pair_log_sd` of MoE models; None: as for dense models."""
     tuning_log_sd: float = 0.0
-    """Additional standard deviation for fine-tuning, added to `time_log_sd` in variance: none of
-    the framework's measured runs fine-tuned.
+    """Additional standard deviation for fine-tuning, added to `time_log_sd` in variance, because no
+    measured run of the framework was a fine-tuning run.
     """
     tuning_memory_log_sd: float = 0.0
-    """`tuning_log_sd` for `memory_log_sd`."""
+    """As `tuning_log_sd`, added to `memory_log_sd`."""
     newest_release: str | None = None
     """Newest release among the measured runs, as year and month of its NeMo container."""
     yearly_gain: float = 0.0
-    """Decrease of log(step time) per year of the software's release; the constants apply to the
-    newest release.
+    """Decrease of log(step time) per year of release date. The constants apply to the newest
+    release.
     """
     memory_log_sd: float
     """Standard deviation of log(measured / predicted) of allocated memory."""
     reserved_log_sd: float | None = None
-    """Standard deviation of the log of reserved memory above the prediction; reserved memory
-    exceeds allocated memory. None: as memory_log_sd.
+    """Standard deviation of the log of reserved memory above the prediction, where reserved memory
+    exceeds allocated memory; None: as memory_log_sd.
     """
     fragmentation_fraction: float
     """Reserved memory / allocated memory - 1."""
     fitted_on: str
     host_launch_s: float = 0.0
-    """Host seconds to launch one kernel from the framework's code; limits the step only if the
+    """Host seconds to launch one kernel from the framework's code. They limit the step only if the
     device is faster.
     """
     host_tensor_stall_s: float = 0.0
-    """Host seconds added to each layer's launches per rank of a tensor-parallel group that spans
-    nodes, because every collective waits for the slowest rank.
+    """Host seconds added to each layer's launches, per rank of a tensor-parallel group that spans
+    nodes. Every collective waits for the slowest rank.
     """
     host_pipeline_stall_s: float = 0.0
-    """Host seconds added per tensor-parallel rank if the pipeline stages are on different nodes."""
+    """Host seconds added per tensor-parallel rank if pipeline stages are on different nodes."""
     device_log_sd: float = 0.0
-    """Standard deviation of the log of device speeds within a job; each step waits for the slowest
+    """Standard deviation of the log of device speeds within a job. Each step waits for the slowest
     device (`cost.stragglers`).
     """
     micro_batch_log_sd: float = 0.0
-    """Standard deviation of the log of one device's time for single micro-batches."""
+    """Standard deviation of the log of a single device's time per micro-batch."""
     message_stall_s: float = 0.0
-    """Seconds by which a blocking message between pipeline stages is delayed in jobs of more than
+    """Seconds of delay of a blocking message between pipeline stages, in jobs of more than
     `message_stall_nodes` nodes.
     """
     message_stall_nodes: int = 0
     retry_bytes_per_second: float | None = None
-    """Bytes per second at which the allocator of a nearly full device frees a pipeline's
+    """Rate in bytes per second at which the allocator of a nearly full device frees a pipeline's
     activations and allocates them again; None: no measured run was slowed by this.
     """
     temporaries_fraction: float = 0.0
-    """Temporary results of unfused kernels and gaps between the allocator's blocks, relative to
-    saved activations and logits.
+    """Memory of unfused kernels' temporaries and of gaps between the allocator's blocks, relative
+    to saved activations and logits.
     """
     workspace_bytes: float = 0.0
     """Bytes that libraries allocate through the framework's allocator."""
     queued_inputs: float = 0.0
-    """Gathered tensor-parallel inputs that were freed but still wait for the communication stream:
-    as many as the host queues ahead of the device. Pipeline messages make the host wait, so nothing
-    is queued with them.
+    """Number of gathered tensor-parallel inputs that were freed but still wait for the
+    communication stream: as many as the host queues ahead of the device. With pipeline messages the
+    host waits, so nothing is queued.
     """
     broadcast_ramp_bytes: float = 0.0
-    """`network.ramp_bytes` for the broadcast of a rank's weights, in frameworks that broadcast
-    instead of gathering.
+    """`network.ramp_bytes` for broadcasts of a rank's weights, in frameworks that broadcast instead
+    of all-gather.
     """
     all_reduce_overlap: float | None = None
-    """`data_parallel_overlap` for replicated optimizers (ZeRO 0) without a pipeline: gradients are
-    all-reduced in buckets during the backward pass, and parameters are not gathered. None: the same
-    as `data_parallel_overlap`.
+    """`data_parallel_overlap` for ZeRO 0 without a pipeline, where gradients are all-reduced in
+    buckets during the backward pass and no parameters are gathered; None: the same as
+    `data_parallel_overlap`.
     """
     untimed_expert_log_sd: float = 0.0
-    """Standard deviation that experts add if they run otherwise than in the timed runs: in a longer
-    loop, or grouped by a trainer whose timed runs loop.
+    """Standard deviation added by an expert kernel that no run timed: a longer loop, or grouped
+    matmuls in a trainer whose timed runs loop.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Doubts(Strict):
-    """Standard deviations of log(measured / predicted) added in variance to a framework's own, one
+    """Standard deviations of log(measured / predicted), added in variance to a framework's own: one
     for each way in which a query differs from all measured runs.
     """
 
     trainer_log_sd: float = 0.0
-    """Added if the framework has no measured run."""
+    """Added if the framework has no measured runs."""
     card_log_sd: float = 0.0
     """Added if no run of the framework used this card."""
     silicon_log_sd: float = 0.0
@@ -366,23 +371,22 @@ class Doubts(Strict):
     release_log_sd: float = 0.0
     """Added if the release is newer than that of any run."""
     unsaid_release_log_sd: float = 0.0
-    """Added for dense models if the query names no release; for MoE models,
-    `earlier_expert_time_log_sd` is added.
+    """Added for dense models if the query names no release. For MoE models,
+    `earlier_expert_time_log_sd` is added instead.
     """
     feature_log_sd: float = 0.0
     """Added for each feature without a measured step time."""
     memory_feature_log_sd: float = 0.0
-    """As `feature_log_sd`, for allocated memory; also added for adapters."""
+    """As `feature_log_sd`, but for allocated memory; also added for adapters."""
     serving: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Serving: additional standard deviation by figure (ttft, tpot, throughput) and by dimension.
-    """
+    """Serving: additional standard deviation by figure (ttft, tpot, throughput) and dimension."""
     fitted_on: dict[str, str] = field(default_factory=dict)
     """Rows and command that produced each value."""
 
     @property
     def extras(self) -> dict[str, float]:
-        """Return the additional standard deviation of each dimension in which a training differs
-        from measured runs.
+        """Return the additional standard deviation by dimension in which a training run differs
+        from the measured runs.
         """
         return {
             "trainer": self.trainer_log_sd,
@@ -402,16 +406,16 @@ NO_DOUBTS = Doubts()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EfficiencyProfile:
-    """Constants of a die and of a framework; input of the cost model."""
+    """Constants of a die and a framework, as input to the cost model."""
 
     gpu: GpuEfficiency
     framework: FrameworkEfficiency
     doubts: Doubts = NO_DOUBTS
     index: Index = NO_RUNS
-    """Measured runs that determine the familiarity of a question."""
+    """Index of measured runs from which the familiarity of a query is determined."""
     release_factor: float = 1.0
-    """Step time under the query's release relative to the framework's newest release."""
+    """Step time with the query's release divided by that with the framework's newest release."""
     release_log_sd: float = 0.0
-    """The part of the framework's time_log_sd that an unnamed release adds; it is common to all
+    """Part of the framework's time_log_sd that is due to an unnamed release. It is common to all
     runs on one machine.
     """

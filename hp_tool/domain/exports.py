@@ -1,4 +1,4 @@
-"""Port to the formats in which a trainer's command gets its configuration: flags or a file."""
+"""Port to the formats in which a trainer's command receives its configuration: flags or a file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Export(Protocol):
 
     @property
     def flags(self) -> Callable[[TrainingSetup], list[str]] | None:
-        """Return the configuration as command-line words; None if the tool reads a file."""
+        """Return the configuration as command-line arguments; None if the tool reads a file."""
 
     @property
     def flags_name(self) -> str:
-        """Name of the flags in a command's placeholder; empty: same as `name`."""
+        """Name of the flags in a command's placeholder; empty: the same as `name`."""
 
     @property
     def file(self) -> str | None:
@@ -30,15 +30,15 @@ class Export(Protocol):
 
     @property
     def write(self) -> Callable[[TrainingSetup], str] | None:
-        """Return the text of the file."""
+        """Return the content of the configuration file."""
 
     @property
     def says_shape(self) -> bool:
-        """Whether flags or file contain the model's shape."""
+        """Whether the flags or the file contain the model's shape."""
 
     @property
     def fewer_layers(self) -> Callable[[TrainingSetup], list[str]] | None:
-        """Return the words that set the number of layers of a reduced run."""
+        """Return the arguments that set the number of layers of a reduced run."""
 
 
 _source: Callable[[], Iterable[Export]] = tuple

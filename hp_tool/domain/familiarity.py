@@ -1,8 +1,8 @@
-"""Familiarity: how similar the measured runs are to a query, and how much wider its interval is.
+"""Familiarity: how similar the measured runs are to a query, and how much this widens the interval.
 
 A query and a group of measured runs differ in some dimensions. The nearest runs are those whose
-most severe difference is the mildest; that difference is the query's class. Each difference adds to
-the variance of ln(measured / predicted) the amount that left-out runs of its class needed
+most severe difference is mildest. That difference is the query's familiarity class. Each difference
+adds a variance to ln(measured / predicted), estimated from held-out runs with this difference
 (`Doubts`).
 """
 
@@ -21,7 +21,7 @@ from hp_tool.domain.fields import Strict
 from hp_tool.domain.model import ModelSpec
 
 FAMILIAR_CLASS = "familiar"
-"""Class of a query that does not differ from measured runs."""
+"""Class of a query that does not differ from the measured runs."""
 TRAINING_DIMENSIONS = (
     "trainer",
     "die",
@@ -33,9 +33,9 @@ TRAINING_DIMENSIONS = (
     "release",
     "gpu",
 )
-"""Dimensions in which a training may differ from all measured runs, most severe first (by the error
-that each added on left-out runs). `gpu` means another card with a measured die, `family` another
-model of a measured kind.
+"""Dimensions in which a training run may differ from all measured runs, most severe first. Severity
+is the error that the difference added on held-out runs. `gpu` means another card with a measured
+die, `family` another model of a measured kind.
 """
 SERVING_DIMENSIONS = (
     "engine",
@@ -67,7 +67,7 @@ MAX_NEAREST = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting(Strict):
-    """Attributes of a query, or common attributes of a group of measured runs."""
+    """Attributes of a query, or those that a group of measured runs has in common."""
 
     software: str
     """Training framework or inference engine."""
@@ -79,15 +79,13 @@ class Setting(Strict):
     model_kind: str = "dense"
     precision: str = "bf16"
     task: str = "pretrain"
-    """Training: pretrain, or lora for adapters."""
+    """Training: pretrain, or lora."""
     load: str = ""
     """Serving: arrival process of requests."""
     num_gpus: int = 1
-    """Number of GPUs; for measured runs, the maximum of any run."""
+    """Number of GPUs; for a group of measured runs, the maximum."""
     lender: str = ""
-    """Framework whose constants are used for one without its own; runs of that framework have
-    priority.
-    """
+    """Framework that lends its constants to one without its own; its runs have priority."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +98,7 @@ class Measured(Setting):
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """All groups of measured runs of trainings or of serving. Instances compare by identity."""
+    """All groups of measured training runs, or of serving runs. Instances compare by identity."""
 
     runs: tuple[Measured, ...] = ()
 
@@ -109,7 +107,7 @@ NO_RUNS = Index()
 
 
 def group_settings(settings: Iterable[Setting]) -> Index:
-    """Return the index of single runs, with equal settings as one group."""
+    """Return an index of single runs in which runs with equal settings form one group."""
     names = [each.name for each in fields(Setting)]
     return Index(
         tuple(
@@ -121,11 +119,11 @@ def group_settings(settings: Iterable[Setting]) -> Index:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nearest:
-    """Measured runs of one source."""
+    """The nearest measured runs from one source."""
 
     source: str
     differs_in: tuple[str, ...]
-    """Differences in words, with the runs' value: `GPU h100-sxm-80gb`."""
+    """Differences in words, with the value of the runs: `GPU h100-sxm-80gb`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,17 +132,17 @@ class Familiarity:
 
     class_: str
     """`familiar`, the most severe dimension in which the nearest runs differ, or `layout` if they
-    only lack the features in `unmeasured`. JSON calls it `class`.
+    lack only the features in `unmeasured`. Called `class` in JSON.
     """
     n: int
     """Number of nearest runs."""
     nearest: tuple[Nearest, ...] = ()
     unmeasured: tuple[str, ...] = ()
-    """Query fields with a value that no measured run has."""
+    """Query fields whose value occurs in no measured run."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
-        """Make pydantic write `class_` as `class`, which is a reserved word in Python."""
+        """Make pydantic serialize `class_` as `class`, a reserved word in Python."""
         schema = handler(source)
         for each in schema["schema"]["fields"]:
             if each["name"] == "class_":
@@ -155,17 +153,17 @@ class Familiarity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nearness:
-    """The nearest measured runs, and the variance of ln(measured / predicted) that their
-    differences from the query add.
+    """The nearest measured runs, and the variance that their differences from the query add to
+    ln(measured / predicted).
     """
 
     differs: tuple[str, ...]
-    """Dimensions in which they differ, most severe first."""
+    """Dimensions in which the runs differ from the query, most severe first."""
     variance: float
     runs: tuple[Measured, ...] = field(default=(), repr=False)
 
     def answer(self, unmeasured: tuple[str, ...] = ()) -> Familiarity:
-        """Return the familiarity to report in an estimate with these unmeasured features."""
+        """Return the familiarity for an estimate with these unmeasured features."""
         counts: dict[str, int] = {}
         first: dict[str, Measured] = {}
         for run in self.runs:
@@ -190,7 +188,7 @@ class Nearness:
 
 
 def describe_difference(dimension: str, run: Measured) -> str:
-    """Return the runs' value in a dimension, in words: `release 26.04`."""
+    """Return the value of the measured runs in a dimension, in words: `release 26.04`."""
     if dimension == "scale":
         return f"number of GPUs: at most {run.num_gpus:,}"
     value = getattr(run, SETTING_FIELDS.get(dimension, dimension))
@@ -198,13 +196,13 @@ def describe_difference(dimension: str, run: Measured) -> str:
 
 
 SETTING_FIELDS = {"trainer": "software", "engine": "software", "die": "gpu", "scale": "num_gpus"}
-"""Field of `Setting` by dimension, for dimensions that have another name than their field."""
+"""Field of `Setting` for each dimension whose name differs from the field's."""
 
 
 def find_nearest(
     setting: Setting, index: Index, extras: Mapping[str, float], *, serves: bool = False
 ) -> Nearness:
-    """Return the runs of the index that are nearest to a setting.
+    """Return the runs in the index that are nearest to a setting.
 
     Args:
         extras: Standard deviation of ln(measured / predicted) that a difference adds, by dimension.
@@ -281,8 +279,8 @@ _SIZE = re.compile(r"^(a?\d+(\.\d+)?[kmbt]|\d+(\.\d+)?[kmbt]?x\d+\w*|small|mediu
 def family_of(name: str) -> str:
     """Return the family of a model from its name: `llama-3` for `meta-llama/Llama-3.1-8B`.
 
-    The family is the part of the name before the size, without organization and minor version, in
-    lower case.
+    The family is the lower-case part of the name before the size, without organization and minor
+    version.
     """
     words: list[str] = []
     for word in re.split(r"[-_ ]", name.rpartition("/")[2].casefold()):
@@ -293,5 +291,7 @@ def family_of(name: str) -> str:
 
 
 def arithmetic_precision(precision: str | None) -> str:
-    """Return the precision, with fp16 mapped to bf16 because both use the same arithmetic units."""
+    """Return the precision, with fp16 mapped to bf16, because both use the same arithmetic
+    units.
+    """
     return "bf16" if precision in (None, "fp16", "bf16") else str(precision)

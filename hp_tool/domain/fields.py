@@ -1,7 +1,9 @@
-"""Base of the dataclasses that describe users' input: unknown keys are errors, numbers are bounded.
+"""Base classes of dataclasses that describe user input. Unknown keys are errors, and numbers are
+bounded.
 
-Bounds are wide enough for realistic work and narrow enough that no formula overflows. They are part
-of the fields' annotations, so that pydantic enforces them and /openapi.json and the form show them.
+The bounds are wide enough for realistic input and narrow enough that no formula overflows. They are
+part of the field annotations, so that pydantic enforces them and /openapi.json and the form show
+them.
 """
 
 import contextlib
@@ -17,12 +19,12 @@ from hp_tool.errors import InputError
 
 T = TypeVar("T")
 ChosenValues: TypeAlias = dict[str, Any]
-"""Query values besides `parallel`, by dotted path, set by a ranking, a fix or a search."""
+"""Query values other than `parallel` that a ranking, a fix or a search set, by dotted path."""
 _BUILD_LOCK = threading.Lock()
 
 
 def short_repr(value: Any) -> str:
-    """Return a dataclass as Python source without fields at their default:
+    """Return a dataclass as Python source, without fields that have their default:
     `ParallelConfig(tensor_parallel_size=8)`.
     """
     names = (
@@ -37,11 +39,11 @@ def short_repr(value: Any) -> str:
 
 Count = Annotated[int, Interval(ge=1, le=1 << 31)]
 Devices = Annotated[int, Interval(ge=1, le=1 << 20)]
-"""A number of devices or nodes, or a degree of parallelism."""
+"""Number of devices or nodes, or a parallel size."""
 Amount = Annotated[float, Interval(ge=1e-9, le=1e18)]
 """A positive amount of money, duration or rate."""
 Fraction = Annotated[float, Interval(ge=0.0, le=0.99)]
-"""A fraction of at least 0 and below 1."""
+"""A fraction from 0 (inclusive) to 1 (exclusive)."""
 Rate = Annotated[float, Interval(ge=1.0, le=1e24)]
 """Bytes or FLOPs per second."""
 NonNegative = Annotated[float, Interval(ge=0.0, le=1e24)]
@@ -51,7 +53,7 @@ OneOrMany: TypeAlias = T | Annotated[tuple[T, ...], MinLen(1)] | None
 
 
 class _OneOrSeveral:
-    """pydantic marker of a value that may also be a list of values."""
+    """pydantic marker of a field that accepts a value or a list of values."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
         one = handler(source)
@@ -73,7 +75,7 @@ class _OneOrSeveral:
 
 
 Choice: TypeAlias = Annotated[T, _OneOrSeveral()]
-"""A value; a ranking also accepts a list of values, each of which is a separate query."""
+"""One value. A ranking also accepts a list of values and treats each as a separate query."""
 
 
 class _NotBlank:
@@ -89,19 +91,17 @@ Release: TypeAlias = Annotated[str, _NotBlank()]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shown:
-    """How interfaces show a field of a query: forms, the explorer, tables of fields and the API's
-    schema.
-    """
+    """How interfaces show a query field: forms, the explorer, field tables and the API schema."""
 
     label: str
     section: str
-    """Title of the field's group."""
+    """Title of the section that contains the field."""
     unset: str = ""
     """Short text shown for an omitted field; empty: its default."""
     example: str = ""
     """A realistic value, shown as an example."""
     kind: str = ""
-    """Kind of query that has the field, training or inference; empty: both."""
+    """Kind of query that has the field: training or inference; empty: both."""
 
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
         more = {
@@ -118,9 +118,9 @@ class Shown:
 
 
 class Strict:
-    """Base of dataclasses that are parsed from JSON with known keys and finite numbers only.
+    """Base of dataclasses parsed from JSON that accepts only known keys and finite numbers.
 
-    Docstrings of fields become the schema's descriptions.
+    The docstrings of the fields become descriptions in the schema.
     """
 
     __slots__ = ()
@@ -132,8 +132,8 @@ class Strict:
 
 
 class Flattened(Strict):
-    """A dataclass whose field `others`, pairs of key and value, is written as additional keys of
-    the same mapping.
+    """A dataclass whose field `others` contains pairs of key and value. They are written as
+    additional keys of the same mapping.
     """
 
     __slots__ = ()
@@ -149,7 +149,7 @@ class Flattened(Strict):
 
     @classmethod
     def _other_keys(cls) -> tuple[str, dict[str, Any]]:
-        """Return the pattern of additional keys, and the JSON schema of their values."""
+        """Return the pattern of the additional keys, and the JSON schema of their values."""
         raise NotImplementedError
 
     @classmethod
@@ -164,7 +164,7 @@ class Flattened(Strict):
 
         schema = handler(source)
         own: dict[str, Any] = handler.resolve_ref_schema(schema)
-        if own["schema"]["type"] != "function-before":  # A type that is used twice has one schema.
+        if own["schema"]["type"] != "function-before":  # A repeated type shares its schema.
             own["schema"] = {
                 "type": "function-before",
                 "function": {"type": "no-info", "function": read},
@@ -187,8 +187,8 @@ class Flattened(Strict):
 def build_validators(*, described: bool) -> Iterator[None]:
     """Return a context in which validators may be built, by one thread at a time.
 
-    Python 3.11 cannot parse docstrings in two threads at once. Parsing them for schemas with
-    descriptions takes a sixth of a command's time.
+    Python 3.11 cannot parse docstrings in two threads at once. Parsing docstrings for schemas with
+    descriptions takes a sixth of a command's run time.
     """
     with _BUILD_LOCK:
         Strict.__pydantic_config__["use_attribute_docstrings"] = described
@@ -200,7 +200,7 @@ def build_validators(*, described: bool) -> Iterator[None]:
 
 @functools.cache
 def choice_fields(kind: Any) -> tuple[str, ...]:
-    """Return the names of a dataclass's fields that may be lists, from which a ranking chooses.
+    """Return the names of a dataclass's fields that accept a list of values for a ranking.
 
     Reads the text of postponed annotations, because evaluating them takes milliseconds.
     """
@@ -219,7 +219,7 @@ def bounds_of(kind: Any) -> dict[str, tuple[float, float]]:
 
 
 def check_bounds(kind: Any, values: Mapping[str, Any], *, field: str = "") -> None:
-    """Check numbers that pydantic has not validated.
+    """Check bounds of numbers that pydantic has not validated.
 
     Args:
         values: Values by field name of `kind`; None if omitted.

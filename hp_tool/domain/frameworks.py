@@ -1,5 +1,5 @@
-"""Facts about training frameworks that determine memory and the split of a model, with sources;
-none of them is fitted.
+"""Facts about training frameworks that determine memory use and how a model is split, with sources.
+None of them is fitted.
 """
 
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ class FrameworkFacts:
     """Facts about one framework. Defaults are Megatron Core's."""
 
     fused_activation: bool = True
-    """Whether a gated MLP saves only the input of its activation function; False: also the
+    """Whether a gated MLP saves only the input of its activation function. False: it also saves the
     activated gate.
     """
     fuses_queries_keys_values: bool = True
@@ -34,111 +34,114 @@ class FrameworkFacts:
     loss_copies: float = 1.0
     """Number of fp32 copies of the logits that exist at once."""
     keeps_narrow_logits: bool = True
-    """Whether the 16-bit logits are stored next to their fp32 copies."""
+    """Whether the 16-bit logits stay in memory together with their fp32 copies."""
     fused_loss_copies: float | None = None
-    """`loss_copies` with a fused loss. 0 still implies a gradient as wide as the logits. None: as
-    without a fused loss.
+    """`loss_copies` with a fused loss; None: as without a fused loss. Even with 0, there is a
+    gradient of the same size as the logits.
     """
     caches_weight_gradients: bool = True
-    """Whether Transformer Engine returns empty weight gradients to autograd and accumulates the
-    real ones itself: one tensor for each matrix shape, reused by all layers (get_dummy_wgrad).
+    """Whether Transformer Engine accumulates weight gradients itself and returns dummy gradients to
+    autograd: one tensor per matrix shape, reused by all layers (get_dummy_wgrad).
     """
     bucket_bytes: float = 0.0
-    """Bytes per parameter of the buckets in which replicas reduce gradients, in addition to the
-    accumulation buffer.
+    """Bytes per parameter of the gradient reduction buckets, in addition to the accumulation
+    buffer.
     """
     bucket_parameters: float = 0.0
-    """Parameters per gradient reduction and, from ZeRO 1, per all-gather of weights; 0: so many
-    that latency is negligible.
+    """Parameters per bucket of the gradient reduction and, from ZeRO 1 on, of the weight
+    all-gather; 0: buckets are so large that latency is negligible.
     """
     bucket_parameters_per_rank: float = 0.0
-    """`bucket_parameters` per rank that holds the parameters; the larger of both applies, so larger
-    groups have larger buckets.
+    """Parameters per bucket, per rank of the data-parallel group. The larger of this times the
+    group size and `bucket_parameters` applies.
     """
     buckets_without_overlap: bool = True
-    """Whether gradients are reduced in buckets even if the reduction does not overlap."""
+    """Whether gradients are reduced in buckets even without overlap."""
     accumulates_in_fp32: bool = True
-    """Whether gradients are summed over micro-batches in fp32 if their precision is fp32. False:
-    kernels write 16 bits and only the reduction uses fp32.
+    """Whether gradients with precision fp32 are accumulated over micro-batches in fp32. False:
+    kernels write 16 bits, and only the reduction uses fp32.
     """
     wide_weights: bool = False
-    """Whether weights are stored in fp32 and gathered in 16 bits, without a master copy."""
+    """Whether weights are stored in fp32 and gathered in 16 bits, without a separate master
+    copy.
+    """
     balances_blocks: bool = False
-    """Whether pipeline stages are balanced by the number of weights of layers and output layer
-    (`cost.pipeline_stages`), instead of holding equally many layers.
+    """Whether pipeline stages are balanced by the weights of layers and output layer
+    (`cost.pipeline_stages`), instead of having equal numbers of layers.
     """
     late_layers: bool = False
-    """If p does not divide L: True if the last stages hold one more layer, False if the first and
-    last stage hold fewer.
+    """If p does not divide L. True: the last stages have one more layer; False: the first and the
+    last stage have fewer layers.
     """
     fills_pipeline: bool = False
-    """Whether its 1F1B schedule rejects fewer than p - 1 micro-batches."""
+    """Whether the framework's 1F1B schedule rejects fewer than p - 1 micro-batches."""
     gradient_precision: StatePrecision = "fp32"
-    """Precision of accumulated gradients unless a query sets another."""
+    """Default precision of accumulated gradients."""
     broadcasts_weights: bool = False
-    """Whether ZeRO 1 all-reduces each gradient over all replicas and each rank of a shard group
-    then broadcasts its updated weights, one rank after another and without overlap.
+    """Whether, with ZeRO 1, each gradient is all-reduced over all replicas, after which the ranks
+    of a shard group broadcast their updated weights, one rank after another and without overlap.
     """
     update_copies: float = 0.0
-    """Copies of an optimizer shard that only the optimizer step needs, each as wide as one state:
-    InternEvo's gradient and intermediate results, the square root in torch's foreach Adam.
+    """Number of optimizer-shard copies, each the size of one state, that exist only during the
+    optimizer step: InternEvo's gradient and intermediate results, the square root in torch's
+    foreach Adam.
     """
     pure_states: bool = False
-    """Whether torch.optim updates the parameters directly: gradients and optimizer states have the
-    parameters' precision, and there is no master copy.
+    """Whether torch.optim updates the parameters directly. Gradients and optimizer states then have
+    the parameters' precision, and there is no master copy.
     """
     adapter_precision: StatePrecision = "bf16"
-    """Precision of LoRA's adapters, whose gradients and states follow `pure_states`."""
+    """Precision of LoRA adapters. `pure_states` also applies to their gradients and states."""
     frozen_precisions: tuple[Literal["fp8", "nf4"], ...] = ("fp8", "nf4")
-    """Supported precisions below 16 bits for LoRA's frozen weights, widest first."""
+    """Supported precisions below 16 bits for the frozen weights of LoRA, widest first."""
     clears_gradients: bool = False
-    """Whether gradients are set to None after each step, so that with one micro-batch they grow
+    """Whether gradients are set to None after each step. With one micro-batch, gradients then grow
     during the backward pass while activations are freed.
     """
     gathers_ends: bool = False
-    """Whether, under ZeRO 3, weights outside the layers stay gathered through both passes: they
-    form FSDP's root unit, which is not resharded after the forward pass.
+    """Whether, with ZeRO 3, the embedding and output layer stay gathered through both passes. They
+    belong to FSDP's root unit, which is not resharded after the forward pass.
     """
     prefetched_layers: int = 1
-    """Under ZeRO 3, number of layers whose weights are gathered ahead of the running layer."""
+    """Number of layers whose weights are prefetched with ZeRO 3."""
     wide_residual_with_adapters: bool = False
-    """Whether, under ZeRO 3 with adapters, the residual stream and therefore each checkpoint is
-    fp32.
+    """Whether the residual stream, and therefore each activation checkpoint, is fp32 with ZeRO 3
+    and adapters.
     """
     checkpoints: Literal["none", "full", "sharded"] = "none"
-    """Layers that are recomputed by default: none, all, or all under ZeRO 3."""
+    """Layers recomputed by default: none, all, or all with ZeRO 3."""
     loads_whole: bool = False
-    """Whether, under ZeRO 3, each rank loads all weights before it shards them."""
+    """Whether, with ZeRO 3, each rank loads all weights before sharding them."""
     hooks_modules: bool = False
-    """Whether, under ZeRO 3, every module instead of every layer gathers its weights, which stay
-    gathered up to a limit (DeepSpeed).
+    """Whether, with ZeRO 3, weights are gathered per module instead of per layer and stay gathered
+    up to a limit (DeepSpeed).
     """
     loops_experts: bool = False
-    """Whether routed experts run one after the other, unless the query sets `expert_kernel:
+    """Whether routed experts run one after another, unless the query sets `expert_kernel:
     grouped`.
     """
     wraps_adapters: bool = False
-    """Whether, under ZeRO 3, the A and B of each adapter are separate FSDP units."""
+    """Whether, with ZeRO 3, the matrices A and B of each adapter are separate FSDP units."""
     eager_kernels: bool = False
-    """Whether norms, rotary embeddings and activation functions run operator by operator, unless
-    the query sets `kernel_fusion`.
+    """Whether norms, rotary embeddings and activation functions run as unfused eager operations,
+    unless the query sets `kernel_fusion`.
     """
     fuses_beside_experts: bool = False
-    """Whether models with experts have kernels of their own that fuse what `eager_kernels` does
-    not.
+    """Whether MoE models have their own fused kernels for the operations that `eager_kernels`
+    leaves unfused.
     """
     is_plain: bool = False
     """Whether the framework is measured and modelled only for dense decoders with tensor, data and
-    plain 1F1B parallelism, with full or no recomputation.
+    plain 1F1B pipeline parallelism, and full or no recomputation.
     """
     dispatchers: tuple[TokenDispatcher, ...] = ("alltoall", "flex")
-    """Token dispatchers that a ranking tries if the query names none; empty: only the default."""
+    """Token dispatchers that a ranking tries by default; empty: only the default dispatcher."""
     zero_stages: tuple[int, ...] = (0, 1, 2, 3)
     """Supported ZeRO stages."""
     default_zero_stage: int = 1
-    """ZeRO stage if the query names none."""
+    """Default ZeRO stage."""
     degrees: tuple[Degree, ...] = DEGREES
-    """Supported degrees of parallelism besides data parallelism."""
+    """Supported kinds of parallelism other than data parallelism."""
 
 
 _PURE_TORCH = FrameworkFacts(
@@ -159,8 +162,8 @@ _PURE_TORCH = FrameworkFacts(
 )
 """Facts of trainers that run PyTorch's modules, autograd and optimizers unmodified."""
 FACTS_BY_FRAMEWORK = {
-    # NVIDIA/Megatron-LM, megatron/core/distributed/distributed_data_parallel.py: bucket_size, which
-    # pipeline ranks after the first do without, as do all without overlap_grad_reduce.
+    # NVIDIA/Megatron-LM, megatron/core/distributed/distributed_data_parallel.py: bucket_size. It is
+    # not used on pipeline ranks after the first, nor without overlap_grad_reduce.
     "megatron-core": FrameworkFacts(
         bucket_parameters=4e7, bucket_parameters_per_rank=1e6, buckets_without_overlap=False
     ),
@@ -177,13 +180,14 @@ FACTS_BY_FRAMEWORK = {
         default_zero_stage=3,
         frozen_precisions=("nf4",),
     ),
-    # huggingface/transformers, src/transformers/trainer.py: the model is trained as it was loaded,
-    # by DistributedDataParallel or FSDP; models/mistral/modeling_mistral.py: eager norms, rotary
-    # positions and activation; loss/loss_utils.py: fp32 logits, and a shifted copy of them;
-    # torch/optim/adam.py (_multi_tensor_adam): one square root of all second states at once.
-    # huggingface/peft, src/peft/tuners/tuners_utils.py (cast_adapter_dtype): adapters in fp32.
+    # huggingface/transformers, src/transformers/trainer.py: the model is trained in the precision
+    # in which it was loaded, by DistributedDataParallel or FSDP;
+    # models/mistral/modeling_mistral.py: eager norms, rotary embeddings and activation;
+    # loss/loss_utils.py: fp32 logits and a shifted copy; torch/optim/adam.py (_multi_tensor_adam):
+    # the square roots of all second moments at once. huggingface/peft,
+    # src/peft/tuners/tuners_utils.py (cast_adapter_dtype): adapters in fp32.
     # torch/distributed/fsdp/_runtime_utils.py: the root unit stays gathered; with
-    # limit_all_gathers the next layer's weights replace the running one's.
+    # limit_all_gathers, the next layer's weights replace those of the running layer.
     "hf-trainer": replace(
         _PURE_TORCH,
         adapter_precision="fp32",
@@ -209,7 +213,7 @@ FACTS_BY_FRAMEWORK = {
     ),
     # meta-pytorch/torchtune, recipes/configs: dtype bf16 for parameters and adapters, torch's fused
     # AdamW, activation checkpointing on; torchtune/training/_distributed.py (shard_model): FSDP2,
-    # whose root unit holds the ends.
+    # whose root unit contains the embedding and output layer.
     "torchtune": replace(
         _PURE_TORCH,
         update_copies=0.0,
@@ -271,9 +275,9 @@ FACTS_BY_FRAMEWORK = {
         zero_stages=(0, 1),
     ),
     # InternLM/InternEvo, internlm/solver/optimizer: hybrid_zero_optim.py (reduce_grad_hook:
-    # all-reduce with rank None; broadcast_params; step: fp32 gradients made for the shard),
+    # all-reduce with rank None; broadcast_params; step: fp32 gradients are created for the shard),
     # fsdp_optimizer.py (zero_stage 3: torch's FSDP over bf16 parameters with an fp32 copy);
-    # train/training_internlm.py: torch.optim.AdamW, whose root and quotient are copies;
+    # train/training_internlm.py: torch.optim.AdamW, which copies the root and the quotient;
     # configs/7B_sft.py: overlap_sync_grad, not overlap_sync_param; pipeline_utils.py:
     # partition_uniform.
     "internevo": FrameworkFacts(
@@ -291,24 +295,26 @@ FACTS_BY_FRAMEWORK = {
 
 
 SAME_CODE = {"llm-foundry": "torch-fsdp"}
-"""Frameworks that run the code of another framework: torch-fsdp's constants come from llm-foundry's
-runs.
+"""Frameworks that run the code of another framework. The constants of torch-fsdp come from
+llm-foundry's runs.
 """
 FACTS_BY_FRAMEWORK |= {name: FACTS_BY_FRAMEWORK[other] for name, other in SAME_CODE.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandIn:
-    """A framework without its own constants: the framework whose constants it uses, and its own
-    limits.
+    """A framework without its own constants. It uses the constants of another framework and has its
+    own limits.
     """
 
     constants: str
     degrees: tuple[Degree, ...] = ()
-    """Supported degrees, as in FrameworkFacts."""
+    """Supported kinds of parallelism, as in FrameworkFacts."""
     zero_stages: tuple[int, ...] = (0, 1, 2, 3)
     wraps: str | None = None
-    """Framework whose code trains the model, with all its features; None: its own code."""
+    """Framework whose code trains the model and whose features are all supported; None: the
+    framework's own code.
+    """
 
 
 _FORK_DEGREES: tuple[Degree, ...] = tuple(
@@ -337,19 +343,19 @@ STAND_INS = {
         zero_stages=(2, 3),
         wraps="torch-fsdp",
     ),
-    # Forks of Megatron-LM under DeepSpeed's engine and pipeline; neither interleaves chunks.
+    # Forks of Megatron-LM with DeepSpeed's engine and pipeline; neither has interleaved chunks.
     "gpt-neox": StandIn(constants="megatron-core", degrees=_FORK_DEGREES),
     "megatron-deepspeed": StandIn(constants="megatron-core", degrees=_FORK_DEGREES),
 }
-"""Frameworks predicted with the constants of another. Answers state this, and their intervals are
-wider.
+"""Frameworks that are predicted with the constants of another framework. Answers state this, and
+their intervals are wider.
 """
 FRAMEWORKS = (*FACTS_BY_FRAMEWORK, *STAND_INS)
 """Every framework that a query may name."""
 
 
 def calls_flash_attention(framework: str) -> bool:
-    """Return whether the framework calls FlashAttention 2, directly or through torch, on dies where
+    """Return whether the framework uses FlashAttention 2, directly or through torch, on dies where
     it was timed.
     """
     if framework in STAND_INS:
@@ -358,14 +364,14 @@ def calls_flash_attention(framework: str) -> bool:
 
 
 def loops_experts(workload: TrainingWorkload) -> bool:
-    """Return whether routed experts run one after another, as separate modules."""
+    """Return whether routed experts run one after another as separate modules."""
     if workload.expert_kernel is not None:
         return workload.expert_kernel == "loop"
     return framework_facts(workload.framework).loops_experts
 
 
 def fuses_kernels(workload: TrainingWorkload) -> bool:
-    """Return whether elementwise operations are fused, by the query or the framework's default."""
+    """Return whether elementwise operations are fused, as set by the query or by default."""
     if workload.kernel_fusion is not None:
         return workload.kernel_fusion
     return not framework_facts(workload.framework).eager_kernels
@@ -381,8 +387,8 @@ def training_engine(framework: str) -> str:
 
 @cache
 def framework_facts(framework: str) -> FrameworkFacts:
-    """Return the framework's facts; for a stand-in, those of its substitute within its limits; for
-    an unknown framework, Megatron Core's.
+    """Return the framework's facts. A stand-in has those of its substitute, within its own limits.
+    An unknown framework has Megatron Core's.
     """
     if framework in STAND_INS:
         own = STAND_INS[framework]

@@ -1,12 +1,14 @@
-"""Parts of a training step that CUDA graphs record, and combinations that Megatron Core rejects."""
+"""Parts of a training step that CUDA graphs capture, and combinations that Megatron Core
+rejects.
+"""
 
 from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.releases import GRAPHS_BESIDE_MERGED_PASSES, LATEST, is_at_least
 from hp_tool.domain.workload import GraphModule, TrainingWorkload
 
 ITERATIONS_SINCE = {"container": (26, 6), "core": (0, 18)}
-"""Releases from which recipes record whole iterations even if no token is dropped, and from which a
-recorded iteration may offload activations (transformer_config.py).
+"""Releases from which recipes capture whole iterations even for dropless MoE models, and from which
+a captured iteration may offload activations (transformer_config.py).
 """
 MODULES_WITHOUT_EXPERTS: tuple[GraphModule, ...] = ("attn", "moe_router", "moe_preprocess")
 
@@ -14,10 +16,9 @@ MODULES_WITHOUT_EXPERTS: tuple[GraphModule, ...] = ("attn", "moe_router", "moe_p
 def recorded_modules(
     workload: TrainingWorkload, model: ModelSpec
 ) -> tuple[GraphModule, ...] | None:
-    """Return the modules that CUDA graphs record if the query names none; None for the whole
-    iteration.
+    """Return the modules that CUDA graphs capture by default; None for the whole iteration.
 
-    Before ITERATIONS_SINCE, kernels of dropless experts are not recorded, because their shapes
+    Before ITERATIONS_SINCE, kernels of dropless experts are not captured, because their shapes
     depend on the tokens.
     """
     named = workload.cuda_graph_modules
@@ -36,7 +37,7 @@ def recorded_modules(
 
 
 def recording_error(workload: TrainingWorkload, model: ModelSpec) -> str | None:
-    """Return an error message with a fix if Megatron Core rejects these CUDA graphs; else None.
+    """Return an error message with a fix if Megatron Core rejects these CUDA graphs, else None.
 
     Source: TransformerConfig of releases 0.16 to 0.19 (transformer_config.py, cuda_graph_impl). The
     rules about recomputation are in `cost.strategy_legality`.

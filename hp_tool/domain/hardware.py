@@ -76,13 +76,13 @@ class GpuSpec(Strict):
 
     @property
     def idle_w(self) -> float:
-        """Board power of a waiting device, in watts."""
+        """Power of an idle device, in watts."""
         return 0.25 * self.power_w if self.idle_power_w is None else self.idle_power_w
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec(Strict):
-    """A resolved cluster; input of the cost model."""
+    """A resolved cluster, as input to the cost model."""
 
     name: str = "custom"
     gpu: GpuSpec
@@ -100,14 +100,16 @@ class ClusterSpec(Strict):
     inter_node_latency_s: NonNegative = 5e-6
     """End-to-end latency of one network message, in seconds."""
     node_gpus: Devices | None = None
-    """Devices of one host, if a small job uses only some of them; None: gpus_per_node."""
+    """Devices of a whole host, which differs from gpus_per_node if a small job uses only some of
+    them; None: gpus_per_node.
+    """
     domain_gpus: Devices | None = None
-    """Devices of one NVLink domain, if a small job uses only some of them; None:
-    nvlink_domain_size.
+    """Devices of a whole NVLink domain, which differs from nvlink_domain_size if a small job uses
+    only some of them; None: nvlink_domain_size.
     """
     network_topology: NetworkTopology = "fat_tree"
-    """fat_tree: a leaf switch connects all ports of its nodes; rail_optimized: it connects the n-th
-    port (rail) of each of its nodes.
+    """fat_tree: a leaf switch connects all ports of its nodes; rail_optimized: a leaf switch
+    connects the n-th port (rail) of each of its nodes.
     """
     nodes_per_leaf: Devices | None = None
     """Nodes that reach each other below the oversubscribed level (one leaf, or a pod); None: all
@@ -118,17 +120,17 @@ class ClusterSpec(Strict):
     bandwidth.
     """
     kinds: tuple[ClusterSpec, ...] = ()
-    """In a cluster with two kinds of GPU: each kind as a cluster, in the order of pipeline stages.
-    The other fields are then means over all devices, or the smaller value.
+    """For a cluster with two kinds of GPU: each kind as a separate cluster, in the order of
+    pipeline stages. The other fields are then means over all devices, or the smaller value.
     """
     rank_order: str = DEFAULT_RANK_ORDER
-    """Parallel dimensions to which consecutive devices belong, innermost first (Megatron Core's
+    """Order of the parallel dimensions in rank numbering, innermost first (Megatron Core's
     `order`).
     """
     price_per_gpu_hour: NonNegative | None = None
     """US dollars per GPU-hour; None: results omit the cost."""
     interruptions_per_node_day: PerDay = 0.0
-    """Interruptions per node and day, for example of spot instances; another node replaces the
+    """Interruptions per node and day, for example of spot instances. Another node replaces the
     interrupted one.
     """
     grid_carbon_kg_per_kwh: NonNegative | None = None
@@ -138,7 +140,7 @@ class ClusterSpec(Strict):
 
     @property
     def runs_flex_dispatcher(self) -> bool:
-        """Whether DeepEP and HybridEP run on all devices: NVIDIA GPUs since Ampere (the first with
+        """Whether all devices support DeepEP and HybridEP: NVIDIA GPUs since Ampere (the first with
         bf16), connected by NVLink (Megatron-Bridge, apply_flex_dispatcher_backend).
         """
         gpus = [kind.gpu for kind in self.kinds] or [self.gpu]
@@ -154,20 +156,20 @@ class ClusterSpec(Strict):
         return -(-self.num_gpus // self.gpus_per_node)
 
     def divides_into(self, num_gpus: int) -> bool:
-        """Return whether this number of devices is a whole number of nodes, or an equal part of
-        one.
-        """
+        """Return whether this many devices are whole nodes, or an equal part of one node."""
         node = self.gpus_per_node
         return num_gpus % node == 0 if num_gpus > node else node % num_gpus == 0
 
     def legal_counts(self) -> tuple[int, ...]:
-        """Return the numbers of devices that a part of the cluster may have, in ascending order."""
+        """Return the numbers of devices that a part of the cluster may have, ascending."""
         shares = (n for n in range(1, self.gpus_per_node) if self.divides_into(n))
         nodes = range(self.gpus_per_node, self.num_gpus, self.gpus_per_node)
         return (*(n for n in shares if n < self.num_gpus), *nodes, self.num_gpus)
 
     def with_num_gpus(self, num_gpus: int) -> ClusterSpec:
-        """Return a part of the cluster with this many devices: whole nodes, or a part of one."""
+        """Return a part of the cluster with this many devices: whole nodes, or a part of one
+        node.
+        """
         per_node = min(self.gpus_per_node, num_gpus)
         domain = max(per_node, min(self.nvlink_domain_size, num_gpus))
         segment = self.nvlink_segment_gpus and max(
