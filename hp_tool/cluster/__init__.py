@@ -1,1 +1,1 @@
-"""Launchers of jobs, the built-in profiler, and users' training commands."""
+"""Job launchers, the built-in profiler, and users' training commands."""

@@ -1,4 +1,4 @@
-"""Checks of this host for `hp-tool doctor`, with a fix for each problem."""
+"""Host checks for `hp-tool doctor`. Each reported problem comes with a fix."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ LOW_DISK_BYTES = 2**30
 MIN_DISK_BYTES = 16 * 2**20
 """Minimum free space on the database's disk; its write-ahead log alone may use several MiB."""
 MANY_SEARCHES = 10_000
-"""Number of ended searches or run folders above which a missing retention rule is a warning."""
+"""Warn about missing retention rules above this number of ended searches or run folders."""
 CLOCK_TOLERANCE_S = 5.0
-"""Tolerated difference of the clocks: a sixth of a lease, so leases expire as intended."""
+"""Tolerated clock difference in seconds. It is a sixth of the lease time, so leases still expire as
+intended.
+"""
 SLURM_TOOLS = ("sbatch", "squeue", "scontrol", "scancel")
 PROFILER_PACKAGES = ("torch", "megatron-core")
 JOB_NAME = re.compile(r"hp-[0-9a-f]{16}-r[0-9]+-t[0-9]+-[0-9a-f]{16}")
-"""Pattern of the job names of searches' runs."""
+"""Pattern of job names of search runs."""
 MAX_NAMES_SHOWN = 3
-"""Maximum number of names listed in one line."""
+"""Maximum number of names listed on one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +53,11 @@ class Check:
 def examine(*, database_url: str | None = None) -> list[Check]:
     """Check the database, this host and the clusters without changing anything.
 
-    Without the extra `search`, check only the catalogue, the other extras and the programs of
-    launchers.
+    Without the `search` extra, check only the catalogue, the other extras and the launchers'
+    programs.
 
     Args:
-        database_url: The database; default as for `open_store`.
+        database_url: Database URL; defaults as in `open_store`.
     """
     try:
         require("search", by="A search")
@@ -90,8 +92,8 @@ def examine(*, database_url: str | None = None) -> list[Check]:
 def check_extras() -> Iterator[Check]:
     """Report each missing extra, the features that need it and the command that installs it.
 
-    `examine` reports a missing `search`; `check_profiler` reports a missing `profiler`, but runs
-    only if `search` is installed.
+    `search` and `profiler` are not covered: `examine` reports a missing `search`, and
+    `check_profiler`, which runs only if `search` is installed, reports a missing `profiler`.
     """
     reported = ("search",) if missing("search") else ("search", "profiler")
     for extra in EXTRAS:
@@ -128,7 +130,7 @@ def check_database(url: str | None) -> Iterator[Check]:
 
 
 def check_retention(url: str | None) -> Iterator[Check]:
-    """Report the size of ended searches and their run folders, and the retention rules.
+    """Report how much space ended searches and their run folders use, and the retention rules.
 
     Yield nothing if the database's schema is not current.
     """
@@ -171,10 +173,11 @@ def check_retention(url: str | None) -> Iterator[Check]:
 
 
 def check_database_state(state: DatabaseState) -> Iterator[Check]:
-    """Check schema, permissions, disk, webhooks and clock of a reachable database.
+    """Check the schema, permissions, disk, webhooks and clock of a reachable database.
 
-    A newer schema is only a warning: a migration adds what the newer version needs before a later
-    migration drops what the older version needs.
+    A newer schema is only a warning, because older versions can still use it: a migration first
+    adds what the newer version needs, and only a later migration drops what the older version
+    needs.
     """
     from hp_tool.store.schema import OLDEST, UPGRADE_PREVIEW
 
@@ -231,10 +234,10 @@ def check_folder(name: str, path: Path, *, holds: str) -> Check:
 
 
 def check_unknown_jobs(database_url: str | None) -> Iterator[Check]:
-    """Report running jobs and job folders that the database does not contain.
+    """Report running jobs and job folders that are missing from the database.
 
-    A database restored from a backup lacks all runs since that backup, and no worker ends their
-    jobs.
+    After a restore from a backup, the database lacks all runs since that backup, and no worker ends
+    their jobs.
     """
     from hp_tool import store
     from hp_tool.cluster.launchers.jobs import default_root
@@ -281,7 +284,7 @@ def _first_names(names: list[str]) -> str:
 
 
 def _open_jobs(launcher: Callable[[], Launcher]) -> set[str]:
-    """Return the names of searches' queued and running jobs; an empty set if the launcher fails."""
+    """Return the names of queued and running search jobs; an empty set if the launcher fails."""
     try:
         return {name for name in launcher().open_jobs() if JOB_NAME.fullmatch(name)}
     except (HpToolError, OSError):
@@ -296,7 +299,7 @@ def _all_launchers() -> Iterator[tuple[str, Callable[[], Launcher]]]:
 
 
 def check_catalogue() -> Iterator[Check]:
-    """Report missing folders of HP_CATALOG_DIR."""
+    """Report folders in HP_CATALOG_DIR that do not exist."""
     from hp_tool.catalog.library import missing_folders
 
     for folder in missing_folders():
@@ -346,7 +349,10 @@ def check_profiler() -> Iterator[Check]:
 
 
 def check_programs() -> Iterator[Check]:
-    """Check the programs that only some launchers and plots need; a missing one never fails."""
+    """Check optional programs, which only some launchers and plots need.
+
+    A missing program is never a failure.
+    """
     yield check_slurm()
     if shutil.which("kubectl") is None:
         detail = "kubectl is not installed; needed for search.launcher: kubernetes"
@@ -360,7 +366,7 @@ def check_programs() -> Iterator[Check]:
 
 
 def check_slurm() -> Check:
-    """Check Slurm's client programs and controller."""
+    """Check Slurm's client programs and the connection to its controller."""
     absent = [tool for tool in SLURM_TOOLS if not shutil.which(tool)]
     install = "apt-get install slurm-client (Debian, Ubuntu)"
     if len(absent) == len(SLURM_TOOLS):
@@ -388,7 +394,7 @@ def check_clusters() -> Iterator[Check]:
 
 
 def _configured_launchers() -> Iterator[tuple[str, Callable[[], Launcher]]]:
-    """Yield registered clusters with a launcher, and launchers with an options file."""
+    """Yield registered clusters that have a launcher, and launchers that have an options file."""
     from hp_tool.catalog import library
     from hp_tool.catalog.hardware import RUNS_KEY
     from hp_tool.cluster import launchers

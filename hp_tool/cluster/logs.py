@@ -1,4 +1,4 @@
-"""Read step times, throughput and memory from the logs of trainers, and from JSON lines."""
+"""Read step times, throughput and memory from training logs in trainers' formats or JSON lines."""
 
 import json
 import math
@@ -18,42 +18,44 @@ _OUT_OF_MEMORY = re.compile(
 MAX_STEPS = 100_000
 MAX_BATCH = 10**12
 MAX_LINE = 20_000
-"""Maximum number of characters of a line that are parsed."""
+"""Maximum line length in characters; longer lines are cut."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LogFacts:
-    """Figures from a log, in order of appearance. Lists of figures that the trainer does not print
-    are empty.
+    """Figures from a log, in the order in which they appear.
+
+    Figures that the trainer does not print have empty lists.
     """
 
     step_s: list[float] = field(default_factory=list)
-    """Seconds of optimizer steps. The mean of several steps is one entry."""
+    """Step times in seconds. A mean over several steps is one entry."""
     tokens_per_second_per_gpu: list[float] = field(default_factory=list)
     samples_per_second: list[float] = field(default_factory=list)
-    """Sequences per second on all devices."""
+    """Throughput in sequences per second, over all devices."""
     ends_at: dict[str, list[int]] = field(default_factory=dict)
-    """Number of the optimizer step at which each figure ends, by name of a list above, in
-    increasing order. A list is shorter than its figures if the trainer does not number its steps.
+    """For each list above, by name: the optimizer step at which each figure ends, in increasing
+    order. A list is shorter than its figures if the trainer does not number its steps.
     """
     losses: list[float] = field(default_factory=list)
     samples_per_step: float | None = None
-    """Last printed global batch size in sequences."""
+    """Global batch size in sequences, as last printed."""
     allocated_bytes: float | None = None
-    """Largest printed peak of the memory that torch's allocator allocated."""
+    """Highest printed peak of the memory allocated by torch, in bytes."""
     reserved_bytes: float | None = None
     out_of_memory: bool = False
     out_of_memory_line: str | None = None
-    """First line that reports running out of memory."""
+    """First line that reports an out-of-memory error."""
 
     @property
     def has_times(self) -> bool:
-        """True if a figure determines the time of a step."""
+        """True if the log has figures from which step times can be computed."""
         return bool(self.step_s or self.tokens_per_second_per_gpu or self.samples_per_second)
 
     def add(self, kind: str, value: float, *, step: int | None) -> None:
-        """Append a positive figure to the list `kind`, once per step, because several ranks may
-        print it.
+        """Append a positive figure to the list `kind`.
+
+        Several ranks may print the same step, which counts once.
         """
         figures: list[float] = getattr(self, kind)
         ends_at = self.ends_at.setdefault(kind, [])
@@ -65,17 +67,17 @@ class LogFacts:
             ends_at.append(step)
 
     def peak(self, kind: str, value: float | None, unit: float = 1.0) -> None:
-        """Update the peak `kind` with a value in units of `unit` bytes."""
+        """Raise the peak `kind` to `value`, which is in units of `unit` bytes, if it is higher."""
         if value is not None and 0.0 <= value * unit < math.inf:
             setattr(self, kind, max(getattr(self, kind) or 0.0, value * unit))
 
     def step_times_s(
         self, workload: TrainingWorkload, *, num_gpus: int
     ) -> tuple[list[float], list[int]]:
-        """Return the step times in seconds, and the numbers of the steps at which they end.
+        """Return the step times in seconds, and the step numbers at which they end.
 
-        With B sequences of s tokens on n devices, the step time is the printed one, B s / (n tps)
-        for tokens per second and device, or B / sps for sequences per second.
+        If the log has no step times, they are computed for B sequences of s tokens on n devices: B
+        s / (n tps) from tokens per second per device, or B / sps from sequences per second.
         """
         sequences = workload.global_batch_size
         tokens = sequences * workload.sequence_length / num_gpus
@@ -90,7 +92,7 @@ class LogFacts:
         )
 
     def loss(self, value: float | None) -> None:
-        """Add a step's loss if it is finite, because JSON has no NaN."""
+        """Append a step's loss if it is finite; JSON has no NaN."""
         if value is not None and math.isfinite(value) and len(self.losses) < MAX_STEPS:
             self.losses.append(value)
 
@@ -118,7 +120,7 @@ def _megatron(line: str, facts: LogFacts) -> None:
 
 
 def _bridge(line: str, facts: LogFacts) -> None:
-    """Parse steps as Megatron-LM prints them, and Bridge's memory lines.
+    """Parse step lines, which have Megatron-LM's format, and Bridge's memory lines.
 
     Memory lines are `(after 2 iterations) memory (GB) | mem-max-allocated-gigabytes: 153.4 | ...`.
     """
@@ -149,8 +151,8 @@ def _nemo_rl(line: str, facts: LogFacts) -> None:
 def _verl(line: str, facts: LogFacts) -> None:
     """Parse `step:1 - actor/pg_loss:0.1 - perf/max_memory_allocated_gb:20.7 - ...`.
 
-    The time of the training step is that of the actor's update (timing_s/update_actor), in
-    supervised tuning train/time(s). Numbers may be written as np.float64(20.7).
+    The step time is that of the actor update (timing_s/update_actor), or train/time(s) in
+    supervised fine-tuning. Numbers may be written as np.float64(20.7).
     """
     step = _parse_count(line, r"\bstep:(\d+) - ")
     if step is None:
@@ -168,8 +170,9 @@ def _verl(line: str, facts: LogFacts) -> None:
 
 
 def _torchtitan(line: str, facts: LogFacts) -> None:
-    """Parse `step: 10 loss: 7.85 ... memory: 40.34GiB(42.45%) tps: 7,043 ...`; tps is per
-    device.
+    """Parse `step: 10 loss: 7.85 ... memory: 40.34GiB(42.45%) tps: 7,043 ...`.
+
+    `tps` is per device.
     """
     step = re.search(r"step:\s*(\d+)", line)
     if step and (rate := _parse_figure(line[step.end() :], rf"\btps:\s*{_NUMBER}")) is not None:
@@ -194,11 +197,11 @@ def _deepspeed(line: str, facts: LogFacts) -> None:
 
 
 def _trainer(line: str, facts: LogFacts) -> None:
-    """Parse the last lines of Hugging Face's Trainer, its state file, and ms-swift's log lines.
+    """Parse the final lines and the state file of Hugging Face's Trainer, and ms-swift's log lines.
 
     Trainer prints {'train_samples_per_second': 1.147, 'train_steps_per_second': 0.005, ...}.
     ms-swift prints {'loss': 1.6, 'global_step/max_steps': '15/94', 'memory(GiB)': 5.64,
-    'train_speed(iter/s)': 0.49}, in which the speed is the mean since the start.
+    'train_speed(iter/s)': 0.49}, whose speed is the mean since the start.
     """
 
     def entry(name: str) -> float | None:
@@ -218,15 +221,15 @@ def _trainer(line: str, facts: LogFacts) -> None:
 
 
 MIN_PRINTED_RATE = 0.1
-"""Steps per second below which the three printed decimals are less precise than the samples per
-second.
+"""Steps per second below which the rate, printed with three decimals, is less precise than the
+samples per second.
 """
 
 
 def _torchtune(line: str, facts: LogFacts) -> None:
     """Parse `Step 10 | loss:1.57 lr:2e-05 tokens_per_second_per_gpu:5123.4 peak_memory_alloc:12.3`.
 
-    Memory, also `peak_memory_reserved:13.4`, is in GiB.
+    Memory figures (`peak_memory_alloc`, `peak_memory_reserved`) are in GiB.
     """
     step = re.match(r"Step (\d+) \|", line)
     if step is None:
@@ -295,11 +298,11 @@ READERS: dict[str, Callable[[str, LogFacts], None]] = {
     "torchtune": _torchtune,
     "json": _json,
 }
-"""Parsers of a line by name, as in `trainer.reader` and `--format`."""
+"""Line parsers by format name, as in `trainer.reader` and `--format`."""
 
 
 def read_line(line: str, facts: LogFacts, *, reader: str) -> None:
-    """Add the figures of a line, parsed by one of READERS."""
+    """Parse a line with one of READERS and add its figures to `facts`."""
     plain = _COLOUR.sub("", line[:MAX_LINE])
     if not facts.out_of_memory and _OUT_OF_MEMORY.search(plain):
         facts.out_of_memory, facts.out_of_memory_line = True, plain.strip()[:300]
@@ -307,7 +310,7 @@ def read_line(line: str, facts: LogFacts, *, reader: str) -> None:
 
 
 def read_log(lines: Iterable[str], *, reader: str) -> LogFacts:
-    """Return the figures of a log, parsed by one of READERS."""
+    """Parse a log with one of READERS and return its figures."""
     facts = LogFacts()
     for line in lines:
         read_line(line, facts, reader=reader)
@@ -316,15 +319,15 @@ def read_log(lines: Iterable[str], *, reader: str) -> LogFacts:
 
 @dataclass(slots=True, kw_only=True)
 class ServerStart:
-    """Memory of one device that an engine reports when it starts."""
+    """Memory of one device, as an inference engine reports it at startup."""
 
     weights_bytes: float | None = None
     kv_cache_bytes: float | None = None
-    """Size of the KV cache in bytes. SGLang reports keys and values separately."""
+    """KV cache size in bytes. SGLang reports keys and values separately; this is their sum."""
     kv_cache_tokens: int | None = None
-    """Capacity of one replica in tokens."""
+    """KV cache capacity of one replica in tokens."""
     graphs_bytes: float | None = None
-    """Memory used by CUDA graphs in bytes."""
+    """Memory of CUDA graphs in bytes."""
 
 
 _STARTS: tuple[tuple[str, str, float], ...] = (
@@ -337,12 +340,12 @@ _STARTS: tuple[tuple[str, str, float], ...] = (
     ("kv_cache_bytes", rf"KV Cache is allocated\..*?KV size: {_NUMBER} GB", GIB),
     ("graphs_bytes", rf"Capture cuda graph end\..*?mem usage={_NUMBER} GB", GIB),
 )
-"""Patterns of the lines that vLLM (v1) and SGLang print at startup; their GB are 2**30 bytes."""
+"""Patterns of startup lines of vLLM (v1) and SGLang. Their GB are 2**30 bytes."""
 _HALVES = re.compile(rf"KV Cache is allocated\..*?K size: {_NUMBER} GB, V size: {_NUMBER} GB")
 
 
 def read_server_start(lines: Iterable[str]) -> ServerStart:
-    """Return the memory of the first device that vLLM or SGLang prints at startup."""
+    """Return the memory figures of the first device that vLLM or SGLang prints at startup."""
     start = ServerStart()
     for raw in lines:
         line = _COLOUR.sub("", raw[:MAX_LINE])

@@ -1,6 +1,6 @@
-"""Launchers of each kind of cluster, which implement `domain.ports.Launcher`.
+"""Launchers, one per kind of cluster. They implement `domain.ports.Launcher`.
 
-The module of a launcher is imported when the launcher is created.
+A launcher's module is imported only when the launcher is created.
 """
 
 from importlib import import_module
@@ -25,7 +25,7 @@ def names() -> tuple[str, ...]:
 
 
 def check_known(name: str) -> None:
-    """Raise InputError if no launcher has this name."""
+    """Raise InputError if no launcher is called `name`."""
     if name not in _ADAPTERS:
         raise InputError(
             f"Unknown launcher {name!r}; known: {', '.join(sorted(_ADAPTERS))}.",
@@ -38,11 +38,11 @@ def create(name: str, **options: Any) -> Launcher:
 
     Args:
         name: Name of the launcher.
-        **options: Arguments of its constructor.
+        **options: Keyword arguments of its constructor.
 
     Raises:
         InputError: The name is unknown.
-        MissingExtraError, UnsupportedError: As for `extras.require`.
+        MissingExtraError, UnsupportedError: See `extras.require`.
     """
     check_known(name)
     require("search", by=f"launcher {name}")

@@ -1,4 +1,4 @@
-"""Benchmarks of a running server, as local jobs that send requests and time the responses."""
+"""Benchmark a running server with local jobs that send requests and time the responses."""
 
 import json
 import os
@@ -19,13 +19,16 @@ from hp_tool.errors import InputError, LauncherError
 
 ENDPOINT = "endpoint.json"
 API_KEY_VARIABLE = "HP_ENDPOINT_API_KEY"
-"""Environment variable with the API key for the job's processes, in which
-`hp_tool.cluster.profiler.endpoint` finds it.
+"""Environment variable that passes the API key to the job's processes;
+`hp_tool.cluster.profiler.endpoint` reads it.
 """
 
 
 class EndpointLauncher(LocalLauncher):
-    """Launch local jobs, one at a time, that send requests to an endpoint on declared devices."""
+    """Launch local jobs, one at a time, that benchmark an endpoint.
+
+    The server's devices are declared in the options.
+    """
 
     name = "endpoint"
 
@@ -97,7 +100,7 @@ def _key(options: EndpointOptions) -> str | None:
             field="endpoint.api_key_variable",
         )
     key = options.api_key if variable is None else os.environ[variable].strip()
-    # Checked here, because an HTTP error would show the header.
+    # Checked here, because an HTTP error would print the header and with it the token.
     if key is not None and not (key.isascii() and key.isprintable()):
         raise InputError(
             "The endpoint's key has characters that are invalid in a header.",

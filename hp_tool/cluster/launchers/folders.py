@@ -1,4 +1,4 @@
-"""List, measure and remove the folders of ended jobs."""
+"""List, measure and remove the job folders of ended jobs."""
 
 import contextlib
 import fcntl
@@ -13,7 +13,7 @@ REMOVED_PREFIX = "~gone-"
 
 
 def job_folders(root: Path) -> list[str]:
-    """Return the names of job folders under `root`, including links with such a name."""
+    """Return the names of job folders under `root`, including symbolic links with such names."""
     with contextlib.suppress(OSError), os.scandir(root) as entries:
         return sorted(
             entry.name
@@ -24,17 +24,17 @@ def job_folders(root: Path) -> list[str]:
 
 
 def size_bytes(folder: Path) -> int:
-    """Return the total size of the files in a folder, without following links."""
+    """Return the total file size of a folder in bytes. Symbolic links are not followed."""
     if folder.is_symlink():
         return 0
     return sum(path.lstat().st_size for path in _files(folder))
 
 
 def remove(folder: Path) -> bool:
-    """Remove a job's folder without following links.
+    """Remove a job folder without following symbolic links.
 
     Returns:
-        False if the folder remains, because its job runs or permission is missing.
+        False if the folder remains because its job is running or because permission is missing.
     """
     if _is_alive(folder):
         return False

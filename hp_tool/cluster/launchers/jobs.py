@@ -1,4 +1,4 @@
-"""A job's folder: the files that launchers write before the job starts and read after it ends.
+"""Job folders: files that launchers write before a job starts and read after it ends.
 
 From these files, `measure` returns a Measurement: the results, or the root cause of the failure.
 """
@@ -48,28 +48,32 @@ JOB = "job.json"
 DAMAGED = "the job damaged its own folder"
 """Cause of a failed run whose folder cannot be read."""
 MAX_REPORTS = 64
-"""Maximum number of failed ranks whose reports are read, earliest first."""
+"""Maximum number of failed ranks whose reports are read, in order of failure."""
 MAX_SCANNED_FILES = 100_000
-"""Maximum number of files in a folder that are searched for reports."""
+"""Maximum number of files per folder that are searched for failure reports."""
 MAX_OUTPUT_BYTES = 16 * 2**20
-"""Number of bytes read from the end of a log, enough for thousands of steps."""
+"""Number of bytes read from the end of a log. This covers thousands of steps."""
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,128}")
 _Read = TypeVar("_Read", bound=Measurement)
-# Errors of a rank that failed only because another rank did.
+# Errors of ranks that failed only because another rank failed.
 _SECONDARY_ERRORS = (
     *("Connection closed", "Connection reset", "Broken pipe"),
     *("Timed out waiting", "DistBackendError", "DistNetworkError"),
 )
 _SECONDARY_RANK = 2
-"""Sort key, in `_order_of_evidence`, of ranks that failed only because another rank did."""
+"""Sort key of secondary failures in `_order_of_evidence`: ranks that failed only because another
+rank failed.
+"""
 _DISK_ERRORS = tuple(
     os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 )
-"""Errors of a job that could not write its result to disk."""
+"""Error messages of a job that could not write its result to disk."""
 _RENDEZVOUS_TIMEOUT = re.compile(
     r"Timed out .*waiting for clients|\d+/\d+ clients joined|RendezvousTimeoutError"
 )
-"""Errors of a node that met too few other nodes, which the configuration does not cause."""
+"""Error messages of a node that timed out waiting for the other nodes. The configuration is not the
+cause.
+"""
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _KILLED_IN_LOG = f"Signal {int(signal.SIGKILL)} (SIGKILL)"  # torchrun's report about a rank
 
@@ -84,13 +88,14 @@ def check_name(name: str) -> str:
 
 
 def fill_template(template: str, *, plan: LaunchPlan) -> str:
-    """Fill `{search}` and `{owner}` in a template with characters that all launchers accept.
+    """Replace `{search}` and `{owner}` in a template.
 
-    A search without an owner belongs to the user of this process.
+    The inserted names contain only characters that all launchers accept. A search without an owner
+    belongs to the user of this process.
 
     Raises:
-        InputError: A name has no allowed characters. It may be an account to charge, so it is not
-            guessed.
+        InputError: A name has no allowed characters. No substitute is guessed, because the name may
+            be an account to charge.
     """
     for name, value in {
         "search": plan.search or plan.job_name,
@@ -116,7 +121,7 @@ def _user() -> str:
 
 
 def default_root() -> Path:
-    """Return HP_RUNS_DIR, or else a folder in the user's data folder."""
+    """Return HP_RUNS_DIR, by default a folder in the user's data folder."""
     from platformdirs import user_data_path
 
     configured = os.environ.get("HP_RUNS_DIR")
@@ -124,7 +129,7 @@ def default_root() -> Path:
 
 
 def create_folder(folder: Path, *, files: Mapping[str, str]) -> None:
-    """Create `folder` with its files atomically and durably; leave an existing folder unchanged.
+    """Create `folder` with its files, atomically and durably. An existing folder is left unchanged.
 
     Raises:
         InputError: A file name is invalid, or the folder belongs to another run.
@@ -165,7 +170,7 @@ def _check_run(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def create_marker(folder: Path, name: str) -> None:
-    """Create the empty file `name` in `folder`, which is created if it is missing.
+    """Create the empty file `name` in `folder`. Create `folder` if it is missing.
 
     Raises:
         DamagedError: The job damaged the folder.
@@ -177,7 +182,7 @@ def create_marker(folder: Path, name: str) -> None:
 
 
 def has_file(folder: Path, *, name: str) -> bool:
-    """Return True if the job's folder has the file `name`; False without a runs folder.
+    """Return True if the job folder contains the file `name`; False if there is no runs folder.
 
     Raises:
         OSError: The runs folder cannot be read.
@@ -186,14 +191,17 @@ def has_file(folder: Path, *, name: str) -> bool:
 
 
 def output(folder: Path, *, name: str | None = None) -> str:
-    """Return the end of a job's log, or of its file `name`; empty if the file is missing."""
+    """Return the end of a job's log, or of the file `name` in its folder.
+
+    Empty if the file is missing.
+    """
     return readback.log_tail(
         folder, name=LOG if name is None else check_name(name), size_bytes=MAX_OUTPUT_BYTES
     )
 
 
 def plan_text(plan: LaunchPlan) -> str:
-    """Return a description of a plan: environment, command, time limit and files."""
+    """Return a plan as text: environment, command, time limit and files."""
     added = [f"{name}={shlex.quote(value)} \\" for name, value in sorted(plan.environment.items())]
     limit = f"# at most {plan.timeout_s:.0f} s, in a folder with {' and '.join(sorted(plan.files))}"
     return "\n".join([*added, shlex.join(plan.command), limit])
@@ -215,7 +223,7 @@ def max_log_bytes() -> int:
 
 
 def last_line(tail: str) -> str:
-    """Return the log's last line that is neither blank nor a rule, cut to 300 characters."""
+    """Return the last log line that is neither blank nor a separator, cut to 300 characters."""
     return next(
         (line.strip()[:300] for line in reversed(tail.splitlines()) if line.strip(" =-")),
         "the log is empty",
@@ -237,7 +245,7 @@ class Ending(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedJob:
-    """The part of a job's request that its folder records, and that the job may have changed."""
+    """The part of a run request that is recorded in the job folder. The job may have changed it."""
 
     num_gpus: Devices
     timeout_s: WallSeconds
@@ -245,7 +253,7 @@ class SubmittedJob:
 
 
 def read_submission(folder: Path) -> SubmittedJob | None:
-    """Return the recorded request in `folder`; None if its file is missing or invalid."""
+    """Return the request recorded in `folder`; None if its file is missing or invalid."""
     return readback.read_json_as(readback.json_adapter(SubmittedJob), folder / JOB)
 
 
@@ -260,7 +268,7 @@ def damaged_measurement(damage: str, *, ending: Ending, log_tail: str) -> Measur
 
 
 def parse_ending(ended: Mapping[str, Any]) -> Ending:
-    """Return a supervisor's record of how the job ended; reason `lost` if the record is empty."""
+    """Parse a supervisor's record of how its job ended. An empty record gives the reason `lost`."""
     values = {field.name: ended[field.name] for field in fields(Ending) if field.name in ended}
     try:
         ending: Ending = readback.json_adapter(Ending).validate_python({"reason": "lost", **values})
@@ -274,8 +282,8 @@ def parse_ending(ended: Mapping[str, Any]) -> Ending:
 def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardware) -> Measurement:
     """Return the job's measurement.
 
-    It is, in order of preference: the complete result, whatever the exit code; the steps that
-    finished before the job was cut off; the cause of the failure, with the end of the log.
+    In order of preference, this is the complete result, whatever the exit code; the steps that
+    finished before the job was cut off; or the cause of the failure with the end of the log.
     """
     tail = readback.log_tail(folder, name=LOG)
     try:
@@ -295,7 +303,7 @@ def measure(folder: Path, *, ending: Ending, timeout_s: float, hardware: Hardwar
     if failed.status == "crashed" and any(
         trouble in (failed.cause or "") for trouble in _DISK_ERRORS
     ):
-        # The configuration is not the cause, so another node may run the job.
+        # The configuration is not the cause, so the run may be repeated on another node.
         failed = replace(failed, status="preempted")
     if (
         failed.status in ("timeout", "preempted")
@@ -323,14 +331,14 @@ def request_json() -> TypeAdapter[RunRequest]:
 
 
 def has_results(folder: Path) -> bool:
-    """Return True if the job wrote a result, or measured steps before it ended."""
+    """Return True if the job wrote a result, or measured any steps before it ended."""
     return (
         readback.read_json(folder / RESULT) is not None or logged_steps(output(folder)) is not None
     )
 
 
 def logged_steps(log: str) -> Measurement | None:
-    """Return the measurement of the logged steps after warm-up; None without steps."""
+    """Return a measurement from the logged steps after warm-up; None if there are none."""
     warmup_s, times_s, losses = read_steps(log)
     if not times_s:
         return None
@@ -411,11 +419,11 @@ def _incomplete_result(folder: Path, ending: Ending) -> Measurement | None:
 
 
 def _root_cause(folder: Path, *, killed: bool) -> Measurement | None:
-    """Return the report (result.rank<r>.json) of the rank that failed first on its own.
+    """Return the failure report (result.rank<r>.json) of the rank that caused the others to fail.
 
     Args:
-        folder: The job's folder.
-        killed: Signal 9 ended a rank, which explains the lost connections of others.
+        folder: Job folder.
+        killed: A rank was ended by signal 9, which explains lost connections on other ranks.
     """
     reports = []
     for path in _failure_reports(folder):
@@ -430,7 +438,10 @@ def _root_cause(folder: Path, *, killed: bool) -> Measurement | None:
 
 
 def _failure_reports(folder: Path) -> list[Path]:
-    """Return the reports of failed ranks, earliest first; other kinds of files are ignored."""
+    """Return the paths of the failed ranks' reports, earliest first.
+
+    Anything but a regular file is ignored.
+    """
     stem, suffix = Path(RESULT).stem, Path(RESULT).suffix
     try:
         with os.scandir(folder) as entries:
@@ -463,13 +474,13 @@ def _was_killed(ending: Ending, tail: str) -> bool:
 
 
 def _unreported_failure(ending: Ending, *, tail: str, timeout_s: float, cpu: bool) -> Measurement:
-    """Return the failure of a job without rank reports, with its cause.
+    """Return the measurement of a job that failed without rank reports, with the likely cause.
 
     Args:
         ending: How the job ended.
         tail: End of the job's log.
         timeout_s: Time limit.
-        cpu: Host memory is device memory, so the OOM killer means that the device ran out of
+        cpu: The job ran on CPUs, so the kernel's OOM killer means that the device ran out of
             memory.
     """
     match ending.reason:
@@ -499,6 +510,6 @@ def _unreported_failure(ending: Ending, *, tail: str, timeout_s: float, cpu: boo
         cause = "the kernel killed a process: out of host memory"
         if cpu:
             return Measurement(status="oom", cause=cause)
-        # GPU memory may have sufficed.
+        # The host ran out of memory; GPU memory may have sufficed.
         return Measurement(status="crashed", cause=f"{cause}. Give jobs more host memory.")
     return Measurement(status="preempted", cause=KILLED_CAUSE)

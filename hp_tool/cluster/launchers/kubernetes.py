@@ -1,9 +1,9 @@
-"""Jobs on a Kubernetes cluster, through kubectl, without a shared folder or local state.
+"""Jobs on a Kubernetes cluster through kubectl, without a shared folder or local state.
 
-A job is an indexed Job with one pod per node, alone or in a JobSet. Pods find the first pod through
-a headless Service, and a ConfigMap contains the job's files. The supervisor runs in each pod and
-prints its results, which are read from the pods' logs. A cancelled job is deleted; a ConfigMap then
-reserves its name and stores its log.
+Each job is an indexed Job with one pod per node, optionally in a JobSet. Pods find the first pod
+through a headless Service, and a ConfigMap holds the job's files. The supervisor in each pod prints
+its results, which are read from the pod's log. When a job is cancelled, it is deleted, and a
+ConfigMap reserves its name and stores its log.
 """
 
 import contextlib
@@ -46,33 +46,34 @@ from hp_tool.errors import EngineAwayError, LauncherError
 _TEMPORARY_ERROR = re.compile(
     r"Unable to connect|connection|TooManyRequests|ServiceUnavailable|etcdserver: |try again"
 )
-"""Errors of an API server that is unreachable, restarts or is overloaded."""
+"""Error messages of an API server that is unreachable, restarting or overloaded."""
 _NODE_ERROR = re.compile(r"containerLogs|no answer within")
-"""Errors of the node, not of the API server, when reading a pod's log."""
+"""Error messages when a pod's log cannot be read because of its node, not the API server."""
 _COMMAND_LIMIT_S = 20.0
-"""Time limit of a kubectl command in seconds, which is shorter than a lease."""
+"""Time limit of a kubectl command in seconds. It is shorter than a lease."""
 WALL_S = "hp-tool/wall-s"
-"""Annotation with the seconds that a cancelled job had run."""
+"""Annotation that stores how many seconds a cancelled job ran."""
 _LOG = "log"
 _MAX_LOG_CHARACTERS = 200_000
-"""Maximum number of characters of a log that a ConfigMap stores, from its end."""
+"""Maximum number of characters of a log that a ConfigMap stores. The end of the log is kept."""
 _MIN_KEEP_S = 86_400.0
-"""Minimum number of seconds for which the name of a cancelled job is reserved: one day."""
+"""Minimum number of seconds for which a cancelled job's name stays reserved: one day."""
 
 
 class KubernetesLauncher(StreamedLauncher):
-    """Launch jobs on a Kubernetes cluster; a handle is the name of the Job object."""
+    """Launch jobs on a Kubernetes cluster. A handle is the name of the Job object."""
 
     name = "kubernetes"
 
     def __init__(self, *, options: KubernetesOptions | Mapping[str, object] | None = None) -> None:
-        """Connect to the cluster in `options`, by default those in the file that
-        HP_KUBERNETES_CONFIG names.
+        """Connect to the cluster in `options`.
+
+        By default, load the options file that HP_KUBERNETES_CONFIG names.
         """
         self._options = KubernetesOptions.create(options)
         self._kind = self._options.workload
         self._queued: dict[str, list[Object]] = {}
-        """Pods of jobs that wait to start, as last listed."""
+        """Pods of waiting jobs, as last listed, by job handle."""
         super().__init__(self._options)
 
     def answers(self) -> str:
@@ -96,7 +97,7 @@ class KubernetesLauncher(StreamedLauncher):
         plan = torchrun.cluster_plan(request, job_name=job_name, options=self._options)
         if "PYTHONPATH" in self._options.environment:
             return plan
-        # The image has its own hp_tool; this host's checkout does not exist there.
+        # The image contains its own hp_tool; this host's checkout does not exist there.
         return replace(
             plan,
             environment={
@@ -108,11 +109,9 @@ class KubernetesLauncher(StreamedLauncher):
         return json.dumps(manifest(self._options, plan=plan), indent=2)
 
     def submit(self, plan: LaunchPlan) -> str:
-        """Create the Job, then the ConfigMap and Service that name it as their owner; its pods wait
-        for them.
-        """
+        """Create the Job, then the ConfigMap and Service that it owns and its pods wait for."""
         handle = object_name(plan.job_name)
-        # This rejects large files before anything is created.
+        # Reject large files before any object is created.
         owned_objects(self._options, plan=plan)
         if self._ended(handle) is not None:
             return handle
@@ -125,7 +124,7 @@ class KubernetesLauncher(StreamedLauncher):
         return handle
 
     def cancel(self, job_name: str) -> None:
-        """Reserve the name, save the log, and delete the Job with its pods."""
+        """Reserve the job's name, save its log, and delete the Job and its pods."""
         handle = object_name(job_name)
         tombstone = tombstone_object(self._options, handle=handle)
         if self._ended(handle) is None:
@@ -153,7 +152,10 @@ class KubernetesLauncher(StreamedLauncher):
         self._delete_old()
 
     def _delete(self, handle: str) -> None:
-        """Delete the Job and wait until its pods are gone."""
+        """Delete the Job in the foreground: Kubernetes deletes its pods first.
+
+        Do not wait for the deletion.
+        """
         self._kubectl(
             "delete",
             self._kind,
@@ -178,7 +180,7 @@ class KubernetesLauncher(StreamedLauncher):
                     )
 
     def open_jobs(self) -> list[str]:
-        """Return the names of open Job objects, which are the job names of searches' runs."""
+        """Return the names of the search jobs that have not ended."""
         return [name for name, job in self._list_jobs().items() if job_state(job).is_open]
 
     def _handle(self, job_name: str) -> str:
@@ -204,7 +206,10 @@ class KubernetesLauncher(StreamedLauncher):
         )
 
     def _list_jobs(self) -> dict[str, Object]:
-        """Return the jobs by handle, and list the pods of waiting jobs for their reasons."""
+        """Return the jobs by handle.
+
+        For waiting jobs, also list the pods, which state why they wait.
+        """
         jobs_by_name = {
             job["metadata"]["name"]: job for job in self._items(f"{self._kind}s", LABEL)
         }
@@ -248,7 +253,10 @@ class KubernetesLauncher(StreamedLauncher):
         return sorted(self._items("pods", f"{LABEL}={handle}"), key=_index)
 
     def _texts(self, handle: str) -> Iterable[str]:
-        """Yield the logs of the pods, or a cancelled job's saved log. A lost node has no log."""
+        """Yield the log of each pod, or the saved log of a cancelled job.
+
+        Logs of lost nodes are skipped.
+        """
         pods = self._pods(handle)
         if not pods and (cancelled := self._ended(handle)) is not None:
             yield cancelled.get("data", {}).get(_LOG, "")
@@ -261,7 +269,10 @@ class KubernetesLauncher(StreamedLauncher):
                     raise  # The log may contain the result.
 
     def _create(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Create an object, or return the existing object of an earlier call or another process."""
+        """Create an object.
+
+        Return the existing one if an earlier call or another process created it.
+        """
         try:
             created: dict[str, Any] = json.loads(
                 self._kubectl("create", "-f", "-", "-o", "json", stdin=json.dumps(job))
@@ -285,7 +296,7 @@ class KubernetesLauncher(StreamedLauncher):
         Args:
             *arguments: Arguments of kubectl.
             stdin: Standard input.
-            negative: Output for which a non-zero exit code is a normal answer.
+            negative: Output that is a valid answer although the exit code is not zero.
         """
         options = self._options
         context = [] if options.context is None else [f"--context={options.context}"]
@@ -339,20 +350,20 @@ def _ready(status: Object) -> int:
 
 
 def _lacks_pods(job: Object) -> bool:
-    """Return True if a job waits for nodes, or if some of its pods wait for an image."""
+    """Return True if an open job has fewer ready pods than nodes."""
     parallelism = int(job.get("spec", {}).get("parallelism") or 1)
     return job_state(job).is_open and _ready(job.get("status") or {}) < parallelism
 
 
 def ending(job: Object, *, pods: Sequence[Object]) -> Ending:
-    """Return how a job ended that recorded no end: evicted, timeout, OOM or never started."""
+    """Return how a job without its own record ended: evicted, timeout, OOM or never started."""
     status, failed = job.get("status") or {}, _conditions(job).get("Failed", {})
     if job.get("kind") == "ConfigMap":
         return Ending(reason="cancelled", wall_s=float(_annotations(job).get(WALL_S, 0.0)))
     start, end = status.get("startTime"), _ended_at(job)
     wall_s = (end - datetime.fromisoformat(start)).total_seconds() if start and end else None
     ran_s = ran_for_s(pods, until=end)
-    # The Job's own times include waiting for nodes and images.
+    # The Job's own start and end times include the wait for nodes and images.
     wall_s = wall_s if ran_s is None else ran_s
     if failed.get("reason") == "DeadlineExceeded":
         return Ending(reason="timeout", wall_s=wall_s)

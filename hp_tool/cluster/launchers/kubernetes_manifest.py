@@ -1,4 +1,4 @@
-"""Build a job's Kubernetes objects: Job or JobSet, files, and the mark of a cancelled job."""
+"""Build a job's Kubernetes objects: Job or JobSet, files, and the tombstone of a cancelled job."""
 
 import hashlib
 import math
@@ -15,30 +15,31 @@ from hp_tool.errors import InputError
 LABEL = "hp-tool/job"
 NUM_GPUS, TIMEOUT_S = "hp-tool/num-gpus", "hp-tool/timeout-s"
 CANCELLED = "hp-tool/cancelled"
-"""Label of the ConfigMap that reserves the name of a cancelled job."""
+"""Label of the ConfigMap that reserves a cancelled job's name."""
 _TIME_MARGIN_S = 600.0
-"""Seconds by which Kubernetes' time limit exceeds the run's limit, for images that cannot be pulled
-and nodes that hang. The limit is set on pods, whose clock starts on a node, so that waiting for a
-node does not count.
+"""Seconds by which Kubernetes' time limit exceeds the run's own limit, for images that cannot be
+pulled and nodes that hang. The limit is set on pods, whose clock starts once they are on a node,
+so the wait for a node does not count.
 """
 _FIRST_PORT, _PORTS = 20_000, 10_000
-"""First port and number of ports. A job's port is derived from its name, because jobs on the nodes'
-network must not use the same port.
+"""First port and number of ports for rendezvous. Each job's port is derived from its name, because
+jobs on the host network must not use the same port.
 """
 _FILES = "/hp-tool"
 _MAX_NAME_LENGTH = 45
 """Maximum length of an object name. A host name has at most 63 characters, and Kubernetes appends
-the pod's index and the name of a JobSet's Job.
+the pod index and, in a JobSet, the Job's name.
 """
 _REPLICATED = "node"
 """Name of the Job within a JobSet."""
 _MAX_FILES_BYTES = 1_000_000
-"""Maximum size of all files of a job; a ConfigMap stores at most 1 MiB."""
+"""Maximum total size of a job's files. A ConfigMap holds at most 1 MiB."""
 
 
 def object_name(job_name: str) -> str:
-    """Convert a job name to a valid object name: lower case, digits and dashes, and a digest if the
-    conversion changed it.
+    """Convert a job name to a valid object name: lower case, digits and dashes.
+
+    Append a digest if the conversion changed the name.
     """
     plain = re.sub(r"[^a-z0-9]+", "-", jobs.check_name(job_name).lower()).strip("-")
     if plain == job_name and len(plain) <= _MAX_NAME_LENGTH and plain[0].isalpha():
@@ -48,7 +49,10 @@ def object_name(job_name: str) -> str:
 
 
 def workload_object(options: KubernetesOptions, *, plan: LaunchPlan) -> dict[str, Any]:
-    """Return the Job or JobSet. Its pods never restart, because the search repeats runs."""
+    """Return the Job or JobSet.
+
+    Its pods never restart, because the search itself repeats failed runs.
+    """
     nodes = options.num_nodes(num_gpus=plan.num_gpus)
     name = object_name(plan.job_name)
     job_label, jobset = {LABEL: name}, options.workload == "jobset"
@@ -115,12 +119,12 @@ def workload_object(options: KubernetesOptions, *, plan: LaunchPlan) -> dict[str
 
 
 def tombstone_name(handle: str) -> str:
-    """Return the name of the ConfigMap that reserves a cancelled job's name."""
+    """Return the name of the ConfigMap that reserves the name of the cancelled job `handle`."""
     return f"{handle}-ended"
 
 
 def tombstone_object(options: KubernetesOptions, *, handle: str) -> dict[str, Any]:
-    """Return the ConfigMap that prevents another job with this name."""
+    """Return the ConfigMap that prevents another job with the name `handle`."""
     metadata = {
         "name": tombstone_name(handle),
         "namespace": options.namespace,
@@ -132,7 +136,10 @@ def tombstone_object(options: KubernetesOptions, *, handle: str) -> dict[str, An
 def owned_objects(
     options: KubernetesOptions, *, plan: LaunchPlan, job_uid: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return the ConfigMap and Service that the pods need; the Job with uid `job_uid` owns them."""
+    """Return the ConfigMap and Service that the pods need.
+
+    Both are owned by the Job with uid `job_uid`.
+    """
     name = object_name(plan.job_name)
     files = job_files(plan)
     size = sum(len(text.encode()) for text in files.values())
@@ -162,7 +169,7 @@ def owned_objects(
 
 
 def manifest(options: KubernetesOptions, *, plan: LaunchPlan) -> dict[str, Any]:
-    """Return all objects of a job for `kubectl apply -f -`."""
+    """Return all objects of a job, as input for `kubectl apply -f -`."""
     return {
         "apiVersion": "v1",
         "kind": "List",
@@ -185,7 +192,7 @@ def _container(options: KubernetesOptions, *, name: str, per_node: int) -> dict[
     )
     limits = {**devices, **options.resources}
     port = _FIRST_PORT + int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) % _PORTS
-    # A JobSet prefixes its Job's name, and so its pods'.
+    # A JobSet prefixes the names of its Jobs and their pods.
     first = f"{name}-0" if options.workload == "job" else f"{name}-{_REPLICATED}-0-0"
     return {
         "name": "run",
@@ -217,7 +224,9 @@ _KEYS = {
     "hostAliases": "ip",
     "topologySpreadConstraints": "topologyKey",
 }
-"""`patchMergeKey` of the lists in PodSpec (k8s.io/api/core/v1); a patch replaces other lists."""
+"""`patchMergeKey` of the lists in PodSpec (k8s.io/api/core/v1). A patch replaces all other lists
+entirely.
+"""
 _DIRECTIVE = "$patch"
 
 
@@ -230,7 +239,7 @@ def merge_patch(base: Any, patch: Any, *, name: str = "") -> Any:
     Args:
         base: Original value.
         patch: Patch.
-        name: Key whose values `base` and `patch` are.
+        name: Key under which `base` and `patch` are stored.
     """
     if isinstance(base, Mapping) and isinstance(patch, Mapping):
         changes = {key: value for key, value in patch.items() if key != _DIRECTIVE}

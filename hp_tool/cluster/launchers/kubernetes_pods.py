@@ -1,4 +1,4 @@
-"""Read a job's pods: why they wait, how long they ran and how they ended."""
+"""Read a job's pods: why they are waiting, how long they ran and how they ended."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -14,11 +14,11 @@ _NEVER_STARTS = (
     "CreateContainerConfigError",
     "CreateContainerError",
 )
-"""Reasons of a waiting container that can never start."""
+"""Waiting reasons of a container that can never start."""
 
 
 def pod_ending(pod: Object) -> Ending | None:
-    """Return how a pod ended, if it failed before the job could record its end; else None."""
+    """Return how a pod ended if it failed before the job could record this; otherwise None."""
     status = pod.get("status") or {}
     if status.get("reason") == "DeadlineExceeded":
         return Ending(reason="timeout")
@@ -51,8 +51,7 @@ def pod_ending(pod: Object) -> Ending | None:
 
 
 def ran_for_s(pods: Sequence[Object], *, until: datetime | None) -> float | None:
-    """Return the seconds from the start of the first container to the end of the last, or to
-    `until`.
+    """Return the seconds from the first container's start to the last one's end, or to `until`.
 
     Return None if no pod reports times.
     """
@@ -70,7 +69,10 @@ def ran_for_s(pods: Sequence[Object], *, until: datetime | None) -> float | None
 
 
 def never_starts(pod: Object) -> bool:
-    """Return True if a pod can never start. A first failed pull of an image is retried."""
+    """Return True if a pod can never start.
+
+    The first failed image pull does not count, because Kubernetes retries it.
+    """
     return any(
         reason in _NEVER_STARTS and reason != "ErrImagePull"
         for reason, _ in _waiting_containers(pod)
@@ -78,7 +80,7 @@ def never_starts(pod: Object) -> bool:
 
 
 def why_waiting(pod: Object) -> str | None:
-    """Return Kubernetes' reason why a pod is not ready; None if it states none."""
+    """Return Kubernetes' reason why a pod is not ready; None if it gives none."""
     for condition in (pod.get("status") or {}).get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return ": ".join(filter(None, (condition.get("reason"), condition.get("message"))))[

@@ -1,4 +1,4 @@
-"""Jobs on this host, each with a folder and a supervisor, and detection of GPUs without torch."""
+"""Jobs on this host, each with its own folder and supervisor. Detects GPUs without torch."""
 
 import contextlib
 import fcntl
@@ -28,11 +28,11 @@ from hp_tool.domain.states import JobState
 from hp_tool.errors import InputError, LauncherError
 
 _STATES = {"cancelled": JobState.CANCELLED, "terminated": JobState.PREEMPTED, "lost": JobState.LOST}
-# Set for every job process, to find the processes of a killed supervisor.
+# Set in every job process, to find the processes after their supervisor was killed.
 _FOLDER_VARIABLE = "HP_JOB_FOLDER"
 _STARTED, _ENDED, _CANCEL = "started.json", "ended.json", "cancel"
 _END_TIMEOUT_S = 10.0
-"""Maximum number of seconds that the supervisor of a damaged folder may need to end its job."""
+"""Maximum number of seconds in which the supervisor of a damaged folder must end its job."""
 _START_TIMEOUT_S = 30.0
 _CANCEL_TIMEOUT_S = 30.0
 OVERSUBSCRIPTION_LIMIT = 4
@@ -42,15 +42,16 @@ Measurements record the oversubscription.
 
 
 class LocalLauncher:
-    """Launch jobs on this host, one at a time; a handle is the job's name."""
+    """Launch jobs on this host, one at a time. A handle is the job name."""
 
     name = "local"
     lock = "~devices"
-    """File that a running job locks, so that jobs run one at a time."""
+    """File that the running job locks, so that only one job runs at a time."""
 
     def __init__(self, *, root: Path | str | None = None, cpu_only: bool = False) -> None:
-        """Store job folders under `root` on a local disk, by default HP_RUNS_DIR or the user's data
-        folder.
+        """Store job folders under `root`, which must be on a local disk.
+
+        The default is HP_RUNS_DIR or a folder in the user's data folder.
         """
         self._root = Path(root).absolute() if root is not None else jobs.default_root().absolute()
         self._cpu_only = cpu_only
@@ -95,7 +96,7 @@ class LocalLauncher:
         return plan.job_name
 
     def find(self, job_name: str) -> str | None:
-        """Return the job's handle; None if it never started, so that `submit` starts it."""
+        """Return the job's handle; None if the job never started and `submit` must start it."""
         return job_name if jobs.has_file(self._folder(job_name), name=_STARTED) else None
 
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
@@ -104,8 +105,9 @@ class LocalLauncher:
     def cancel(self, job_name: str) -> None:
         """Cancel a job.
 
-        The launcher writes the mark, then looks for a started job; a supervisor does the reverse,
-        so that one of them sees the other. If the folder is damaged, its processes are ended.
+        The launcher first writes the cancel file, then checks whether the job has started. The
+        supervisor does the reverse, so at least one of them sees the other. If the folder is
+        damaged, the job's processes are ended directly.
         """
         folder = self._folder(job_name)
         try:
@@ -118,7 +120,7 @@ class LocalLauncher:
                 raise LauncherError(f"Job {job_name} did not end within {_CANCEL_TIMEOUT_S:g} s.")
             time.sleep(0.02)
         if jobs.read_submission(folder) is None or not readback.path_exists(folder / _STARTED):
-            # The folder has no valid state, but the supervisor will find the mark.
+            # The folder has no valid state, but the supervisor will find the cancel file.
             _await_processes(folder)
 
     def open_jobs(self) -> list[str]:
@@ -156,18 +158,18 @@ class LocalLauncher:
         return jobs.output(self._folder(handle), name=name)
 
     def environment(self, plan: LaunchPlan) -> dict[str, str]:
-        """Return the environment of a job's processes, which is never written to disk."""
+        """Return the environment of the job's processes. It is never written to disk."""
         return torchrun.full_environment(plan.environment)
 
     def part(self, *, num_gpus: int) -> Hardware:
-        """Return the hardware of a job with this many devices, for jobs that do not report it."""
+        """Return the hardware of a job with `num_gpus` devices, for jobs that do not report it."""
         return device_share(self.hardware(), num_gpus=num_gpus)
 
     def _folder(self, job_name: str) -> Path:
         return self._root / jobs.check_name(job_name)
 
     def _start(self, folder: Path, *, environment: dict[str, str]) -> None:
-        """Start the supervisor, and return when it runs independently of this process."""
+        """Start the supervisor. Return once it runs independently of this process."""
         command = [sys.executable, "-I", supervisor.__file__, str(folder)]
         with (folder / "supervisor.log").open("ab") as log:
             try:
@@ -188,7 +190,7 @@ class LocalLauncher:
         if done.returncode == 0:  # Another supervisor has the job.
             return
         deadline = time.monotonic() + _START_TIMEOUT_S
-        # It starts at once, unless two callers start the job at the same time.
+        # The supervisor starts at once, unless two callers start the same job at the same time.
         while not readback.path_exists(folder / _STARTED):
             if done.returncode != supervisor.EXIT_ALREADY_RUN or time.monotonic() > deadline:
                 raise LauncherError(
@@ -203,7 +205,7 @@ class LocalLauncher:
             return JobState.FINISHED
         if not readback.path_exists(folder / _STARTED):
             return JobState.CANCELLED if readback.path_exists(folder / _CANCEL) else JobState.LOST
-        # Only the lock is reliable; the job may have written the other files.
+        # Only the lock is reliable; the job may have overwritten the other files.
         if _is_locked(folder / "lock"):
             return (
                 JobState.RUNNING
@@ -229,7 +231,10 @@ def _find_damage(folder: Path) -> str | None:
 
 
 def _is_locked(path: Path) -> bool:
-    """Return True if a supervisor holds the lock, which the kernel releases when it dies."""
+    """Return True if a supervisor holds the lock.
+
+    The kernel releases the lock when the supervisor dies.
+    """
     try:
         with readback.open_regular_file(path) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -241,7 +246,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _processes(folder: Path) -> list[psutil.Process]:
-    """Return the processes of the job and its supervisor, found by an environment variable."""
+    """Return the processes of the job and its supervisor, identified by an environment variable."""
     marked = []
     for process in psutil.process_iter():
         # The process has ended, or belongs to another user.
@@ -256,7 +261,7 @@ def _processes(folder: Path) -> list[psutil.Process]:
 def _end_processes(folder: Path) -> None:
     """Terminate the supervisor, which ends its job, then kill the remaining processes.
 
-    psutil compares start times, so a reused process id is never signalled.
+    psutil compares start times, so a process that reuses an id is never signalled.
     """
     limit_s = 0.0
     for process in _processes(folder):
@@ -279,7 +284,7 @@ def _await_processes(folder: Path, *, limit_s: float = _END_TIMEOUT_S) -> None:
 
 
 def detect_hardware(*, cpu_only: bool = False) -> Hardware:
-    """Return the NVIDIA GPUs of this host; without GPUs, or with `cpu_only`, its CPU cores."""
+    """Return this host's NVIDIA GPUs; without GPUs, or with `cpu_only`, its CPU cores."""
     gpus = [] if cpu_only else _gpu_names()
     host = (socket.gethostname(),)
     if gpus:
@@ -301,8 +306,9 @@ def device_share(hardware: Hardware, *, num_gpus: int) -> Hardware:
 
 
 def catalogue_name(device_name: str) -> str:
-    """Return the catalogue name of a device: `h100-sxm-80gb` for "NVIDIA H100 80GB HBM3". Unknown
-    names are converted to lower case.
+    """Return the catalogue name of a device, `h100-sxm-80gb` for "NVIDIA H100 80GB HBM3".
+
+    Unknown names are converted to lower case.
     """
     return catalogue_gpu_name(device_name) or re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip(
         "-"

@@ -1,7 +1,7 @@
-"""Options of launchers: a cluster's devices, the resources that jobs request, and where jobs run.
+"""Launcher options: a cluster's devices, the resources that jobs request, and where jobs run.
 
-The options come from the operator (a registered cluster or a YAML file), never from a query. Values
-that reach a shell contain no characters with a special meaning; only Slurm's `setup` is shell code.
+Options come from the operator (a registered cluster or a YAML file), never from a query. Values
+that reach a shell contain no special characters; only Slurm's `setup` is shell code.
 """
 
 import json
@@ -21,9 +21,7 @@ from hp_tool.errors import InputError
 
 
 def _pattern_validator(pattern: str, expectation: str) -> AfterValidator:
-    """Return a validator that accepts strings that match `pattern`; its error is "must be
-    {expectation}".
-    """
+    """Return a validator for strings that match `pattern`. Its error is "must be {expectation}"."""
     compiled = re.compile(pattern, re.ASCII)
 
     def _check_pattern(value: str) -> str:
@@ -93,7 +91,7 @@ SbatchArgument = Annotated[
         "written as --name or --name=value",
     ),
 ]
-"""Option of sbatch or srun; values with spaces are quoted."""
+"""Option of sbatch or srun. Values with spaces are quoted."""
 Seconds = Annotated[float, Field(ge=0, le=1e7)]
 Environment = dict[
     Variable,
@@ -145,7 +143,7 @@ class ClusterOptions(Strict):
         return Hardware(gpu=self.gpu, num_gpus=num_gpus, hosts=(self.name,))
 
     def num_nodes(self, *, num_gpus: int) -> int:
-        """Return the number of nodes for a job, which uses equally many devices of each.
+        """Return the number of nodes of a job. Each node contributes the same number of devices.
 
         Raises:
             InputError: The cluster cannot run a job with this many devices.
@@ -164,7 +162,7 @@ class ClusterOptions(Strict):
 
     @classmethod
     def create(cls, options: Self | Mapping[str, Any] | None) -> Self:
-        """Return options from a mapping; from the launcher's file if `options` is None."""
+        """Parse `options`. If it is None, load the launcher's options file."""
         if isinstance(options, Mapping):
             return cls.parse(
                 options, origin=f"the options of the {_launcher_name(cls).capitalize()} launcher"
@@ -173,7 +171,7 @@ class ClusterOptions(Strict):
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any], *, origin: str) -> Self:
-        """Return options from a mapping. An InputError names `origin` and the invalid field."""
+        """Parse options from a mapping. An InputError names `origin` and the invalid field."""
         try:
             with build_validators(described=False):
                 adapter = TypeAdapter(cls)
@@ -194,9 +192,7 @@ class ClusterOptions(Strict):
 
     @classmethod
     def load(cls) -> Self:
-        """Return the options in the file at `config_path`. An InputError reports a missing or
-        invalid file.
-        """
+        """Load the options file at `config_path`. Raise InputError if it is missing or invalid."""
         launcher = _launcher_name(cls)
         path = config_path(launcher)
         if not path.is_file():
@@ -423,10 +419,9 @@ class SlurmOptions(ClusterOptions):
 
 
 def config_path(launcher: str) -> Path:
-    """Return the path in HP_<LAUNCHER>_CONFIG, by default <launcher>.yaml in the user's
-    configuration folder. The file may be missing.
+    """Return the path of a launcher's options file, which may not exist.
 
-    The file may be missing.
+    This is HP_<LAUNCHER>_CONFIG, by default <launcher>.yaml in the user's configuration folder.
     """
     from platformdirs import user_config_path
 

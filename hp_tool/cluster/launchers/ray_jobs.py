@@ -1,6 +1,6 @@
-"""Jobs on a Ray cluster, through its Jobs API. Files are uploaded as a working directory.
+"""Jobs on a Ray cluster through its Jobs API. A job's files are uploaded as its working directory.
 
-On several nodes, a driver (`ray_nodes`) reserves the devices and runs a supervisor on each node.
+On several nodes, a driver (`ray_nodes`) reserves the devices and starts a supervisor on each node.
 """
 
 import logging
@@ -33,28 +33,30 @@ _STATES = {
     "FAILED": JobState.FINISHED,
 }
 _JOB_FAILURES = ("JOB_ENTRYPOINT_COMMAND_ERROR", None)
-"""Error types of jobs that ran, whose output explains the failure."""
+"""Error types of jobs that actually ran. Their output explains the failure."""
 _NEVER_STARTS = ("RUNTIME_ENV_SETUP_FAILURE", "JOB_ENTRYPOINT_COMMAND_START_ERROR")
 _TEMPORARY_ERROR = re.compile(
     r"try again later|no available agent|status code (429|50[234])\b|temporarily unavailable",
     re.IGNORECASE,
 )
-"""Errors of a head node without an agent or during a restart, or of a proxy in front of it."""
+"""Error messages of a head node that has no agent or is restarting, or of a proxy in front of it.
+"""
 _DRIVER = "ray_nodes.py"
 _CONNECT_LIMIT_S = 10.0
 _STOP_LIMIT_S = 20.0
 _CANCELLED = "cancelled"
-"""Metadata key of the placeholder job that reserves the name of a cancelled job."""
+"""Metadata key of the placeholder job that reserves a cancelled job's name."""
 
 
 class RayLauncher(streamed.StreamedLauncher):
-    """Launch jobs on a Ray cluster; a handle is the job's submission id."""
+    """Launch jobs on a Ray cluster. A handle is the job's submission id."""
 
     name = "ray"
 
     def __init__(self, *, options: RayOptions | Mapping[str, object] | None = None) -> None:
-        """Connect to the cluster in `options`, by default those in the file that HP_RAY_CONFIG
-        names.
+        """Connect to the cluster in `options`.
+
+        By default, load the options file that HP_RAY_CONFIG names.
         """
         self._options = RayOptions.create(options)
         super().__init__(self._options)
@@ -97,14 +99,14 @@ class RayLauncher(streamed.StreamedLauncher):
         return handle
 
     def cancel(self, job_name: str) -> None:
-        """Stop the job. If Ray has no such job, submit a placeholder that reserves the name."""
+        """Stop the job. If Ray does not know it, submit a placeholder that reserves its name."""
         handle, deadline = self._handle(job_name), time.monotonic() + _STOP_LIMIT_S
         if self._job(handle) is None:
             self._submit(handle, entrypoint="true", metadata={_CANCELLED: "true"})
         while self._is_open(self._job(handle)) and not self._ask(
             lambda client: client.stop_job(handle)
         ):
-            # Ray ignores the request for a job that is about to start.
+            # Ray ignores a stop request for a job that is about to start.
             if time.monotonic() > deadline:
                 raise LauncherError(f"Ray did not stop job {handle} within {_STOP_LIMIT_S:g} s.")
             time.sleep(0.1)
@@ -140,9 +142,7 @@ class RayLauncher(streamed.StreamedLauncher):
         runtime_env: Mapping[str, str] | None = None,
         bundle: Mapping[str, float] | None = None,
     ) -> None:
-        """Submit a job with the resources in `bundle`, unless Ray already has a job with this
-        name.
-        """
+        """Submit a job that requests the resources in `bundle`, unless Ray already has this job."""
         bundle = bundle or {}
         try:
             self._ask(
@@ -172,7 +172,7 @@ class RayLauncher(streamed.StreamedLauncher):
         try:
             return self._ask(lambda client: client.get_job_info(handle))
         except LauncherError as error:
-            # A 404 without Ray's message may come from a proxy.
+            # Without Ray's own message, a 404 may come from a proxy.
             if "does not exist" in error.message:
                 return None
             raise
@@ -225,7 +225,7 @@ class RayLauncher(streamed.StreamedLauncher):
         from ray.job_submission import JobSubmissionClient
 
         for name in ("ray.dashboard.modules.dashboard_sdk", "ray._private.runtime_env.packaging"):
-            # Ray's loggers would report every upload on the console.
+            # Otherwise, Ray's loggers print every upload to the console.
             logging.getLogger(name).setLevel(logging.WARNING)
         return JobSubmissionClient(self._options.address)
 
@@ -233,14 +233,15 @@ class RayLauncher(streamed.StreamedLauncher):
         """Call a method of Ray's client.
 
         Raises:
-            EngineAwayError: Ray does not respond, or asks to try again.
+            EngineAwayError: Ray does not respond, or asks to retry.
             LauncherError: Ray reports another error.
         """
         try:
             answer = query(self._client)
         except (RuntimeError, ValueError, OSError) as error:  # OSError includes requests' errors
             text = " ".join(str(error).split())
-            # Ray's messages end with their cause; a proxy's page begins with its status.
+            # The cause is at the end of Ray's messages, but a proxy's error page starts with the
+            # status.
             is_temporary = isinstance(error, OSError) or _TEMPORARY_ERROR.search(text) is not None
             message = (
                 f"Ray at {self._options.address}: {text[:500] if is_temporary else text[-500:]}"

@@ -1,9 +1,9 @@
-"""Driver of a Ray job on several nodes. It is uploaded with the job and needs only Ray and the
-standard library.
+"""Driver of a multi-node Ray job.
 
-It reserves the devices of all nodes in one placement group, so that no job reserves only part of
-its devices, and runs the supervisor on each node. When all supervisors are done, it prints each
-node's output after a marker line.
+It is uploaded with the job and needs only Ray and the standard library. The driver reserves the
+devices of all nodes in one placement group, so no job gets only part of its devices. It then runs
+the supervisor on each node. When all supervisors are done, it prints each node's output after a
+marker line.
 """
 
 import json
@@ -19,7 +19,7 @@ from ray.util.placement_group import placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 _GRACE_S = 10.0
-"""Seconds for which the other nodes may continue after one has failed."""
+"""Seconds that the other nodes may continue after one node has failed."""
 
 
 def main() -> int:

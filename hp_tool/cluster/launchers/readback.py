@@ -1,7 +1,7 @@
-"""Read and write files in a job's folder, in which the job may have replaced anything.
+"""Read and write files in a job folder. The job may have replaced any of them.
 
-Damage by the job (a link, a pipe, a folder or nothing in place of a file) is distinguished from an
-error of the host. Damage ends only the job's own run. An error of the host is raised as OSError and
+Damage by the job (a link, pipe or folder in place of a file, or a missing file) is distinguished
+from errors of the host. Damage fails only the job's own run. Host errors are raised as OSError and
 may be temporary.
 """
 
@@ -24,9 +24,9 @@ from hp_tool.errors import LauncherError
 
 T = TypeVar("T")
 MAX_FILE_BYTES = 4 * 2**20
-"""Maximum size of a file that is read completely; a result contains a few thousand steps."""
+"""Maximum size of a file that is read as a whole. A result lists a few thousand steps."""
 _NOT_REGULAR_FILE = (errno.ELOOP, errno.ENXIO)
-"""Error number of opening a link or a socket."""
+"""Errors from opening a symbolic link (ELOOP) or a socket (ENXIO)."""
 _CAUSED_BY_JOB = (
     errno.ENOTDIR,
     errno.EISDIR,
@@ -36,8 +36,8 @@ _CAUSED_BY_JOB = (
     errno.ENOTEMPTY,
     *_NOT_REGULAR_FILE,
 )
-"""Error numbers that a job can cause in its folder. If the runs folder is intact, nothing else
-causes them.
+"""Error numbers that a job can cause in its folder. While the runs folder is intact, only the job
+can cause them.
 """
 
 
@@ -45,13 +45,14 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 
 
 class DamagedError(LauncherError):
-    """The job replaced one of its files by something else."""
+    """The job damaged its folder or replaced one of its files by something else."""
 
 
 @functools.cache
 def json_adapter(kind: type[T]) -> TypeAdapter[T]:
-    """Return the JSON adapter of a type, which is built on first use because most commands need
-    none.
+    """Return the JSON adapter of a type.
+
+    It is built on first use, because most commands do not need it.
     """
     with build_validators(described=False):
         return TypeAdapter(kind)
@@ -61,7 +62,8 @@ def json_adapter(kind: type[T]) -> TypeAdapter[T]:
 def _detect_damage(folder: Path, *, access: int = os.X_OK) -> Iterator[None]:
     """Convert OSErrors that the job in `folder` caused to DamagedError.
 
-    Other errors pass unchanged, and so do all errors if the runs folder is not accessible.
+    Other errors are raised unchanged. This includes all errors if the runs folder is not
+    accessible.
     """
     try:
         yield
@@ -74,14 +76,18 @@ def _detect_damage(folder: Path, *, access: int = os.X_OK) -> Iterator[None]:
 
 
 def is_host_name(name: str) -> bool:
-    """Return True for a valid host name: letters, digits, `.`, `_` and `-`, at most 253
-    characters.
+    """Return True if `name` is a valid host name.
+
+    It may contain letters, digits, `.`, `_` and `-`, and has at most 253 characters.
     """
     return _HOST_NAME.fullmatch(name) is not None
 
 
 def open_regular_file(path: Path) -> BinaryIO:
-    """Open a regular file for reading without blocking; raise ValueError for anything else."""
+    """Open a regular file for reading without blocking.
+
+    Raise ValueError if it is not a regular file.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -95,8 +101,7 @@ def open_regular_file(path: Path) -> BinaryIO:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a file that a job may have replaced by a link, a pipe or a file of any
-    size.
+    """Return the content of a file that the job may have replaced by a link, a pipe or a huge file.
 
     Raises:
         ValueError: The path is not a regular file of at most MAX_FILE_BYTES.
@@ -124,8 +129,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_json_as(adapter: TypeAdapter[T], path: Path) -> T | None:
-    """Return a JSON file as an instance of the adapter's type; None if `read_json` returns None or
-    the type does not match.
+    """Read a JSON file as the adapter's type.
+
+    Return None if `read_json` returns None or the content does not match the type.
     """
     try:
         with _detect_damage(path.parent):
@@ -135,7 +141,7 @@ def read_json_as(adapter: TypeAdapter[T], path: Path) -> T | None:
 
 
 def log_tail(folder: Path, *, name: str, size_bytes: int = 4096) -> str:
-    """Return the end of a regular file in the job's folder; empty if the file is missing."""
+    """Return the end of a regular file in the job folder. Empty if the file is missing."""
     try:
         with open_regular_file(folder / name) as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - size_bytes))
@@ -145,7 +151,7 @@ def log_tail(folder: Path, *, name: str, size_bytes: int = 4096) -> str:
 
 
 def path_exists(path: Path) -> bool:
-    """Return True if the path exists, even as a dangling link; raise OSError if the host fails."""
+    """Return True if the path exists, even as a dangling link. Raise OSError if the host fails."""
     try:
         with _detect_damage(path.parent):
             path.lstat()
@@ -157,8 +163,9 @@ def path_exists(path: Path) -> bool:
 def find_damage(
     folder: Path, *, needed: tuple[str, ...], allowed: tuple[str, ...] = ()
 ) -> str | None:
-    """Return what is wrong with the job's files; None if they are intact. Files in `allowed` may be
-    missing, files in `needed` may not.
+    """Describe what is wrong with the job's files; None if they are intact.
+
+    Files in `allowed` may be missing, but those in `needed` must exist.
     """
     for name in (*needed, *allowed):
         try:
@@ -174,7 +181,7 @@ def find_damage(
 
 @contextlib.contextmanager
 def _open_folder(folder: Path) -> Iterator[int]:
-    """Open a descriptor of the folder itself, never of the target of a link."""
+    """Open a descriptor of the folder itself; a symbolic link is not followed."""
     with _detect_damage(folder, access=os.W_OK | os.X_OK):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
@@ -184,7 +191,7 @@ def _open_folder(folder: Path) -> Iterator[int]:
 
 
 def touch(folder: Path, name: str) -> None:
-    """Create the empty file `name` in `folder`, and replace a link with this name.
+    """Create the empty file `name` in `folder`. A link with this name is replaced.
 
     Raises:
         DamagedError: The job damaged the folder.
@@ -203,7 +210,7 @@ def touch(folder: Path, name: str) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, object]) -> None:
-    """Write `value` as JSON, atomically; raises as `write_text` does."""
+    """Write `value` as JSON, atomically. See `write_text` for errors."""
     write_text(path, json.dumps(value))
 
 

@@ -1,5 +1,6 @@
-"""Jobs on a Slurm cluster. Each job is a batch job with a folder, which is shared or receives only
-logs; nothing else is stored.
+"""Jobs on a Slurm cluster. Each is a batch job with a job folder.
+
+Nodes either share the folder or write logs that are copied to it. No other state is stored.
 """
 
 import contextlib
@@ -44,7 +45,7 @@ _CANCEL_TIMEOUT_S = 20.0
 
 
 class SlurmLauncher:
-    """Launch jobs on a Slurm cluster; a handle is the job's name."""
+    """Launch jobs on a Slurm cluster. A handle is the job name."""
 
     name = "slurm"
 
@@ -54,10 +55,11 @@ class SlurmLauncher:
         options: SlurmOptions | Mapping[str, object] | None = None,
         root: Path | str | None = None,
     ) -> None:
-        """Connect to the cluster in `options`, by default those in the file that HP_SLURM_CONFIG
-        names.
+        """Connect to the cluster in `options`, by default from the file named by HP_SLURM_CONFIG.
 
-        `root` replaces the folder in the options.
+        Args:
+            options: Options of the cluster.
+            root: Overrides the folder in the options.
         """
         self._options = SlurmOptions.create(options)
         folder = root if root is not None else self._options.folder
@@ -86,9 +88,10 @@ class SlurmLauncher:
         return slurm_script.render(self._options, plan=plan)
 
     def submit(self, plan: LaunchPlan) -> str:
-        """Submit a job; if the controller is unreachable, `poll` submits it later.
+        """Submit a job. If the controller is unreachable, `poll` submits it later.
 
-        The first job is tested before anything is queued, so that a rejection is reported at once.
+        Before the first job, a test submission checks whether the site accepts jobs, so that a
+        rejection is reported at once.
 
         Raises:
             RefusedError: Slurm rejects the job.
@@ -127,14 +130,13 @@ class SlurmLauncher:
         return Waiting(reason=job.reason, starts_at=job.starts_at)
 
     def cancel(self, job_name: str) -> None:
-        """Cancel a job, and return when Slurm has accepted the request; processes end within
-        KillWait.
+        """Cancel a job. Return once Slurm has accepted the request; processes end within KillWait.
 
-        The mark in the folder is written first: `submit` checks it after Slurm has accepted the
-        job, and the job checks it when it starts.
+        The cancel file is written first. `submit` checks it after Slurm has accepted the job, and
+        the job checks it when it starts.
         """
         folder = self._folder(job_name)
-        # A damaged folder starts nothing; the job is cancelled by its id.
+        # A damaged folder cannot start a new job; a running one is cancelled by its id.
         with contextlib.suppress(DamagedError):
             jobs.create_marker(folder, CANCEL)
         deadline = time.monotonic() + _CANCEL_TIMEOUT_S
@@ -205,7 +207,7 @@ class SlurmLauncher:
                 return JobState.FINISHED, None
             job = self._job(folder)
             if job is None and self._controller.asked_at <= _submitted_at(folder):
-                # The controller's answer is older than the job.
+                # The controller's last answer is older than the job.
                 return slurm_folder.state(folder), None
             job = job or self._job_from_accounting(folder)
             if job is not None and job.state == "PENDING" and job.reason in NEVER_STARTS:
@@ -235,11 +237,11 @@ class SlurmLauncher:
         return state, job
 
     def _submit_again(self, folder: Path) -> None:
-        """Submit a job that could not be submitted before; a rejection now ends it.
+        """Retry a submission that failed earlier. A rejection now ends the job.
 
-        A running job that deleted its marks is not submitted twice.
+        A job that is already running is not submitted twice, even if it deleted its state files.
         """
-        # A new answer is needed, because an answer from before the job's start does not list it.
+        # Query again: an answer from before the job started does not list it.
         if self._job(folder, fresh=True) is not None:
             return
         try:
@@ -275,16 +277,15 @@ class SlurmLauncher:
                 self._controller.cancel([Job(id=job_id, state="PENDING")])
 
     def _job(self, folder: Path, *, fresh: bool = False) -> Job | None:
-        """Return the folder's job in the queue: the job that claimed the folder, else the newest
-        job.
-        """
+        """Return the folder's queued job: the one that claimed the folder, else the newest."""
         in_folder = [job for job in self._controller.jobs(fresh=fresh) if job.folder == str(folder)]
         claim = slurm_folder.claiming_job_id(folder)
         return max(in_folder, key=lambda job: (job.id == claim, job.id), default=None)
 
     def _job_from_accounting(self, folder: Path) -> Job | None:
-        """Return sacct's record of a job that left the queue; None if the record still shows an
-        open job.
+        """Return sacct's record of a job that left the queue.
+
+        Return None if sacct has no record, or still reports the job as open.
         """
         handed_over = slurm_folder.read_submission(folder)
         job_id = slurm_folder.claiming_job_id(folder) or (
@@ -295,7 +296,7 @@ class SlurmLauncher:
 
 
 def _submitted_at(folder: Path) -> float:
-    """Return the latest time at which Slurm can have accepted the job, in seconds since 1970."""
+    """Return the latest time at which Slurm may have accepted the job, in seconds since 1970."""
     submission = slurm_folder.read_submission(folder)
     if submission is not None:
         return min(submission.time, time.time())

@@ -1,5 +1,6 @@
-"""Run Slurm's programs: one squeue for all jobs, at most every `poll_s` seconds, less often after
-failures.
+"""Run Slurm's programs. One squeue call covers all jobs.
+
+It runs at most every `poll_s` seconds, and less often after failures.
 """
 
 import contextlib
@@ -22,8 +23,8 @@ from hp_tool.domain.states import JobState
 from hp_tool.errors import EngineAwayError, LauncherError, RefusedError
 
 _COMMAND_LIMIT_S = 20.0
-"""Time limit of a command in seconds. It is shorter than a lease, so that a coordinator that waits
-does not lose its search.
+"""Time limit of a command in seconds. It is shorter than a lease, so a coordinator that waits for a
+command does not lose its search.
 """
 _MAX_BACKOFF_S = 60.0
 _SSH = ("ssh", "-oBatchMode=yes", "-oConnectTimeout=10")
@@ -44,7 +45,7 @@ _STATES: dict[JobState, tuple[str, ...]] = {
         "RESV_DEL_HOLD",
         "SPECIAL_EXIT",
     ),
-    # During COMPLETING the node may still have processes of the job.
+    # In state COMPLETING, the node may still run processes of the job.
     JobState.RUNNING: (
         "CONFIGURING",
         "RUNNING",
@@ -68,7 +69,7 @@ _STATES: dict[JobState, tuple[str, ...]] = {
     JobState.CANCELLED: ("CANCELLED",),
 }
 NODE_FAULTS = ("BOOT_FAIL", "LAUNCH_FAILED", "NODE_FAIL")
-"""States of jobs that a node ended."""
+"""Job states caused by a failed node."""
 _STATE_BY_NAME = {word: state for state, words in _STATES.items() for word in words}
 
 NEVER_STARTS = frozenset(
@@ -94,12 +95,15 @@ _UNKNOWN = ("N/A", "Unknown", "")
 _LIMIT_ERROR = re.compile(
     r"MaxSubmit|submit limit|maximum job count|Resource temporarily", re.IGNORECASE
 )
-"""Temporary rejections, because too many jobs are queued."""
+"""Error messages of temporary rejections: too many jobs are queued."""
 _ALREADY_ENDED_ERROR = re.compile(r"invalid job id|already comple", re.IGNORECASE)
 
 
 class ControllerUnreachableError(EngineAwayError):
-    """slurmctld does not respond. Running jobs continue, and its queue is stored on disk."""
+    """The Slurm controller (slurmctld) does not respond.
+
+    Running jobs continue, and its queue is stored on disk.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +112,11 @@ class Job:
 
     id: int
     state: str
-    """Slurm's name of the state."""
+    """State, as named by Slurm."""
     reason: str = ""
-    """Why the job waits, or what ended it."""
+    """Why the job is waiting, or what ended it."""
     elapsed_s: float | None = None
-    """Seconds since its last start."""
+    """Seconds since the job last started."""
     nodes: str = ""
     """Nodes in Slurm's notation, such as n[1-2]."""
     starts_at: str | None = None
@@ -120,12 +124,12 @@ class Job:
     folder: str = ""
     """Working directory, which identifies the job."""
     cluster: str = ""
-    """Cluster of a federation, if reported."""
+    """Cluster in the federation, if reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """The host that runs Slurm's programs, and the clusters that they query."""
+    """The host where Slurm's programs run, and the clusters that they query."""
 
     ssh: str | None = None
     """Login node; None for this host."""
@@ -134,12 +138,12 @@ class Site:
 
     @property
     def option(self) -> list[str]:
-        """Option that selects the clusters, for every program of Slurm."""
+        """Option that selects the clusters; accepted by all of Slurm's programs."""
         return [f"--clusters={','.join(self.clusters)}"] if self.clusters else []
 
 
 def controller(*, poll_s: float, site: Site, folder: Path) -> "Controller":
-    """Return this process's poller of a site. Processes share its answers through `folder`."""
+    """Return this process's poller for a site. Processes share its answers through `folder`."""
     return _controller(poll_s, site, folder, os.environ.get("SLURM_CONF"))
 
 
@@ -150,14 +154,14 @@ def _controller(poll_s: float, site: Site, folder: Path, configuration: str | No
 
 
 class Controller:
-    """The queue of this user's jobs, and the commands that change it."""
+    """The queue of this user's jobs, and commands that change it."""
 
     def __init__(self, *, poll_s: float, site: Site = Site(), shared: Path | None = None) -> None:
-        """Poll at most every `poll_s` seconds. `shared` is the file with the last answer."""
+        """Poll at most every `poll_s` seconds. `shared` is the file that stores the last answer."""
         self._poll_s, self._site, self._shared = poll_s, site, shared
         self._jobs: tuple[Job, ...] = ()
         self._asked_at = -float("inf")
-        """Time of the last query by the wall clock, which processes share."""
+        """Wall-clock time of the last query, which processes share."""
         self._backoff_s = 0.0
         self._tried_at = -float("inf")
         self._away_since: float | None = None
@@ -170,23 +174,23 @@ class Controller:
 
     @property
     def last_jobs(self) -> tuple[Job, ...]:
-        """Jobs in the last answer, however old."""
+        """Jobs in the last answer, which may be old."""
         return self._jobs
 
     @property
     def asked_at(self) -> float:
-        """Time of the last answered query, in seconds since 1970."""
+        """Time of the last query that was answered, in seconds since 1970."""
         return self._asked_at
 
     def jobs(self, *, fresh: bool = False) -> tuple[Job, ...]:
         """Return this user's jobs, including ended jobs that Slurm still lists.
 
         Args:
-            fresh: Require an answer to a query that starts after this call, which may have to wait
-                until a query is due.
+            fresh: Require an answer to a query that starts after this call. The call may have to
+                wait until the next query is allowed.
 
         Raises:
-            ControllerAway: The controller does not respond.
+            ControllerUnreachableError: The controller does not respond.
         """
         since = time.time() if fresh else -float("inf")
         while True:
@@ -200,7 +204,7 @@ class Controller:
 
     @property
     def _due_s(self) -> float:
-        """Seconds until the next query is allowed."""
+        """Seconds until the next query is allowed; negative if it is allowed now."""
         return self._asked_at + self._poll_s - time.time()
 
     def _refresh(self) -> None:
@@ -220,8 +224,9 @@ class Controller:
         self._jobs, self._asked_at = parse_queue(text), asked_at
 
     def _queue(self) -> tuple[float, str]:
-        """Return (time of the query, output of squeue). The answer may be a recent one of another
-        process.
+        """Return the output of squeue and the time of the query.
+
+        Another process may have made the query.
         """
         command = [
             "squeue",
@@ -247,7 +252,8 @@ class Controller:
                 asked_at, text = -float("inf"), ""
             if not 0 <= time.time() - asked_at < self._poll_s:
                 asked_at, text = time.time(), self._run(command)
-                # The disk may be full. Unbuffered, so that closing the file cannot fail.
+                # Unbuffered, so that closing cannot fail. Errors are ignored because the disk may
+                # be full.
                 with contextlib.suppress(OSError):
                     os.truncate(file.fileno(), 0)
                     os.write(file.fileno(), json.dumps((asked_at, text)).encode())
@@ -259,29 +265,31 @@ class Controller:
         return _run(command, ssh=self._site.ssh, environment=environment, script=script)
 
     def submit(self, script: Path, *, environment: Mapping[str, str]) -> int:
-        """Submit a script to run in its folder with `environment`; return the job's id.
+        """Submit a script that runs in its own folder with `environment`. Return the job id.
 
         Raises:
-            ControllerAway: The job must wait, or Slurm accepted it but did not answer.
+            ControllerUnreachableError: The job must wait, or Slurm accepted it but its answer was
+                lost.
             RefusedError: Slurm rejected the job.
         """
         command = ["sbatch", "--parsable", f"--chdir={script.parent}"]
         answer = self._submit_command(command, environment=environment, script=script.read_text())
-        # A site may print a banner first.
+        # Some sites print a banner first.
         job_id = re.search(r"^(\d+)(;.*)?$", answer, re.MULTILINE)
         if job_id is None:
             raise ControllerUnreachableError(f"sbatch printed no job id: {answer[:200]!r}")
         return int(job_id[1])
 
     def forecast(self, script: str) -> str:
-        """Return Slurm's forecast for a script (`sbatch --test-only`); raises as `submit` does."""
+        """Return Slurm's forecast for a script (`sbatch --test-only`). See `submit` for errors."""
         return self._submit_command(["sbatch", "--test-only"], script=script)
 
     def _submit_command(
         self, command: list[str], *, environment: Mapping[str, str] | None = None, script: str
     ) -> str:
-        """Run a command that submits a script; raise RefusedError if the site rejects it
-        permanently.
+        """Run a command that submits a script.
+
+        Raise RefusedError if the site rejects it permanently.
         """
         try:
             return self._run(command, environment=environment, script=script)
@@ -293,7 +301,7 @@ class Controller:
             raise RefusedError(error.message) from error
 
     def expand_hosts(self, nodes: str) -> tuple[str, ...]:
-        """Expand a list such as `n[1-2]` to host names; return the text itself if this fails."""
+        """Expand a list such as `n[1-2]` to host names. If this fails, return the list itself."""
         if not nodes or ("[" not in nodes and "," not in nodes):
             return (nodes,) if nodes else ()
         try:
@@ -302,10 +310,10 @@ class Controller:
             return (nodes,)
 
     def cancel(self, jobs: Iterable[Job]) -> None:
-        """Cancel these jobs; ended jobs are ignored.
+        """Cancel these jobs. Ended jobs are ignored.
 
         Raises:
-            ControllerAway: The controller does not respond.
+            ControllerUnreachableError: The controller does not respond.
         """
         ids: dict[str, list[str]] = defaultdict(list)
         for job in jobs:
@@ -326,8 +334,9 @@ class Controller:
                     raise
 
     def accounting_record(self, job_id: int) -> Job | None:
-        """Return sacct's record of a job that left the queue; None if sacct is unavailable or has
-        no record.
+        """Return sacct's record of a job that left the queue.
+
+        Return None if sacct is unavailable or has no record.
         """
         command = ["sacct", *self._site.option, "--noheader", "--parsable2", "--allocations"]
         try:
@@ -338,9 +347,7 @@ class Controller:
 
 
 def client_environment() -> dict[str, str]:
-    """Return the environment of Slurm's programs, without the variables that change their
-    output.
-    """
+    """Return the environment for Slurm's programs, without variables that change their output."""
     inherited = {
         name: os.environ[name]
         for name in ("HOME", "PATH", "SLURM_CONF", "USER")
@@ -352,8 +359,8 @@ def client_environment() -> dict[str, str]:
 def parse_queue(text: str) -> tuple[Job, ...]:
     """Parse the output of squeue.
 
-    With several clusters, each list follows a line `CLUSTER: name`. Other lines are ignored,
-    because the name of a folder may contain a line break.
+    With several clusters, each cluster's list follows a line `CLUSTER: name`. Unparsable lines are
+    ignored, because a folder name may contain a line break.
     """
     jobs: list[Job] = []
     cluster = ""
@@ -379,7 +386,7 @@ def parse_queue(text: str) -> tuple[Job, ...]:
 
 
 def parse_accounting(text: str) -> tuple[Job, ...]:
-    """Parse sacct's output of JobIDRaw,State,ElapsedRaw."""
+    """Parse the output of `sacct` with the columns JobIDRaw, State and ElapsedRaw."""
     fields = [line.split("|") for line in text.splitlines()]
     return tuple(
         Job(id=int(job_id), state=state, elapsed_s=float(elapsed) if elapsed.isdecimal() else None)
@@ -391,16 +398,17 @@ def parse_accounting(text: str) -> tuple[Job, ...]:
 def job_state(word: str, *, cancelled_by_us: bool) -> JobState:
     """Convert a state of squeue or sacct, such as `RUNNING` or `CANCELLED by 1000`.
 
-    A job that somebody else cancelled counts as preempted. An unknown state of a newer Slurm counts
-    as running, until the state is a known one or the job leaves the queue.
+    If someone else cancelled the job, it counts as preempted. A state that this version does not
+    know counts as running until it changes to a known state or the job leaves the queue.
     """
     state = _STATE_BY_NAME.get(word.split(" ", 1)[0].rstrip("+"), JobState.RUNNING)
     return JobState.PREEMPTED if state is JobState.CANCELLED and not cancelled_by_us else state
 
 
 def parse_elapsed_s(elapsed: str) -> float | None:
-    """Convert `1-02:03:04`, `02:03:04` or `3:04` to seconds; None for other text, such as
-    `INVALID`.
+    """Convert `1-02:03:04`, `02:03:04` or `3:04` to seconds.
+
+    Return None for other text, such as `INVALID`.
     """
     if not re.fullmatch(r"(\d+-)?\d+(:\d+){1,2}", elapsed):
         return None
@@ -417,7 +425,7 @@ def _run(
     """Run a command with `script` as standard input, and return its output.
 
     Raises:
-        ControllerAway: The controller or the login node did not respond.
+        ControllerUnreachableError: The controller or the login node did not respond.
         LauncherError: The command failed; the message is its error output.
     """
     base = client_environment()

@@ -57,12 +57,12 @@ RANK_RESULTS = "result.rank*.json"
 SLURM_LOG = "slurm.log"
 """Output of the batch step and of Slurm's programs. The job's own output is in job.log."""
 _FILES_LAG_S = 10.0
-# The controller did not respond to srun, or a node failed: independent of the configuration.
+# srun cannot reach the controller, or a node failed. The configuration is not the cause.
 _LAUNCH_ERROR = re.compile(
     r"srun: error: (Unable to (confirm allocation|create step)|Task launch for .* "
     r"failed|Application launch failed).*"
 )
-# Slurm's memory limit ended a step (by process count or cgroup); the state may just be FAILED.
+# Slurm's memory limit (process polling or cgroup) ended a step; its state may be just FAILED.
 _OUT_OF_MEMORY = re.compile(
     r"exceeded (\w+ )?memory limit|oom[-_]kill event|task \S+: Out Of Memory", re.IGNORECASE
 )
@@ -73,7 +73,7 @@ _UNPACK = (
     "[(pathlib.Path(sys.argv[1]) / name).write_text(text) for name, text in "
     "json.load(sys.stdin).items()]"
 )
-# The shell ignores TERM; the supervisor ends the job's processes before the folder is removed.
+# The shell ignores SIGTERM so that the supervisor can end the job before the folder is removed.
 _ON_NODE = (
     'export PET_NODE_RANK=$SLURM_NODEID; folder=$(mktemp -d -p /tmp) || exit 1; trap "rm -rf '
     '$folder" EXIT; trap : TERM; '
@@ -82,7 +82,7 @@ _ON_NODE = (
 
 
 def claiming_job_id(folder: Path) -> int | None:
-    """Return the id of the Slurm job that claimed this folder; None if none has."""
+    """Return the id of the Slurm job that claimed this folder; None if unclaimed."""
     try:
         text = readback.read_file(folder / CLAIM).decode().strip()
     except (OSError, ValueError):
@@ -92,26 +92,26 @@ def claiming_job_id(folder: Path) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """Id of the accepted job, and the time of its submission in seconds since 1970."""
+    """Id of an accepted job, and its submission time in seconds since 1970."""
 
     job_id: Annotated[int, Interval(ge=0, le=1 << 53)]
     time: Annotated[float, Interval(ge=0.0, le=1e12)]
 
 
 def read_submission(folder: Path) -> Submission | None:
-    """Return the record of the submission; None if it is missing or overwritten."""
+    """Return the submission record; None if it is missing or was overwritten."""
     return readback.read_json_as(readback.json_adapter(Submission), folder / SUBMITTED)
 
 
 def state(folder: Path) -> JobState:
-    """Return the job's state from its folder alone."""
+    """Return the job's state according to its folder alone, without asking Slurm."""
     if path_exists(folder / ENDED):
         return JobState.CANCELLED if path_exists(folder / CANCEL) else JobState.FINISHED
     return JobState.RUNNING if path_exists(folder / CLAIM) else JobState.QUEUED
 
 
 def await_files(folder: Path, *, options: SlurmOptions) -> None:
-    """Wait for an ended job's files, which a shared file system may show only seconds later."""
+    """Wait for the files of an ended job; a shared file system may show them seconds late."""
     deadline = time.monotonic() + _FILES_LAG_S
     while time.monotonic() < deadline:
         copy_from_logs(folder, options=options)
@@ -162,7 +162,7 @@ def ending(folder: Path, *, state: JobState, job: Job | None, timeout_s: float) 
         return Ending(reason="exited", exit_code=137, oom_kills=1, wall_s=wall_s)
     if not_begun := _LAUNCH_ERROR.search(slurm_log):
         return Ending(reason="terminated", wall_s=wall_s, error=not_begun[0])
-    # A script that claimed the job records its end unless Slurm ends it.
+    # A script that claimed its job records how it ended, unless Slurm kills it.
     if record is None and path_exists(folder / CLAIM):
         error = "the batch script could not record its end. Is the disk of the runs folder full?"
         return Ending(reason="terminated", wall_s=wall_s, error=error)
@@ -199,23 +199,24 @@ def _wall_s(record: Mapping[str, Any]) -> float | None:
 
 
 def node_log_path(name: str, *, options: Logs, job_name: str) -> str:
-    """Return the path, on the nodes, of a job's file in the log folder. srun replaces `%n` by the
-    node's number.
+    """Return the path of a job's file in the log folder, as seen by the nodes.
+
+    srun replaces `%n` by the node number.
     """
     return f"{options.folder}/{job_name}.{name}"
 
 
 def render_step(plan: LaunchPlan, *, srun: str, python: str, around: str = "") -> str:
-    """Return the lines of the batch script that run the job on every node.
+    """Return the batch script lines that run the job on every node.
 
     srun passes its standard input, one line of JSON, to all nodes. The JSON is ASCII without line
-    breaks, so that it cannot end the here-document.
+    breaks, so it cannot terminate the here-document.
 
     Args:
         plan: The job.
         srun: The srun command.
         python: Interpreter on the nodes.
-        around: Prefix that runs a command in a container.
+        around: Command prefix that runs it in a container.
 
     Raises:
         InputError: The files are too large for a batch script.
@@ -231,7 +232,7 @@ def render_step(plan: LaunchPlan, *, srun: str, python: str, around: str = "") -
 
 
 def copy_claim(folder: Path, *, options: SlurmOptions) -> None:
-    """Copy the claim from the log folder into the job's folder, once a Slurm job has written it."""
+    """Copy the claim from the log folder to the job folder, once a Slurm job has written it."""
     if options.logs is not None and not path_exists(folder / CLAIM):
         text = readback.log_tail(Path(options.logs.local_path), name=f"{folder.name}.{CLAIM}")
         if text.strip().isdecimal():
@@ -239,9 +240,7 @@ def copy_claim(folder: Path, *, options: SlurmOptions) -> None:
 
 
 def copy_from_logs(folder: Path, *, options: SlurmOptions) -> None:
-    """Write the files that the logs contain into the job's folder, unless the nodes share the
-    folder.
-    """
+    """Write the files contained in the logs to the job folder, unless the nodes share it."""
     request = jobs.read_submission(folder)
     if options.logs is None or request is None:
         return
@@ -252,13 +251,13 @@ def copy_from_logs(folder: Path, *, options: SlurmOptions) -> None:
         for node in range(options.num_nodes(num_gpus=request.num_gpus))
     ]
     started = [streamed.parse_output(text) for text in texts if supervisor.MARK[0] in text]
-    # Output of nodes that could not start.
+    # Output from nodes that could not start.
     errors = [text for text in texts if supervisor.MARK[0] not in text]
     readback.write_text(
         folder / SLURM_LOG, "".join([*errors, _read_log(log_folder, f"{folder.name}.{SLURM_LOG}")])
     )
     if record := readback.read_json(log_folder / f"{folder.name}.{ENDED}"):
-        # Replaced below by the job's more detailed record, if any.
+        # Overwritten below if the job left a more detailed record.
         readback.write_json(folder / ENDED, record)
     if not started:
         return

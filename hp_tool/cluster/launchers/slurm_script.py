@@ -1,6 +1,6 @@
-"""Render the batch script of a job, which can also be submitted by hand.
+"""Render a job's batch script, which can also be submitted by hand.
 
-Of the query, the script contains only the job's name and numbers. The request is in a file, and
+The script contains only the job name and numbers from the query. The request is in a file, and
 sbatch passes the environment.
 """
 
@@ -23,11 +23,11 @@ from hp_tool.domain.jobs import LaunchPlan
 
 SCRIPT = "job.sbatch"
 _TIME_MARGIN_S = 120.0
-"""Seconds by which Slurm's time limit exceeds the run's. Slurm counts minutes, and a job that Slurm
-ends leaves no record.
+"""Seconds by which Slurm's time limit exceeds the run's own limit. Slurm counts in minutes, and a
+job that Slurm ends leaves no record.
 """
 _IMAGE_IMPORT_S = 1800.0
-"""Seconds for importing a container image on the nodes before the run starts."""
+"""Seconds allowed for importing a container image on the nodes before the run starts."""
 _KILL_AFTER_S = 60
 
 _CLAIMED = """\
@@ -74,7 +74,7 @@ timeout --kill-after={kill_after} {timeout_s} {srun} \\
 
 
 def render(options: SlurmOptions, *, plan: LaunchPlan) -> str:
-    """Return the batch script of `plan`, which is submitted in the job's folder."""
+    """Return the batch script of `plan`. It must be submitted from the job folder."""
     nodes = options.num_nodes(num_gpus=plan.num_gpus)
     header = "\n".join(
         f"#SBATCH {argument}" for argument in _sbatch(options, plan=plan, nodes=nodes)
@@ -166,8 +166,9 @@ def _devices(options: SlurmOptions, *, per_node: int) -> list[str]:
 
 
 def _node_share(options: SlurmOptions) -> list[str]:
-    """Return the options for whole nodes or for shares of nodes. `sbatch_arguments` may set the
-    memory.
+    """Return the options that request whole nodes or shares of nodes.
+
+    Memory options in `sbatch_arguments` take precedence.
     """
     shares = {"--cpus-per-gpu": options.cpus_per_gpu, "--mem-per-gpu": options.memory_per_gpu}
     shared = any(shares.values())
@@ -185,8 +186,9 @@ def _node_share(options: SlurmOptions) -> list[str]:
 
 
 def _srun(options: SlurmOptions, *, plan: LaunchPlan, nodes: int) -> list[str]:
-    """Return the srun command with one task per node. The task is not bound to a core, because it
-    starts all processes of the node.
+    """Return the srun command, with one task per node.
+
+    The task is not bound to a core, because it starts all processes of its node.
     """
     arguments = [
         f"--nodes={nodes}",
@@ -223,7 +225,7 @@ def _pyxis(container: Container, *, shared: bool) -> list[str]:
 
 
 def _apptainer(options: SlurmOptions) -> str:
-    """Return the prefix of a node's command, with a space at its end; empty without Apptainer."""
+    """Return the Apptainer prefix of a node's command with a trailing space; empty without it."""
     container = options.container
     if container is None or container.runtime != "apptainer":
         return ""

@@ -1,4 +1,4 @@
-"""Jobs without a shared folder: their files are sent with them, and they print their results."""
+"""Jobs without a shared folder: their files are submitted with them, and they print results."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ from hp_tool.errors import InputError, LauncherError
 JOB = "job.json"
 SUPERVISOR = "supervisor.py"
 MAX_FILES_BYTES = 900_000
-"""Maximum total size of a job's files, which the clusters' stores limit."""
+"""Maximum total size of a job's files in bytes; clusters limit it."""
 _LINE = re.compile(
     r"\n?" + re.escape(supervisor.MARK[0]) + r"(.*)" + re.escape(supervisor.MARK[1]) + r"\n?"
 )
@@ -31,13 +31,13 @@ _LINE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOutput:
-    """The parsed output of a job."""
+    """Parsed output of a job."""
 
     log: str = ""
     """Output of the job's own processes."""
     files: dict[str, str] = field(default_factory=dict)
     began: float | None = None
-    """Time at which the first node started; None if no node started."""
+    """Time at which the first node started, in seconds since 1970; None if none started."""
     ended: dict[str, Any] | None = None
     """The supervisor's record of how the job ended; None if the supervisor was killed."""
     nodes: int = 0
@@ -45,7 +45,7 @@ class JobOutput:
 
 
 class StreamedLauncher(ABC):
-    """Base class of the launchers whose jobs print their results."""
+    """Base class of launchers whose jobs print their results."""
 
     name: str
 
@@ -64,8 +64,10 @@ class StreamedLauncher(ABC):
 
     @abstractmethod
     def _job(self, handle: str) -> Any:
-        """Return the scheduler's record of a job, or None; raise LauncherError if it does not
-        respond.
+        """Return the scheduler's record of a job; None if there is none.
+
+        Raises:
+            LauncherError: The scheduler does not respond.
         """
 
     @abstractmethod
@@ -73,7 +75,7 @@ class StreamedLauncher(ABC):
 
     @abstractmethod
     def _ending(self, handle: str, job: Any) -> Ending:
-        """Return how the scheduler reports the end, for jobs that could not print it."""
+        """Return how the job ended by the scheduler's record, for jobs that could not print it."""
 
     @abstractmethod
     def _request(self, job: Any) -> tuple[int, float]:
@@ -81,7 +83,7 @@ class StreamedLauncher(ABC):
 
     @abstractmethod
     def _texts(self, handle: str) -> Iterable[str]:
-        """Return the output of each node."""
+        """Return the outputs of all nodes."""
 
     def hardware(self) -> Hardware:
         return self._cluster.hardware(num_gpus=self._cluster.num_gpus)
@@ -95,7 +97,7 @@ class StreamedLauncher(ABC):
             if time.monotonic() - self._listed_at >= self._cluster.poll_s:
                 self._jobs = self._list_jobs()
                 self._listed_at = time.monotonic()
-            # A job that is not listed may have been submitted since the listing.
+            # A missing job may have been submitted after the listing.
             by_handle = {handle: self._jobs.get(handle) or self._job(handle) for handle in handles}
         except LauncherError:
             if (
@@ -123,7 +125,8 @@ class StreamedLauncher(ABC):
             self._cluster.num_nodes(num_gpus=num_gpus),
         )
         reported = job_ending(printed) or ending
-        # The other nodes waited for devices, so the timeout is not the run's fault.
+        # The started nodes waited for the others to get devices, so the run did not cause the
+        # timeout.
         if reported.reason == "timeout" and 0 < printed.nodes < nodes:
             error = f"too few nodes joined the rendezvous: {printed.nodes} of {nodes} started"
             printed, ending = (
@@ -144,8 +147,9 @@ class StreamedLauncher(ABC):
 
 
 def job_files(plan: LaunchPlan, *, per_node: dict[str, Any] | None = None) -> dict[str, str]:
-    """Return all files of the job's folder. `per_node` adds settings for the driver of several
-    nodes.
+    """Return all files of the job folder.
+
+    On several nodes, `per_node` adds settings for the driver.
     """
     jobs.check_name(plan.job_name)
     job = {
@@ -162,9 +166,7 @@ def job_files(plan: LaunchPlan, *, per_node: dict[str, Any] | None = None) -> di
 
 
 def parse_output(text: str) -> JobOutput:
-    """Parse the output of one node: the log after the first marker, and the results between
-    markers.
-    """
+    """Parse one node's output: the log after the first marker, and the results between markers."""
     files: dict[str, str] = {}
     ended = None
     log: list[str] = []
@@ -206,8 +208,8 @@ def _finite_number(value: object) -> float | None:
 def join_nodes(nodes: Sequence[JobOutput]) -> JobOutput:
     """Combine the outputs of several nodes.
 
-    The combined end is the one that explains a failure: not that of a node that succeeded, or that
-    was terminated because another node failed.
+    The combined record of the end is the one that explains a failure. It is never that of a node
+    that succeeded, or of one terminated because another node failed.
     """
     files: dict[str, str] = {}
     for node in reversed(nodes):
@@ -222,7 +224,7 @@ def join_nodes(nodes: Sequence[JobOutput]) -> JobOutput:
 
 
 def split_nodes(text: str) -> list[str]:
-    """Split a text at the markers between nodes; return the text itself if it has none."""
+    """Split a text at the markers between nodes. Without markers, return it as a single item."""
     marks = [match for match in _LINE.finditer(text) if match[1].startswith('{"node":')]
     ends = [*(mark.start() for mark in marks[1:]), len(text)]
     return (
@@ -233,11 +235,11 @@ def split_nodes(text: str) -> list[str]:
 def measure(
     printed: JobOutput, *, ending: Ending, timeout_s: float, hardware: Hardware
 ) -> Measurement:
-    """Return a job's measurement from its output, as `jobs.measure` does from a folder.
+    """Return a job's measurement from its output, like `jobs.measure` for a job folder.
 
     Args:
         printed: Parsed output.
-        ending: The scheduler's record of the end, for jobs that did not print one.
+        ending: How the job ended according to the scheduler, for jobs that did not print this.
         timeout_s: Time limit of the run.
         hardware: Hardware of the job.
     """
@@ -251,7 +253,7 @@ def measure(
 
 
 def job_ending(printed: JobOutput) -> Ending | None:
-    """Return the job's record of its end; None without one, or if the scheduler ended the job."""
+    """Return the job's own record of its end; None without one, or if the scheduler ended it."""
     ended = printed.ended
     if ended is None or ended.get("reason") in ("terminated", "cancelled"):
         return None

@@ -37,22 +37,23 @@ _KILL_TIMEOUT_S = 30.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 EXIT_ALREADY_RUN = 75
-"""Exit code if another supervisor runs, or has run, the job."""
+"""Exit code if another supervisor is running, or has already run, this job."""
 MARK = ("<<<hp-tool:", ":hp-tool>>>")
-"""Markers before and after a JSON object on its own line."""
+"""Markers before and after a JSON object that is printed on its own line."""
 MAX_FILE_BYTES = 2**18
-"""Maximum size of a printed file. A larger result is omitted; of a larger returned file, the end is
-printed.
+"""Maximum size in bytes of a printed file. A larger result is omitted; of other files, only the end
+is printed.
 """
 MAX_REPORTS = 16
-"""Maximum number of failed ranks whose reports are printed, earliest first. Later ranks fail
-because of them.
+"""Maximum number of failed ranks whose reports are printed, earliest first. Later failures are
+mostly consequences.
 """
 
 
 def main(path: Path) -> int:
-    """Detach from the caller and run the job in `path`; return EXIT_ALREADY_RUN if another
-    supervisor runs it.
+    """Detach from the caller and run the job in `path`.
+
+    Return EXIT_ALREADY_RUN if another supervisor has the job.
     """
     folder = Folder(path)
     lock = (path / "lock").open("w")
@@ -70,15 +71,16 @@ def main(path: Path) -> int:
 
 
 class Folder:
-    """The job's folder, safe against anything that the job puts in place of it or of its files."""
+    """A job folder. Its methods are safe even if the job replaces the folder or files in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
     def write(self, name: str, value: dict[str, Any]) -> None:
-        """Write `value` as JSON to the file `name`, atomically; a folder with that name is
-        renamed.
+        """Write `value` as JSON to the file `name`, atomically.
+
+        A folder with that name is renamed first.
         """
         token = f"{time.time_ns():x}"
         descriptor = os.open(
@@ -97,8 +99,9 @@ class Folder:
 
 
 def _run(folder: Folder, *, to_log: bool = True) -> dict[str, Any]:
-    """Run the job and return how it ended. Errors are part of the result, so that the launcher
-    learns of them.
+    """Run the job and return how it ended.
+
+    Errors are recorded there, so that the launcher sees them.
     """
     try:
         return _Supervisor(folder, to_log=to_log).run()
@@ -107,7 +110,7 @@ def _run(folder: Folder, *, to_log: bool = True) -> dict[str, Any]:
 
 
 def run_attached(source: Path) -> int:
-    """Run the job whose files are in `source`; return 0 if it succeeded or wrote a result."""
+    """Run the job whose files are in `source`. Return 0 if it succeeded or wrote a result."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)  # the job ends with the parent process
     work = Path(tempfile.mkdtemp(prefix="hp-job-"))
     job = json.loads((source / "job.json").read_text())
@@ -147,13 +150,13 @@ class _Supervisor:
         self._job = json.loads((folder.path / "job.json").read_text())
         self._terminated = False
         signal.signal(signal.SIGTERM, self._on_terminate)
-        # torchrun's ranks lead their own sessions; orphans become our children.
+        # torchrun's ranks lead their own sessions; orphans become children of this process.
         _prctl(_PR_SET_CHILD_SUBREAPER)
 
     def run(self) -> dict[str, Any]:
         if "devices_lock" not in self._job:  # The scheduler assigns the devices.
             return self._run_job()
-        # Only this user may open the file, because whoever locks it blocks all jobs.
+        # Only this user may open the file: whoever locks it blocks all jobs.
         private = partial(os.open, mode=0o600)
         with open(self._job["devices_lock"], "a", opener=private) as devices:
             with suppress(PermissionError):  # owned by another user
@@ -175,8 +178,7 @@ class _Supervisor:
         return ended | {"oom_kills": _oom_kills() - kills}
 
     def _wait_for(self, devices: Any) -> str | None:
-        """Wait for the machine's devices, because concurrent jobs would disturb each other's
-        timing.
+        """Wait for the machine's devices; concurrent jobs would distort each other's timing.
 
         Returns:
             Why the wait was interrupted, or None.
@@ -238,7 +240,7 @@ class _Supervisor:
 
 
 class _OutputForwarder:
-    """Copy the job's output to standard output, up to a limit."""
+    """Copy the job's output to standard output, up to a size limit."""
 
     def __init__(self, max_bytes: float) -> None:
         read, write = os.pipe()
@@ -247,13 +249,14 @@ class _OutputForwarder:
         self._thread = threading.Thread(target=self._pass_on, args=(read, max_bytes), daemon=True)
 
     def start(self) -> None:
-        """Start after the job's process was forked, because forking a process with threads is
-        unsafe.
+        """Start the thread.
+
+        Call this after forking the job's process: forking with threads is unsafe.
         """
         self._thread.start()
 
     def finish(self) -> None:
-        """Wait until all output is copied; the job's processes have ended."""
+        """Wait until all output is copied. The job's processes must have ended."""
         if self._thread.ident is not None:
             self._thread.join(_KILL_TIMEOUT_S)
 
@@ -272,9 +275,9 @@ class _OutputForwarder:
 def _end_descendants() -> None:
     """Kill child processes until none is left.
 
-    This process becomes the parent of a killed child's children (subreaper) and kills them in the
-    next round. Process ids are safe, because a child's id is not reused before this process has
-    waited for the child.
+    When a child is killed, its own children become children of this process (subreaper) and are
+    killed in the next round. Using process ids is safe, because a child's id is not reused until
+    this process has waited for the child.
     """
     deadline = time.monotonic() + _KILL_TIMEOUT_S
     while time.monotonic() < deadline:
@@ -302,7 +305,7 @@ def _children() -> list[int]:
 
 
 def _die_with_supervisor() -> None:
-    """Let the kernel send SIGTERM to the job's first process if the supervisor is killed."""
+    """Make the kernel send SIGTERM to the job's first process if the supervisor is killed."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

@@ -1,6 +1,4 @@
-"""Plan how a job is launched: command, environment and files of the profiler or of another
-program.
-"""
+"""Plan a job launch: command, environment and files of the profiler or of another program."""
 
 import os
 import sys
@@ -16,7 +14,7 @@ from hp_tool.domain.measurement import ProfileRequest, Program
 from hp_tool.domain.requests import RunRequest
 from hp_tool.errors import InputError
 
-# Variables that a job inherits. Others, such as database URLs and API keys, stay with the worker.
+# Variables that a job inherits. Others, such as database URLs and API keys, are not passed on.
 _INHERITED = (
     "HOME",
     "LANG",
@@ -30,13 +28,13 @@ _INHERITED = (
 )
 _INHERITED_PREFIXES = ("CUDA_", "NCCL_", "NVIDIA_", "TORCH_", "TRITON_")
 _INHERITED_ELSEWHERE = ("HOME", "LANG", "LC_ALL", "PATH", "USER")
-"""Variables that are also valid on other hosts."""
+"""Inherited variables that are also valid on other hosts."""
 _RENDEZVOUS = "rendezvous.py"
-"""A torchrun rendezvous whose store listens on a single address; it is copied to the job's
+"""Name of the rendezvous module, whose store listens on a single address. It is copied to the job
 folder.
 """
 _FRAMEWORK_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
-"""Variable that the run sets as its framework needs, so that it is not inherited."""
+"""Variable that is not inherited, because the run sets it to what its framework needs."""
 _NO_PROGRAM = Program(
     command=("-m", "hp_tool.cluster.profiler", jobs.REQUEST, jobs.RESULT), torchrun=True
 )
@@ -46,7 +44,7 @@ def cluster_plan(request: RunRequest, *, job_name: str, options: ClusterOptions)
     """Plan a job on a cluster.
 
     Raises:
-        InputError: The cluster has another device, or cannot run a job with this many devices.
+        InputError: The cluster has a different device, or cannot run a job with this many devices.
     """
     if request.gpu != options.gpu:
         message = (
@@ -68,7 +66,7 @@ def cluster_plan(request: RunRequest, *, job_name: str, options: ClusterOptions)
 
 
 def smallest_plan(options: ClusterOptions, *, job_name: str) -> LaunchPlan:
-    """Plan a job on one node that does nothing, to test whether the site accepts jobs."""
+    """Plan a single-node job that does nothing, to test whether the site accepts jobs."""
     return LaunchPlan(
         job_name=job_name,
         command=("true",),
@@ -88,19 +86,19 @@ def job_plan(
     bound: bool = False,
     operator_environment: Mapping[str, str] | None = None,
 ) -> LaunchPlan:
-    """Plan a job whose command runs in the job's folder on every node.
+    """Plan a job whose command runs in the job folder on every node.
 
-    On one node, processes connect through a free loopback port. On several nodes, the environment
-    variables PET_MASTER_ADDR and PET_MASTER_PORT name the first node, and PET_NODE_RANK is the
-    node's number.
+    On one node, processes connect through a free loopback port. On several nodes, PET_MASTER_ADDR
+    and PET_MASTER_PORT in the environment give the first node's address, and PET_NODE_RANK is the
+    node number.
 
     Args:
         request: What to run.
         job_name: Name of the job.
-        python: Interpreter on the nodes; by default that of this process.
+        python: Interpreter on the nodes; by default this process's.
         num_nodes: Number of nodes.
-        bound: Let the first node listen on its own address only.
-        operator_environment: Environment variables that the operator sets.
+        bound: Let the first node listen only on its own address.
+        operator_environment: Environment variables set by the operator.
     """
     program = (request.program if isinstance(request, ProfileRequest) else None) or _NO_PROGRAM
     bound = program.torchrun and (bound or num_nodes == 1)
@@ -136,7 +134,7 @@ def job_plan(
 def _environment(request: RunRequest, num_nodes: int) -> dict[str, str]:
     environment = {"PYTHONUNBUFFERED": "1"}
     if request.gpu == "cpu":
-        # The catalogue's `cpu` is one process with one thread.
+        # In the catalogue, one `cpu` device is one process with one thread.
         environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     if num_nodes == 1:  # use loopback: private, and independent of the network card
         environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -147,9 +145,7 @@ def _environment(request: RunRequest, num_nodes: int) -> dict[str, str]:
 
 
 def full_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a job on this host: inherited variables, overridden by the
-    plan's.
-    """
+    """Return a local job's environment: inherited variables, overridden by the plan's."""
     inherited = {
         k: v for k, v in os.environ.items() if k in _INHERITED or k.startswith(_INHERITED_PREFIXES)
     }
@@ -160,8 +156,9 @@ def full_environment(environment: Mapping[str, str]) -> dict[str, str]:
 def environment_elsewhere(
     environment: Mapping[str, str], *, inherit: Iterable[str]
 ) -> dict[str, str]:
-    """Return the environment of a job on other hosts: portable variables and `inherit`, overridden
-    by the plan's.
+    """Return the environment of a job on other hosts.
+
+    It has the portable variables and those in `inherit`, overridden by the plan's.
     """
     names = (*_INHERITED_ELSEWHERE, *inherit)
     return {name: os.environ[name] for name in names if name in os.environ} | dict(environment)

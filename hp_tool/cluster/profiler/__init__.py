@@ -1,4 +1,4 @@
-"""The profiler, which torchrun starts on every rank.
+"""The built-in profiler. torchrun starts it on every rank.
 
 `python -m hp_tool.cluster.profiler REQUEST.json RESULT.json`
 """

@@ -37,7 +37,7 @@ _BROKEN_DEVICE = re.compile(
     r"|device (is )?unavailable|system not yet initialized",
     re.IGNORECASE,
 )
-"""Errors of a GPU that cannot run anything else either."""
+"""Errors of a broken GPU, on which other runs would fail, too."""
 _INHERITED = frozenset(os.environ)
 _NO_PEAKS: dict[str, Any] = {
     "peak_memory_bytes": None,
@@ -45,8 +45,8 @@ _NO_PEAKS: dict[str, Any] = {
     "peak_memory_bytes_per_rank": (),
     "peak_memory_source": None,
 }
-"""Memory fields of rivals measured on a CPU: empty, because the host's heap does not shrink
-after the first model.
+"""Memory fields of later configurations in a process on a CPU. They are empty, because the host's
+heap does not shrink after the first model.
 """
 _LOG_TAIL_CHARACTERS = 4096
 _CAUSE_CHARACTERS = 500
@@ -62,7 +62,7 @@ def main() -> int:
     try:
         request = read_request(arguments.request)
         measurement = profile(request)
-        # Each measurement is stored before the next run.
+        # Store each measurement before the next run starts.
         for result in itertools.chain([measurement], measure_rivals(request, measurement)):
             if rank == 0:
                 write_measurement(arguments.result, result)
@@ -76,14 +76,15 @@ def main() -> int:
 
 
 def profile(request: RunRequest) -> Measurement:
-    """Run the request on all ranks. Each rank returns the same measurement, or raises its own
-    error.
+    """Run the request on all ranks.
+
+    Each rank returns the same measurement, or raises its own error.
     """
     if isinstance(request, ProfileRequest):
         connections = device_connections(workload=request.training, parallel=request.parallel)
         if connections is not None:
             os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", connections)
-    # Megatron's warnings on every rank would push a failure out of the log's tail.
+    # If every rank printed Megatron's warnings, they would push a failure out of the log's tail.
     warnings.simplefilter("ignore")
     started = time.monotonic()
     match request:
@@ -129,9 +130,10 @@ def profile(request: RunRequest) -> Measurement:
 
 
 def measure_rivals(request: RunRequest, first: Measurement) -> Iterator[JobResult]:
-    """Yield the first configuration's measurement, then the same with each rival measured so far.
+    """Measure the rival configurations of a request, one after another in the same processes.
 
-    Rivals run in the same processes. A rank that fails ends the job; earlier results remain.
+    After each rival, yield the first configuration's measurement with all rivals measured so far.
+    If a rank fails, the job ends, but earlier results remain.
     """
     if not isinstance(request, ProfileRequest):
         return
@@ -139,7 +141,8 @@ def measure_rivals(request: RunRequest, first: Measurement) -> Iterator[JobResul
 
     device, rivals = backend.device(request), list[Measurement]()
     for parallel in request.rivals:
-        # A failing rank ends the others, so the first rank must have written earlier results.
+        # When a rank fails, torchrun ends the others. Rank 0 must have written earlier results by
+        # then.
         sys.modules["torch"].distributed.barrier()
         started, rival_request = time.monotonic(), replace(request, parallel=parallel, rivals=())
         support.check_training(rival_request)
@@ -160,9 +163,7 @@ def measure_rivals(request: RunRequest, first: Measurement) -> Iterator[JobResul
 
 
 def free_previous_model() -> None:
-    """Free the previous configuration's model, process groups, buffers and Megatron's attention
-    state.
-    """
+    """Free the previous model, its process groups and buffers, and Megatron's attention state."""
     gc.collect()
     if (torch := sys.modules["torch"]).cuda.is_available():
         torch.cuda.empty_cache()
@@ -247,7 +248,7 @@ def failure_report(error: Exception, *, rank: int) -> Measurement:
 
 
 def read_request(path: Path) -> RunRequest:
-    """Read a request; raise pydantic.ValidationError if it is invalid."""
+    """Read a request. Raise pydantic.ValidationError if it is invalid."""
     return _REQUEST.validate_json(path.read_bytes(), strict=True)
 
 
@@ -262,7 +263,7 @@ def write_measurement(path: Path, measurement: Measurement) -> None:
 
 
 def failure_path(result: Path, *, rank: int) -> Path:
-    """Return the path of a failing rank's report: result.json -> result.rank3.json."""
+    """Return the path of a rank's failure report, such as result.rank3.json for result.json."""
     return result.with_name(f"{result.stem}.rank{rank}{result.suffix}")
 
 
@@ -270,6 +271,6 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: gloo's threads sometimes abort the interpreter's shutdown after the result is
-    # written, and NCCL's communicators hang it after a failure.
+    # Do not use sys.exit. After the result is written, gloo's threads sometimes abort the
+    # interpreter's shutdown. After a failure, NCCL's communicators make it hang.
     os._exit(code)

@@ -1,4 +1,4 @@
-"""Devices, process group and clock of a run: CUDA with NCCL, or a CPU thread per rank with gloo."""
+"""Device, process group and clock of a run: CUDA with NCCL, or a CPU thread per rank with gloo."""
 
 import os
 import platform
@@ -36,7 +36,7 @@ def start(request: ProfileRequest) -> torch.device:
         torch.set_num_threads(1)
     else:
         torch.cuda.set_device(chosen)
-    # A rank that waits for a failed one stops at the run's limit, not after torch's 30 minutes.
+    # A rank that waits for a failed one must stop at the run's limit, not after torch's 30 minutes.
     distributed.init_process_group(
         "gloo" if cpu else "nccl",
         timeout=timedelta(seconds=request.timeout_s),
@@ -76,7 +76,7 @@ def hardware(request: ProfileRequest, *, device: torch.device) -> Hardware:
 
 
 class DeviceWatch:
-    """Record the state of a run's GPUs under load, during a step that is not measured."""
+    """Record the state of a run's GPUs under load, during a step whose time is not measured."""
 
     _FIELDS = (
         "clocks.sm,clocks.max.sm,clocks_throttle_reasons.active,ecc.errors.uncorrected.volatile.total,"
@@ -95,7 +95,10 @@ class DeviceWatch:
         )
 
     def states(self) -> tuple[tuple[DeviceState, ...], str | None]:
-        """Return (all GPUs of all nodes, driver version). All ranks must call it."""
+        """Return the states of the GPUs on all nodes, and the driver version.
+
+        All ranks must call it.
+        """
         text = ""
         if self._query is not None:
             try:
@@ -111,7 +114,10 @@ class DeviceWatch:
 
 
 def parse_devices(text: str, *, host: str) -> tuple[tuple[DeviceState, ...], str | None]:
-    """Parse the output of nvidia-smi to (GPUs, driver version); missing values are None."""
+    """Parse the output of nvidia-smi.
+
+    Return the GPUs and the driver version; None for missing values.
+    """
     rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
     rows = [row for row in rows if len(row) == 8]
     states = []
@@ -133,7 +139,7 @@ def parse_devices(text: str, *, host: str) -> tuple[tuple[DeviceState, ...], str
 
 
 _IDLE = 0x1
-"""Bit of the driver's clock-throttling reasons that means an idle GPU."""
+"""Bit in the driver's clock-throttling reasons that marks an idle GPU."""
 
 
 def _scaled(text: str, unit: float = 1.0) -> float | None:
@@ -144,7 +150,7 @@ def _scaled(text: str, unit: float = 1.0) -> float | None:
 
 
 def versions() -> dict[str, str]:
-    """Return versions of software that affects speed and memory, by package."""
+    """Return the versions of software that affects speed or memory, by package name."""
     versions_by_package = {"python": platform.python_version(), "torch": torch.__version__}
     if torch.version.cuda:
         versions_by_package["cuda"] = torch.version.cuda
@@ -179,19 +185,19 @@ def _cpu_name() -> str:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the device's queued work; a CPU has none."""
+    """Wait for the device's queued work. A CPU has none."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
 def max_over_ranks(seconds: float, *, device: torch.device) -> float:
-    """Return the seconds of the slowest rank on all ranks. All ranks must call it."""
+    """Return the maximum of `seconds` over all ranks. All ranks must call it."""
     maximum = torch.tensor([seconds], dtype=torch.float64, device=device)
     distributed.all_reduce(maximum, op=distributed.ReduceOp.MAX)
     return float(maximum)
 
 
 def now(device: torch.device) -> float:
-    """Return this process's clock in seconds, after the device's queued work is done."""
+    """Wait for the device's queued work, then return this process's clock in seconds."""
     synchronize(device)
     return time.perf_counter()

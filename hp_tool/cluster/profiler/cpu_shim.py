@@ -1,7 +1,7 @@
 """Run Megatron Core, which hard-codes CUDA, on a CPU. Call `install()` before importing megatron.
 
-Nothing is emulated: devices become the CPU, streams and synchronization do nothing, and the CUDA
-generator becomes the CPU's, so Megatron's RNG tracker and checkpointing run unchanged.
+Nothing is emulated. CUDA devices become the CPU, streams and synchronization do nothing, and the
+CPU's random generator replaces CUDA's, so Megatron's RNG tracker and checkpointing run unchanged.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _CPU = torch.device("cpu")
 
 @functools.cache
 def install() -> None:
-    """Patch torch once in this process."""
+    """Patch torch, once per process."""
     # On a CPU, compiling small fused kernels takes longer than a profile run, and importing the
-    # compiler takes two seconds.
+    # compiler alone takes two seconds.
     torch.compile = _no_compile
     torch.cuda.current_device = lambda: _CPU
     torch.cuda.synchronize = torch.cuda.empty_cache = lambda *_, **__: None
@@ -42,12 +42,12 @@ def install() -> None:
     from megatron.core.transformer.moe import token_dispatcher
 
     token_dispatcher.maybe_move_tensor_to_cpu = _split_sizes
-    # It warns at each use that the CPU's generator changes, as intended.
+    # It warns at each use that the CPU's generator is affected, which is intended here.
     logging.getLogger(random.__name__).setLevel(logging.ERROR)
 
 
 class _Stream:
-    """A stream or event for a device without streams."""
+    """A stream or event that does nothing, for a device without streams."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -62,9 +62,7 @@ class _Stream:
 
 
 def _split_sizes(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-    """Return the token counts of an all-to-all, which the original function returns only for GPU
-    tensors.
-    """
+    """Return an all-to-all's token counts. The original function does so only for GPU tensors."""
     return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
 
@@ -83,8 +81,9 @@ def _on_cpu(factory: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
 
 def _cuda_type_names(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap Tensor.type() to return the names of torch.cuda types, by which the optimizer sorts
-    parameters.
+    """Wrap Tensor.type() to return torch.cuda type names.
+
+    The optimizer groups parameters by these names.
     """
 
     @functools.wraps(original)

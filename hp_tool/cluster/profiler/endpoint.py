@@ -1,13 +1,13 @@
-"""Generate load for a server with OpenAI's completions API: closed, Poisson, or a trace.
+"""Load generator for OpenAI's completions API: closed loop, Poisson arrivals, or a trace.
 
-The process starts in the job's folder, with the URL in endpoint.json and the key in the
-environment. Prompts are random, so that no cache contains them, except for the leading tokens that
-the load defines as cached, which all prompts share.
+The process starts in the job folder. It reads the URL from endpoint.json and the API key from the
+environment. Prompts are random, so that no prefix cache contains them. The exception is the shared
+prefix that the load defines as cached.
 
-A closed load keeps the requested number of requests in flight. Requests beyond `max_num_seqs` wait
-in this process, and the time to first token includes their wait. Responses are counted in the order
-in which they end, `num_requests` per repetition. The first repetitions are warm-up, and the load
-continues until the last repetition has ended.
+A closed-loop load keeps the requested number of requests in flight. Requests beyond `max_num_seqs`
+wait in this process, and their time to first token includes the wait. Responses are counted in the
+order in which they end, `num_requests` per repetition. The first repetitions are warm-up, and the
+load continues until the last repetition has ended.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from hp_tool.errors import HpToolError
 
 _KEY = "HP_ENDPOINT_API_KEY"
 _VOCABULARY = 10_000
-"""Range from which token ids are drawn; others may have a special meaning."""
+"""Range from which token ids are drawn. Ids above it may have a special meaning."""
 _WORDS = (
     "time",
     "year",
@@ -54,18 +54,18 @@ _WORDS = (
     "family",
 )
 _LENGTH_TOLERANCE, _LENGTH_SLACK = 0.05, 2
-"""Relative and absolute tolerance of the server's count of prompt tokens: words differ, and a
-server may add a token.
+"""Relative and absolute tolerance of the server's prompt token count. Words have varying token
+counts, and a server may add a token.
 """
 _BACKLOG = 64
-"""Number of waiting requests, beyond those of ten repetitions, at which an open load counts as too
-high.
+"""If more requests wait than those of ten repetitions plus this number, the request rate of an
+open-loop load is too high.
 """
 _CAUSE_CHARACTERS, _TAIL_CHARACTERS = 500, 4096
 
 
 class EndpointError(Exception):
-    """The server's responses cannot be used as a measurement."""
+    """The server's responses cannot be used for a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,8 @@ class RequestTimes:
     """Times of one request, in seconds of the monotonic clock."""
 
     ttft_s: float
-    """Seconds to the first token since the request arrived, which may be before it was sent."""
+    """Seconds from the request's arrival to its first token. The arrival may precede the sending.
+    """
     tpot_s: float
     latency_s: float
     ended_s: float
@@ -81,7 +82,7 @@ class RequestTimes:
 
 
 class Endpoint:
-    """The server under load."""
+    """The server under test."""
 
     def __init__(
         self, client: httpx.AsyncClient, request: InferenceRequest, *, where: dict[str, Any]
@@ -92,10 +93,10 @@ class Endpoint:
         self._words_per_token = 1.0
         self._requests = itertools.cycle(_requests(request))
         self._shared: list[Any] = []
-        """Leading tokens that all prompts share and that a cache contains."""
+        """Tokens of the common prefix of all prompts, which the prefix cache contains."""
 
     async def prepare(self) -> dict[str, str]:
-        """Find the model's name, measure the tokens per word, and return the server's versions."""
+        """Look up the model name, measure the tokens per word, and return the server's versions."""
         if self._model is None:
             listed = await self._client.get("models")
             if listed.status_code != 200 or not listed.json().get("data"):
@@ -199,8 +200,9 @@ class Endpoint:
         )
 
     def _prompt(self, length: int, *, cached: int) -> list[int] | str:
-        """Return a prompt of `length` tokens, of which all prompts share the first `cached`
-        ones.
+        """Return a prompt of `length` tokens.
+
+        Its first `cached` tokens are the same in all prompts.
         """
         text = self._where["prompts"] == "text"
         each: Sequence[Any] = (
@@ -216,7 +218,7 @@ class Endpoint:
     async def _tokens(
         self, prompt: list[int] | str, *, max_tokens: int
     ) -> tuple[dict[str, int], list[float]]:
-        """Return the server's token counts, and the times of the events that contain text.
+        """Return the server's token counts, and the arrival times of the events that contain text.
 
         Raises:
             EndpointError: The response is not a stream of completions.
@@ -264,7 +266,7 @@ def _requests(request: InferenceRequest) -> list[tuple[int, int, int]]:
                 int(load.prefix_cache_hit_rate * load.input_length),
             )
         ]
-    # The search has drawn the requests.
+    # The search has already drawn the requests.
     assert isinstance(trace.input_tokens, tuple) and isinstance(trace.output_tokens, tuple)
     shared = trace.prefix_tokens or (0,) * len(trace.input_tokens)
     return list(zip(trace.input_tokens, trace.output_tokens, shared, strict=True))
@@ -273,10 +275,10 @@ def _requests(request: InferenceRequest) -> list[tuple[int, int, int]]:
 def serving_times(
     answers: list[RequestTimes], request: InferenceRequest, *, started_s: float
 ) -> ServingTimes:
-    """Return the medians of the repetitions' means, quantiles over all requests, and the total
-    rate, without the warm-up.
+    """Summarize the responses after warm-up.
 
-    Warm-up is left out.
+    TTFT and TPOT are means per repetition, whose median is reported. Quantiles cover all requests,
+    and the rate counts all output tokens.
     """
     n = request.num_requests
     warm, later = answers[: request.warmup * n], answers[request.warmup * n :]
@@ -302,7 +304,7 @@ def serving_times(
 async def measure(
     request: InferenceRequest, *, where: dict[str, Any], key: str | None
 ) -> Measurement:
-    """Run the load and return its times; raises EndpointError and httpx.HTTPError."""
+    """Run the load and return its times. Raise EndpointError or httpx.HTTPError on failure."""
     started = time.monotonic()
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
@@ -331,8 +333,9 @@ async def measure(
 
 
 def main(folder: Path) -> int:
-    """Run the request in a folder; return 0 if the result was written, 1 if a failure was
-    reported.
+    """Run the request in a job folder.
+
+    Return 0 if the result was written, 1 if a failure was reported.
     """
     request, where = (
         read_request(folder / "request.json"),
@@ -346,7 +349,7 @@ def main(folder: Path) -> int:
     except (EndpointError, httpx.HTTPError, HpToolError, ValueError) as error:
         is_unreachable = isinstance(error, httpx.ConnectError)  # independent of the configuration
         texts = (f"{where['url']}: {type(error).__name__}: {error}", traceback.format_exc())
-        # A server may report the key in an error, so it is removed.
+        # A server may repeat the API key in an error, so remove it.
         cause, tail = (text.replace(key, "***") if key else text for text in texts)
         print(tail, file=sys.stderr)
         report = Measurement(

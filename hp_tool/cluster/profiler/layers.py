@@ -1,5 +1,4 @@
-"""Layer modules: Transformer Engine's if installed, else Megatron's with the norm and attention of
-this module.
+"""Layer modules: Transformer Engine's if installed, else Megatron's with custom norm and attention.
 
 Megatron's local norms do not support sequence parallelism, and its local attention stores the s x s
 scores.
@@ -36,7 +35,7 @@ from hp_tool.domain.measurement import ProfileRequest
 
 
 class Norm:
-    """LayerNorm or RMSNorm, marked so that sequence parallelism sums its gradients over ranks."""
+    """LayerNorm or RMSNorm whose gradients are summed over TP ranks with sequence parallelism."""
 
     def __new__(
         cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any
@@ -46,13 +45,14 @@ class Norm:
             hidden_size, eps=eps, device=torch.cuda.current_device(), dtype=config.params_dtype
         )
         for parameter in norm.parameters():
-            # Ranks of a sequence-parallel group have different tokens, so gradients are partial.
+            # With sequence parallelism, each TP rank has different tokens, so gradients are partial
+            # sums.
             parameter.sequence_parallel = config.sequence_parallel
         return norm
 
 
 class FlashAttention(MegatronModule):
-    """Causal attention with torch's fused kernel, which stores nothing of size s x s."""
+    """Causal attention with torch's fused kernel, which stores no s x s matrix."""
 
     def __init__(
         self, config: TransformerConfig, *, attention_dropout: float | None = None, **_: Any
@@ -63,14 +63,16 @@ class FlashAttention(MegatronModule):
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
     ) -> torch.Tensor:
-        """Return the attention of queries to keys and values.
+        """Return the attention output, shape [s, b, heads x head_dim].
 
-        query [s, b, heads, head_dim], key and value [s, b, groups, head_dim] -> [s, b, heads x
-        head_dim].
+        Args:
+            query: [s, b, heads, head_dim].
+            key: [s, b, groups, head_dim].
+            value: [s, b, groups, head_dim].
         """
         if parallel_state.get_context_parallel_world_size() > 1:
             return self._context_parallel(query, key, value)
-        # Otherwise there is one new token, which attends to all cached ones.
+        # Otherwise, there is a single new token, which attends to all cached tokens.
         return self._attend(query, key, value, causal=len(query) == len(key))
 
     def _attend(
@@ -97,14 +99,14 @@ class FlashAttention(MegatronModule):
     ) -> torch.Tensor:
         """Attend to keys and values gathered from all context-parallel ranks.
 
-        Each of this rank's two pieces attends to everything before its own end.
+        Each rank holds two chunks of the sequence. Each chunk attends to all earlier tokens.
         """
         group = parallel_state.get_context_parallel_group()
         size, rank = (
             parallel_state.get_context_parallel_world_size(),
             parallel_state.get_context_parallel_rank(),
         )
-        # Numbers of the pieces in the order in which the ranks have them.
+        # Chunk numbers in the order in which the ranks hold them.
         order = [piece for r in range(size) for piece in (r, 2 * size - 1 - r)]
 
         def whole(x: torch.Tensor) -> list[torch.Tensor]:
@@ -128,10 +130,10 @@ class FlashAttention(MegatronModule):
 
 
 class CachedSelfAttention(SelfAttention):
-    """Megatron's self attention with a KV cache of rotated keys, as in inference engines.
+    """Megatron's self-attention with a KV cache of rotated keys, as in inference engines.
 
-    Without flash-attn's kernels, Megatron caches keys before rotation and rotates all of them for
-    every new token.
+    Without flash-attn's kernels, Megatron caches keys before rotation and rotates the entire cache
+    again for every new token.
     """
 
     def _adjust_key_value_for_inference(
@@ -143,8 +145,10 @@ class CachedSelfAttention(SelfAttention):
         rotary_pos_emb: Any,
         *_: Any,
     ) -> tuple[Any, ...]:
-        """Return (query, keys and values so far, no more rotation, kind of mask, no block
-        table).
+        """Return the arguments of the attention, with the cache's keys and values.
+
+        They are (query, keys, values, no rotary embedding, mask type, no block table). The keys are
+        already rotated.
         """
         if inference_context is None:
             return query, key, value, rotary_pos_emb, self.attn_mask_type, None
@@ -172,16 +176,14 @@ class CachedSelfAttention(SelfAttention):
 
 
 def has_transformer_engine() -> bool:
-    """Return True if Transformer Engine's layers can run on this host."""
+    """Return True if this host can run Transformer Engine's layers."""
     return torch.cuda.is_available() and util.find_spec("transformer_engine") is not None
 
 
 def layer_specs(
     request: ProfileRequest, config: TransformerConfig, *, vp_stage: int | None
 ) -> TransformerBlockSubmodules | ModuleSpec:
-    """Return the layer specs of a model chunk; the first `first_k_dense_replace` layers are
-    dense.
-    """
+    """Return the layer specs of a model chunk; the first `first_k_dense_replace` are dense."""
     if has_transformer_engine() and not request.model.first_k_dense_replace:
         return _layer(request, config, experts=config.num_moe_experts)
     _without_transformer_engine()
@@ -202,9 +204,7 @@ def mtp_specs(
     *,
     vp_stage: int | None,
 ) -> MultiTokenPredictionBlockSubmodules | None:
-    """Return the specs of this chunk's multi-token-prediction layers, which equal its last
-    layer.
-    """
+    """Return the specs of this chunk's multi-token-prediction layers, like its last layer's."""
     if config.mtp_num_layers is None:
         return None
     specs = get_gpt_mtp_block_spec(config, layers, has_transformer_engine(), vp_stage=vp_stage)
@@ -242,7 +242,7 @@ def _layer(
 
 
 def _without_transformer_engine() -> None:
-    """Define names that Megatron Core 0.16 uses but does not define without Transformer Engine."""
+    """Define names that Megatron Core 0.16 uses, but defines only with Transformer Engine."""
     if has_transformer_engine():
         return
     multi_latent_attention.TELinear = type("TELinear", (), {})

@@ -1,4 +1,4 @@
-"""Measure the peak memory of a rank, and detect out-of-memory errors."""
+"""Measure a rank's peak memory, and detect out-of-memory errors."""
 
 import contextlib
 import gc
@@ -19,15 +19,15 @@ class PeakMemory:
     """Peak memory in bytes."""
 
     allocated: int
-    """Allocated peak. cuda: torch.cuda.max_memory_allocated(). cpu: growth of the resident set
-    since before the model was built, without program text.
+    """Allocated peak. On CUDA, torch.cuda.max_memory_allocated(). On a CPU, growth of the resident
+    set since before the model was built, without mapped files.
     """
     reserved: int
-    """Reserved peak. cuda: torch.cuda.max_memory_reserved(). cpu: the resident set."""
+    """Reserved peak. On CUDA, torch.cuda.max_memory_reserved(). On a CPU, the resident set."""
 
 
 class MemoryMeter:
-    """Measure this process's peak memory. Create it before the model."""
+    """Measure this process's peak memory. Create the meter before the model."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -37,11 +37,12 @@ class MemoryMeter:
         if self._cuda:
             torch.cuda.reset_peak_memory_stats()
             return
-        # torch.optim imports the compiler at its first step: tens of MB that are not the model's.
+        # torch.optim imports the compiler at its first step. Its tens of MB do not belong to the
+        # model.
         importlib.import_module("torch._dynamo")
         gc.collect()
         with contextlib.suppress(OSError):  # Some kernels do not allow this.
-            # Reset the peak, so that importing libraries does not count.
+            # Reset the peak, so that imports do not count.
             Path("/proc/self/clear_refs").write_text("5")
         self._before = _resident("RssAnon")
 
@@ -52,12 +53,12 @@ class MemoryMeter:
                 reserved=torch.cuda.max_memory_reserved(),
             )
         peak = _resident("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        # Mapped files stay mapped, so they were in the peak: libraries, not the model.
+        # Mapped files (libraries) stay mapped, so the peak contains them. They are not the model's.
         files = _resident("RssFile") + _resident("RssShmem")
         return PeakMemory(allocated=max(0, peak - files - self._before), reserved=peak)
 
     def add_to(self, measurement: Measurement) -> Measurement:
-        """Return the measurement with the peak memory over all ranks. All ranks must call it."""
+        """Add the peak memory of all ranks to a measurement. All ranks must call it."""
         peaks: list[Any] = [None] * distributed.get_world_size()
         distributed.all_gather_object(peaks, self.peak())
         return replace(
@@ -70,9 +71,9 @@ class MemoryMeter:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if the device's allocator failed; in runs on GPUs, not the host's allocator.
+    """Return True if the device's memory was exhausted. In GPU runs, host memory does not count.
 
-    torch's CPU allocator reports the failure only in the text of a RuntimeError.
+    torch's CPU allocator reports its failure only in the text of a RuntimeError.
     """
     if isinstance(error, torch.OutOfMemoryError):
         return True

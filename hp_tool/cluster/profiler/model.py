@@ -1,4 +1,4 @@
-"""Build the request's model in Megatron Core: configuration, layers, weights, DDP wrapper."""
+"""Build the requested model in Megatron Core: configuration, layers, weights, DDP wrapper."""
 
 import math
 import re
@@ -36,11 +36,14 @@ _BLOCK = 2**20  # elements hashed at a time, so that initialisation never sets t
 
 
 def build(request: ProfileRequest, *, device: torch.device) -> list[DistributedDataParallel]:
-    """Build this rank's model chunks (one unless interleaved). The process group must exist."""
+    """Build this rank's model chunks (a single one unless interleaved).
+
+    The process group must exist.
+    """
     chunks = build_chunks(request, device=device)
     config = get_model_config(chunks[0])
     ddp = DistributedDataParallelConfig(**ddp_fields(request))
-    # Later chunks' gradients are reduced as one bucket, as in Megatron's training loop.
+    # As in Megatron's training loop, the gradients of later chunks are reduced as a single bucket.
     wrapped = [
         DistributedDataParallel(config, ddp, chunk, disable_bucketing=index > 0)
         for index, chunk in enumerate(chunks)
@@ -102,7 +105,7 @@ def transformer_config(request: ProfileRequest, *, cuda: bool) -> TransformerCon
 
 
 def transformer_fields(request: ProfileRequest, *, run: Switches, cuda: bool) -> dict[str, Any]:
-    """Return the fields of the TransformerConfig with the overlaps and fusions of `run`."""
+    """Return the fields of the TransformerConfig. `run` selects the overlaps and fusions."""
     model, training, parallel = request.model, request.training, request.parallel
     dtype = _DTYPES[training.precision]
     return dict(
@@ -135,8 +138,8 @@ def transformer_fields(request: ProfileRequest, *, run: Switches, cuda: bool) ->
         cp_comm_type=parallel.context_parallel_communication or "p2p",
         sequence_parallel=parallel.sequence_parallel and parallel.tensor_parallel_size > 1,
         pipeline_dtype=dtype,
-        # Megatron frees an output once its send is posted. NCCL's streams keep that memory alive;
-        # gloo would send other data.
+        # Megatron frees an output once its send is posted. NCCL's streams keep that memory alive,
+        # but gloo would send overwritten data.
         deallocate_pipeline_outputs=cuda,
         attention_backend=AttnBackend.auto
         if training.attention == "flash"
@@ -164,8 +167,8 @@ def _latent_fields(model: ModelSpec) -> dict[str, Any]:
 def _expert_fields(request: ProfileRequest) -> dict[str, Any]:
     """Return the fields of routed and shared experts.
 
-    A few steps do not balance the router, and its loss would be added to the model's. If tokens are
-    spread evenly, the router is therefore random.
+    The router has no auxiliary loss, which would be added to the model's, and a few steps would not
+    balance it anyway. For balanced routing, Megatron assigns tokens at random instead.
     """
     model, parallel = request.model, request.parallel
     if model.num_experts is None:
@@ -196,8 +199,9 @@ def _interleaving_fields(request: ProfileRequest) -> int | None:
 
 
 def _end_stage_layers(request: ProfileRequest) -> dict[str, Any]:
-    """Return the number of layers of the first and last stage, if the stages cannot have equally
-    many.
+    """Return the layer counts of the first and last stage.
+
+    Empty if all stages have equally many layers.
     """
     parallel, layers, dense = (
         request.parallel,
@@ -248,7 +252,7 @@ def _recompute_fields(request: ProfileRequest) -> dict[str, Any]:
 
 
 def _start_userbuffers(request: ProfileRequest) -> None:
-    """Create the buffers of Transformer Engine's tensor-parallel overlap, as Megatron-LM does."""
+    """Create the buffers for Transformer Engine's tensor-parallel overlap, as Megatron-LM does."""
     from megatron.core.utils import is_te_min_version
     from transformer_engine.pytorch.module import base
 
@@ -295,11 +299,11 @@ def _build_chunk(
 def _initialise(
     chunk: torch.nn.Module, *, config: TransformerConfig, tied: bool, seed: int
 ) -> None:
-    """Fill every matrix of a model chunk. Biases remain 0 and norm weights 1, as in Megatron.
+    """Fill every matrix of a model chunk. As in Megatron, biases stay 0 and norm weights 1.
 
-    A weight is a hash of its name and its position in the unsharded matrix, so that every TP, PP
-    and DP size starts from the same model. All configurations must then have equal losses, and
-    every profile run checks this.
+    Each weight is a hash of its name and its position in the unsharded matrix, so every TP, PP and
+    DP size starts from the same model. All configurations must therefore have equal losses, which
+    every profile run checks.
     """
     for name, weight in chunk.named_parameters():
         if weight.dim() == 2:
@@ -315,8 +319,9 @@ def _initialise(
 
 
 def _global_name(name: str, chunk: torch.nn.Module, *, tied: bool) -> str:
-    """Return a parameter's name with the global number of its layer; a tied output layer has the
-    embedding's name.
+    """Return a parameter's name with the global layer number.
+
+    A tied output layer has the embedding's name.
     """
     if tied and name == "output_layer.weight":
         return "embedding.word_embeddings.weight"
@@ -342,8 +347,9 @@ def _global_expert(name: str, *, layer: torch.nn.Module) -> str:
 
 
 def _shard_of(name: str) -> tuple[int, int]:
-    """Return (number of shards, index of this rank's shard) of a matrix; experts have their own
-    group.
+    """Return the number of shards of a matrix and the index of this rank's shard.
+
+    Experts have their own group.
     """
     if ".experts." in name:
         return (
@@ -365,15 +371,16 @@ def _fill(
     std: float,
     seed: int,
 ) -> None:
-    """Fill this rank's [rows, columns] part of a matrix with uniform values of standard deviation
-    `std`.
+    """Fill this rank's [rows, columns] shard of a matrix with uniform values.
+
+    Their standard deviation is `std`.
     """
     size, rank = shards
     rows, columns = (torch.arange(n, device=weight.device) for n in weight.shape)
     width = weight.shape[1] * (size if dim == 1 else 1)
     if dim == 0:
-        # Stride 2: a rank of a gated MLP has its share of the gate, followed by that of the up
-        # projection.
+        # Stride 2 for gated MLPs: a rank holds its shard of the gate, followed by its shard of the
+        # up projection.
         rows_per_part = weight.shape[0] // stride
         rows = (rows // rows_per_part * size + rank) * rows_per_part + rows % rows_per_part
     elif dim == 1:
@@ -385,7 +392,10 @@ def _fill(
 
 
 def _hash(place: torch.Tensor, *, seed: int) -> torch.Tensor:
-    """Hash int64 to float32 in [0, 1), by MurmurHash3's 32-bit finalizer after a Weyl sequence."""
+    """Hash int64 positions to float32 in [0, 1).
+
+    Uses MurmurHash3's 32-bit finalizer after a Weyl sequence.
+    """
     mask = 0xFFFFFFFF
     x = (place * 0x9E3779B1 + seed) & mask
     x = ((x ^ (x >> 16)) * 0x85EBCA6B) & mask

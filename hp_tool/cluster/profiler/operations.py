@@ -1,4 +1,4 @@
-"""Time single operations in plain torch, on all ranks at the same time."""
+"""Time single operations in plain torch, on all ranks at once."""
 
 import statistics
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Call = Callable[[], object]
 
 
 def time_all(request: BenchmarkRequest, *, device: torch.device) -> tuple[OperationTimes, ...]:
-    """Return each operation's mean seconds on every rank. All ranks must call it."""
+    """Return the mean time of each operation on every rank, in seconds. All ranks must call it."""
     torch.manual_seed(request.seed)
     groups: dict[tuple[int, int], distributed.ProcessGroup] = {}
     times = []
@@ -32,10 +32,11 @@ def time_all(request: BenchmarkRequest, *, device: torch.device) -> tuple[Operat
 
 
 def _mean_seconds(call: Call, *, device: torch.device, budget_s: float) -> float:
-    """Return the mean seconds of repetitions that all ranks start together.
+    """Return the mean time of several repetitions, in seconds. All ranks start together.
 
-    All ranks run equally many, because a collective would hang otherwise. A step is a sum of such
-    operations, disturbed ones included, hence the mean and not the median.
+    All ranks run the same number of repetitions; otherwise a collective would hang. The mean is
+    used instead of the median, because a training step is a sum of operations that includes slow
+    ones.
     """
     _seconds(call, device=device)
     first = max_over_ranks(_seconds(call, device=device), device=device)
@@ -97,8 +98,9 @@ def _attention(b: int, s: int, heads: int, kv_heads: int, head_dim: int, **facto
 
 
 def _both_passes(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Call:
-    """Return a call that runs forward and backward with a fixed output gradient, so that nothing
-    else is timed.
+    """Return a call that runs forward and backward.
+
+    The output gradient is fixed, so nothing else is timed.
     """
     x.requires_grad_()
     gradient = torch.ones_like(function(x).detach())
@@ -113,9 +115,9 @@ def _both_passes(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tens
 def _collective(
     operation: Operation, *, group: distributed.ProcessGroup, **factory: object
 ) -> Call:
-    """Return a collective on a buffer of shape[0] bytes.
+    """Return a call of a collective whose full buffer has shape[0] bytes.
 
-    The buffer is the output of all_gather and the input of reduce_scatter.
+    The full buffer is the output of all_gather and the input of reduce_scatter.
     """
     size = distributed.get_world_size(group)
     count = operation.shape[0] // torch.empty((), **factory).element_size() // size * size

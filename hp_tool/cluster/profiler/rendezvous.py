@@ -1,11 +1,10 @@
-"""Run torchrun with a store that listens on one address only. This file is sent with a job and
-needs only torch.
+"""Run torchrun with a store that listens on a single address.
 
-torchrun's own stores listen on every interface without a password, and `--standalone` unpickles
-their contents, so that whoever reaches the port can run code as the job. Here the first node opens
-the socket and passes it to the store: the loopback device on one node, the address in
-PET_MASTER_ADDR on several nodes. Ranks join that store (TORCHELASTIC_USE_AGENT_STORE), and nothing
-in it is unpickled.
+This file is sent with a job and needs only torch. torchrun's own stores listen on every interface
+without a password, and `--standalone` unpickles their contents. Anyone who reaches the port can
+therefore run code as the job. Here, the first node opens the socket and passes it to the store. It
+listens on the loopback device for one node, or on the address in PET_MASTER_ADDR for several. Ranks
+join that store (TORCHELASTIC_USE_AGENT_STORE), and nothing in it is unpickled.
 """
 
 import os
@@ -29,7 +28,7 @@ _BACKLOG = 2048
 
 
 class BoundRendezvous(RendezvousHandler):
-    """A rendezvous of a fixed number of nodes at a store that listens on one address."""
+    """A rendezvous of a fixed number of nodes through a store that listens on a single address."""
 
     def __init__(self, parameters: RendezvousParameters) -> None:
         self._nodes, self._run_id = parameters.max_nodes, parameters.run_id
@@ -76,7 +75,7 @@ class BoundRendezvous(RendezvousHandler):
         return False
 
     def set_closed(self) -> None:
-        """Leave the store open, because no node joins later."""
+        """Do nothing. No node joins later, so the store can stay open."""
 
     def num_nodes_waiting(self) -> int:
         return 0

@@ -1,4 +1,4 @@
-"""Run one replica that repeats a batch: prefill, then greedy decoding with a KV cache."""
+"""Run one replica on a repeated batch: prefill, then greedy decoding with a KV cache."""
 
 import statistics
 from dataclasses import dataclass
@@ -17,20 +17,23 @@ from hp_tool.domain.workload import TrainingWorkload
 
 @dataclass(frozen=True, slots=True)
 class GenerationTimes:
-    """Times of one repetition on the slowest rank."""
+    """Times of one repetition, on the slowest rank."""
 
     ttft_s: float
-    """Mean seconds to the first token over the prompts. Prompts of one forward pass get theirs
+    """Time to first token in seconds, mean over the prompts. Prompts in one forward pass finish
     together.
     """
     tpot_s: float
     seconds: float
     tokens: torch.Tensor
-    """Tokens of the responses, [concurrency, output_length]."""
+    """Generated tokens, shape [concurrency, output_length]."""
 
 
 def serve(request: InferenceRequest, *, device: torch.device) -> ServingTimes:
-    """Return the latencies of the request's batch, equal on all ranks. All ranks must call it."""
+    """Return the latencies of the request's batch, which are equal on all ranks.
+
+    All ranks must call it.
+    """
     gpt = build(request, device=device)
     prompts = make_prompts(request, device=device)
     answers = [
@@ -52,7 +55,7 @@ def build(request: InferenceRequest, *, device: torch.device) -> torch.nn.Module
 
 
 def make_prompts(request: InferenceRequest, *, device: torch.device) -> torch.Tensor:
-    """Return [concurrency, input_length] random tokens, equal on every rank."""
+    """Return random prompts that are the same on every rank, shape [concurrency, input_length]."""
     generator = torch.Generator().manual_seed(request.seed)
     shape = (request.inference.concurrency or 1, request.inference.input_length)
     return torch.randint(request.model.vocab_size, shape, generator=generator).to(device)
@@ -62,7 +65,7 @@ def make_prompts(request: InferenceRequest, *, device: torch.device) -> torch.Te
 def generate(
     request: InferenceRequest, gpt: torch.nn.Module, prompts: torch.Tensor, *, device: torch.device
 ) -> GenerationTimes:
-    """Prefill groups of at most max_num_batched_tokens, then decode all prompts together."""
+    """Prefill in groups of at most max_num_batched_tokens, then decode all prompts together."""
     batch, length = prompts.shape
     context = StaticInferenceContext(batch, length + request.inference.output_length)
     group = max(1, request.parallel.max_num_batched_tokens // length)
@@ -95,7 +98,7 @@ def generate(
 def _next_tokens(
     gpt: torch.nn.Module, tokens: torch.Tensor, context: StaticInferenceContext, *, position: int
 ) -> torch.Tensor:
-    """Map [n, k] tokens starting at `position` to [n, 1] most likely next tokens."""
+    """Map [n, k] tokens from `position` on to the most likely next tokens, shape [n, 1]."""
     positions = torch.arange(position, position + tokens.shape[1], device=tokens.device).expand_as(
         tokens
     )

@@ -1,7 +1,8 @@
-"""Run and time the steps of a training, and measure the parts of one more step.
+"""Run and time training steps, and profile one additional step.
 
-Both engines use it. All steps run, unless their time is known well enough earlier. torch's profiler
-splits the last step into compute, communication by kind, and idle time.
+Both engines (Megatron Core and native) use it. Steps end early once the step time is known well
+enough. torch's profiler splits the additional step into compute, communication by kind, and idle
+time.
 """
 
 import math
@@ -20,13 +21,11 @@ from hp_tool.domain.measurement import DeviceState, ProfileRequest
 from hp_tool.domain.steps import count_warmup_steps, format_step
 
 MIN_STEPS = 4
-"""Minimum number of measured steps. The median is between the shortest and the longest of n steps
-with probability 1 - 2^(1-n), which is 7/8 for four.
+"""Minimum number of measured steps. The true median lies between the shortest and longest of n
+steps with probability 1 - 2^(1-n), which is 7/8 for four.
 """
 Step = Callable[[], tuple[torch.Tensor | None, float]]
-"""Function that runs one optimizer step; returns (mean loss, or None on ranks without it; gradient
-norm).
-"""
+"""Run one optimizer step. Return the mean loss (None on ranks without it) and the gradient norm."""
 Interval = tuple[float, float]
 _STEP = "hp_tool step"
 _KINDS = (
@@ -41,26 +40,26 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The steps that ran; all ranks have the same values."""
+    """Results of the steps that ran; the same on all ranks."""
 
     warmup_s: tuple[float, ...]
-    """Seconds of the slowest rank, for each warm-up step."""
+    """Warm-up step times on the slowest rank, in seconds."""
     times_s: tuple[float, ...]
-    """Seconds of the slowest rank, for each measured step."""
+    """Measured step times on the slowest rank, in seconds."""
     losses: tuple[float, ...]
-    """Loss of every step, as a mean over the global batch."""
+    """Loss of every step, averaged over the global batch."""
     stopped: str | None
     """Why fewer steps than requested were run."""
     devices: tuple[DeviceState, ...]
-    """GPU states during a step that is not measured."""
+    """GPU states during a step whose time is not measured."""
     driver: str | None
     """Driver version."""
     breakdown_s: dict[str, float] | None
-    """Seconds of each part of one more step, if requested."""
+    """Seconds by part of one additional step, if requested."""
 
 
 def run(request: ProfileRequest, step: Step, *, device: torch.device) -> Steps:
-    """Run warm-up steps, until steps stop getting faster, and measured steps.
+    """Run warm-up steps until they stop getting faster, then measured steps.
 
     Raises:
         ArithmeticError: A loss is not finite.
@@ -106,9 +105,10 @@ def run(request: ProfileRequest, step: Step, *, device: torch.device) -> Steps:
 
 
 def why_stop(request: ProfileRequest, times_s: Sequence[float]) -> str | None:
-    """Return why no further step is needed, for the measurement's cause; None to continue.
+    """Return why no further step is needed, as the measurement's cause; None to continue.
 
-    All ranks call it with the slowest rank's times, warm-up included, so that they stop together.
+    `times_s` are the slowest rank's times, including warm-up. All ranks pass the same times, so
+    that they stop together.
     """
     min_warmup, max_warmup = request.warmup
     measured = times_s[count_warmup_steps(times_s, least=min_warmup, most=max_warmup) :]
@@ -131,8 +131,9 @@ def why_stop(request: ProfileRequest, times_s: Sequence[float]) -> str | None:
 
 
 def sample(request: ProfileRequest, number: int) -> torch.Tensor:
-    """Return [sequence_length + 1] synthetic tokens, which depend on the seed and the row's
-    number.
+    """Return [sequence_length + 1] synthetic tokens.
+
+    They depend only on the seed and the row number.
     """
     generator = torch.Generator().manual_seed(request.seed * 1_000_003 + number)
     return torch.randint(
@@ -151,11 +152,11 @@ def _mean(loss: torch.Tensor | None, *, device: torch.device) -> float:
 
 
 def _profile_one_step(step: Callable[[], object], *, device: torch.device) -> dict[str, float]:
-    """Profile one more step; return the seconds of each part as a mean over the ranks.
+    """Profile one additional step. Return the seconds of each part, averaged over the ranks.
 
-    Parts are `compute`, exposed communication by kind, and `idle`. They sum to the step, which
-    profiling makes longer than the measured steps. A GPU is idle while no kernel runs. A CPU
-    process is idle while no torch operator runs, even if Python does.
+    Parts are `compute`, exposed communication by kind, and `idle`. Their sum is the profiled step,
+    which is longer than the measured steps because of the profiler. A GPU is idle while no kernel
+    runs. A CPU process is idle while no torch operator runs, even if Python code does.
     """
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
@@ -190,8 +191,9 @@ def _profile_one_step(step: Callable[[], object], *, device: torch.device) -> di
 
 
 def communication_kind(name: str) -> str | None:
-    """Return `all_reduce` for gloo:all_reduce and for NCCL's kernel of it; None for other
-    events.
+    """Return the kind of a collective; None for other events.
+
+    For example, `all_reduce` for gloo:all_reduce and for NCCL's kernel.
     """
     lower = name.lower()
     if not lower.startswith(("gloo:", "nccl")):
@@ -204,8 +206,9 @@ def communication_kind(name: str) -> str | None:
 def split_step(
     *, whole: Interval, compute: Iterable[Interval], communication: Mapping[str, Iterable[Interval]]
 ) -> dict[str, float]:
-    """Return the seconds of `whole` that each part covers and no earlier part does, and the `idle`
-    rest.
+    """Split the time window `whole` into compute, communication by kind, and `idle`, in seconds.
+
+    Time covered by several parts counts only for the first of them, in this order.
     """
     covered = _union(compute, within=whole)
     lengths = {"compute": _total_length(covered)}

@@ -1,4 +1,4 @@
-"""Check that the profiler supports a request, before anything is built."""
+"""Check that the profiler supports a request, before building anything."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -28,14 +28,13 @@ _MODULES = {
     APEX: "fused_weight_gradient_mlp_cuda",
     DEEP_EP: "deep_ep",
 }
-"""Names that Megatron Core imports from each package."""
+"""Module that Megatron Core imports from each package."""
 
 
 def supported_overlaps(request: ProfileRequest) -> tuple[Switches, dict[str, tuple[str, ...]]]:
-    """Return the overlaps and fusions of this run, and how they differ from the exported
-    configuration.
+    """Return the run's overlaps and fusions, and how they differ from the exported configuration.
 
-    Each difference names, by field, what this host lacks.
+    The differences give, for each changed field, what this host lacks.
     """
     parallel = request.parallel
     exported = megatron_switches(
@@ -56,7 +55,7 @@ def supported_overlaps(request: ProfileRequest) -> tuple[Switches, dict[str, tup
 
 
 def check_training(request: ProfileRequest) -> None:
-    """Raise UnsupportedError for an unsupported training, InputError for inconsistent sizes."""
+    """Raise UnsupportedError for unsupported training, InputError for inconsistent sizes."""
     for field, what in unsupported_training(
         model=request.model, training=request.training, gpu=request.gpu
     ):
@@ -85,7 +84,7 @@ def check_training(request: ProfileRequest) -> None:
 
 
 def check_serving(request: InferenceRequest) -> None:
-    """Raise UnsupportedError or InputError for an inference run that the profiler cannot do."""
+    """Raise UnsupportedError or InputError for inference that the profiler cannot run."""
     load, parallel = request.inference, request.parallel
     unsupported = (
         *unsupported_serving(model=request.model, inference=load, runner=request.runner),

@@ -1,4 +1,4 @@
-"""Run optimizer steps of the Megatron model on a global batch that is the same in every layout."""
+"""Run optimizer steps of the Megatron model on a global batch that is the same for every layout."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -21,12 +21,12 @@ _MOMENTS = {
     "fp16": torch.float16,
     "fp8": torch.uint8,
 }
-# Low enough that no fp16 step overflows: a skipped step would be timed without its optimizer.
+# Low enough that no fp16 step overflows. A skipped step would be timed without its optimizer.
 _LOSS_SCALE = 2.0**12
 
 
 MicroBatch: TypeAlias = dict[str, torch.Tensor]
-"""tokens, labels and position_ids, each [micro_batch_size, sequence_length /
+"""tokens, labels and position_ids; each has shape [micro_batch_size, sequence_length /
 context_parallel_size].
 """
 
@@ -34,14 +34,15 @@ context_parallel_size].
 def train(
     request: ProfileRequest, chunks: list[DistributedDataParallel], *, device: torch.device
 ) -> steps.Steps:
-    """Run the steps; raise ArithmeticError if a loss is not finite or fp16 skips a step."""
+    """Run the steps. Raise ArithmeticError if a loss is not finite or fp16 skips a step."""
     optimizer = _optimizer(request, chunks)
     config = get_model_config(chunks[0])
     config.finalize_model_grads_func = finalize_model_grads
     config.grad_scale_func = optimizer.scale_loss
     batches = _micro_batches(request, device=device)
     schedule = get_forward_backward_func()
-    # The first step runs as usual, the second is recorded, and all others replay it.
+    # The first step runs normally, the second is captured in a CUDA graph, and later steps replay
+    # it.
     if config.cuda_graph_impl != "none":
         schedule = FullCudaGraphWrapper(schedule, cuda_graph_warmup_steps=GRAPHS_AFTER - 1)
     return steps.run(
@@ -109,8 +110,8 @@ def _forward(
 
 def _loss(token_losses: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     loss = token_losses.float().mean()
-    # The schedule multiplies the loss by the context-parallel size, as it expects this rank's
-    # share of the row's mean, and changes it in place.
+    # The schedule multiplies the loss by the context-parallel size in place, because it expects
+    # this rank's share of the sequence mean.
     return loss / parallel_state.get_context_parallel_world_size(), {"loss": loss.detach().clone()}
 
 
@@ -136,10 +137,10 @@ def _micro_batches(request: ProfileRequest, *, device: torch.device) -> list[Mic
 
 
 def _positions(sequence: int) -> torch.Tensor:
-    """Return the positions in a sequence that this context-parallel rank processes.
+    """Return the sequence positions that this context-parallel rank processes.
 
-    The sequence has 2c equal pieces. Rank r processes the r-th from the start and the r-th from the
-    end, which balances causal attention.
+    The sequence is split into 2c chunks for c ranks. Rank r processes chunk r from the start and
+    chunk r from the end, which balances causal attention.
     """
     size, rank = (
         parallel_state.get_context_parallel_world_size(),

@@ -1,7 +1,7 @@
-"""Run inference with vLLM's own benchmark, `vllm bench latency`.
+"""Measure inference with vLLM's own benchmark, `vllm bench latency`.
 
-The benchmark reports the seconds of a batch. With one output token this is the time to first token,
-so that two runs give both latencies: TPOT = (T(n) - T(1)) / (n - 1) for n output tokens.
+The benchmark reports the latency T(n) of a batch with n output tokens. T(1) is the time to first
+token, so two runs give both latencies: TPOT = (T(n) - T(1)) / (n - 1).
 """
 
 import json
@@ -33,7 +33,7 @@ _OF_TORCHRUN = (
 
 
 def serve(request: InferenceRequest) -> Measurement:
-    """Run the benchmark; raise UnsupportedError if vLLM is not installed."""
+    """Run the benchmark. Raise UnsupportedError if vLLM is not installed."""
     program = shutil.which("vllm")
     if program is None:
         raise UnsupportedError(
@@ -58,7 +58,7 @@ def serve(request: InferenceRequest) -> Measurement:
 def benchmark_command(
     program: str, request: InferenceRequest, *, model: Path, output_length: int, result: Path
 ) -> list[str]:
-    """Return the command of a benchmark with random weights and token ids."""
+    """Return the benchmark command, with random weights and token ids."""
     load, parallel = request.inference, request.parallel
     return [
         *(
@@ -90,7 +90,7 @@ def benchmark_command(
 def serving_times(
     request: InferenceRequest, *, first: list[float], whole: list[float]
 ) -> ServingTimes:
-    """Return the latencies, from the seconds of batches of one token and of all tokens."""
+    """Compute TTFT and TPOT from the latencies with one output token and with all output tokens."""
     steps = request.inference.output_length - 1
     ttft = statistics.median(first)
     tpot = [(seconds - ttft) / steps for seconds in whole] if steps else [0.0]
@@ -102,7 +102,7 @@ def serving_times(
 
 
 def huggingface_config(request: InferenceRequest) -> dict[str, Any]:
-    """Return a config.json with the shape of the request's model."""
+    """Return a Hugging Face config.json with the shape of the request's model."""
     model = request.model
     length = request.inference.input_length + request.inference.output_length
     return {
@@ -141,7 +141,7 @@ def _seconds(
 
 
 def read_latencies(text: str) -> list[float]:
-    """Return `latencies` of vLLM's output file."""
+    """Return the `latencies` in vLLM's output file."""
     return [float(seconds) for seconds in json.loads(text)["latencies"]]
 
 

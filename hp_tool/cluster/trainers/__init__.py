@@ -1,1 +1,1 @@
-"""A user's training command in place of the built-in profiler."""
+"""Run a user's training command instead of the built-in profiler."""

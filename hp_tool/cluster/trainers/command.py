@@ -1,14 +1,17 @@
-"""A trainer's command: look it up, check it, and fill it in for a configuration.
+"""A trainer's command: look it up, check it, and fill in a configuration.
 
 Placeholders:
 
     {tensor_parallel_size}                   a value, anywhere in an argument
-    {sequence_parallel?--sequence-parallel}  a complete argument, omitted if the value is false, 0 or none
-    {flags:megatron-lm}                      a complete argument, replaced by all flags or overrides of the configuration
-    {file:torchtitan}                        the name of a file with the configuration, written to the run's folder
+    {sequence_parallel?--sequence-parallel}  an entire argument, omitted if the value is false, 0 or
+    none
+    {flags:megatron-lm}                      an entire argument, replaced by all flags or overrides
+    of the configuration
+    {file:torchtitan}                        the name of a file with the configuration, written to
+    the run's folder
 
-Braces around other text do not change; `{{name}}` is `{name}`.
-"""  # noqa: E501
+Braces around other text are left unchanged. `{{name}}` stands for a literal `{name}`.
+"""
 
 import difflib
 import re
@@ -42,7 +45,7 @@ PLACEHOLDER = re.compile(
     r"(?<!\{)\{(?P<name>[a-z][a-z0-9_]*)(?P<rest>(?::[a-z0-9-]+)?|\?[^{}]*)\}(?!\})"
 )
 AXES = tuple(item.name for item in fields(ParallelConfig) if item.name not in QUERY_STRATEGY_FIELDS)
-"""Fields in which candidate configurations may differ."""
+"""Fields in which candidates may differ."""
 _MODEL = (
     "num_hidden_layers",
     "hidden_size",
@@ -65,18 +68,18 @@ _RUN = (
 NAMES = (*AXES, *_MODEL, *_TRAINING, *_RUN)
 MAX_ARGUMENTS = 1000
 MAX_CHARACTERS = 32_768
-"""Maximum number of characters of an argument or variable; the kernel's limit is 131,072."""
+"""Maximum number of characters in an argument or variable. The kernel's limit is 131,072."""
 RESERVED = (jobs.REQUEST, "result.json", "job.json", "job.log", "job.sbatch", "rendezvous.py")
 _FILE = re.compile(r"[a-zA-Z0-9._-]{1,128}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}")
 _COLUMNS = {"recompute": ("recompute_method", "recompute_num_layers", "recompute_modules")}
-"""Columns of candidates for axes that have another name there."""
+"""Candidate columns of axes whose column has another name."""
 _DERIVED = ("data_parallel_size",)
-"""Axes that follow from other axes and the number of devices."""
+"""Axes that are determined by other axes and the number of devices."""
 
 
 def export_placeholders() -> dict[str, Export]:
-    """Return the exports that a command may contain, as `flags:NAME` or `file:NAME`."""
+    """Return the exports that a command may use, by placeholder (`flags:NAME` or `file:NAME`)."""
     training = list_exports()
     flags = {
         f"flags:{export.flags_name or export.name}": export
@@ -87,7 +90,7 @@ def export_placeholders() -> dict[str, Export]:
 
 
 def _reduction_placeholders(what: Reducible) -> tuple[str, ...]:
-    """Return the placeholders of which a command needs at least one to follow a reduction."""
+    """Return the placeholders that apply a reduction. A command needs at least one of them."""
     if what == "layers":
         has_shape = {
             name: export.says_shape or (name.startswith("flags:") and export.fewer_layers)
@@ -114,7 +117,7 @@ class RegisteredTrainer:
 
 
 def registered_trainers() -> list[RegisteredTrainer]:
-    """Return all registered trainers, sorted by name; raise InputError for an invalid file."""
+    """Return all registered trainers, sorted by name. Raise InputError for an invalid file."""
     trainers = []
     for entry in library.entries("trainers"):
         command = _build_command(entry)
@@ -124,9 +127,9 @@ def registered_trainers() -> list[RegisteredTrainer]:
 
 
 def registered_trainer(name: str, *, field: str = "trainer") -> TrainerCommand:
-    """Return a registered command, an entry of `trainers` in the catalogue folders.
+    """Return the command registered under `name` in `trainers` of the catalogue folders.
 
-    Workers run it, so it is read from files only.
+    Workers execute it, so it is read only from files, never from a request.
 
     Raises:
         NotFoundError: No trainer has this name.
@@ -203,7 +206,7 @@ def check_trainer(trainer: TrainerCommand) -> None:
 
 
 def check_varied(trainer: TrainerCommand, candidates: Candidates) -> None:
-    """Raise InputError if candidates differ in an axis that the command ignores."""
+    """Raise InputError if candidates differ in an axis that the command does not use."""
     for axis in AXES:
         columns = _COLUMNS.get(axis, (axis,))
         varied = (
@@ -224,8 +227,9 @@ def check_varied(trainer: TrainerCommand, candidates: Candidates) -> None:
 def fix_other_axes(
     parallel: ParallelQuery, *, trainer: TrainerCommand, framework: str
 ) -> ParallelQuery:
-    """Return a query's `parallel` with a single value for each axis that is not in the trainer's
-    `axes`.
+    """Fix each axis that is not in the trainer's `axes` to a single value.
+
+    Return the query's `parallel` with these values.
 
     Raises:
         InputError: The query lists several values for such an axis.
@@ -250,7 +254,7 @@ def fix_other_axes(
 
 
 def uses_axis(trainer: TrainerCommand, axis: str) -> bool:
-    """Return True if the command has a placeholder for the axis, or an export."""
+    """Return True if the command has a placeholder for the axis, or any export placeholder."""
     return any(
         name == axis or name.startswith(("flags:", "file:"))
         for name in placeholders(trainer.command)
@@ -260,10 +264,10 @@ def uses_axis(trainer: TrainerCommand, axis: str) -> bool:
 def unset_settings(
     trainer: TrainerCommand, *, problem: TrainingProblem, parallel: ParallelConfig
 ) -> tuple[str, ...]:
-    """Return the paths of settings of the configuration that the command cannot set.
+    """Return the paths of configuration settings that the command cannot set.
 
-    Without an export in the command, these are all settings that the recipe changes; with exports,
-    the first setting that an export does not support.
+    If the command has no export placeholder, these are all settings that the recipe changes.
+    Otherwise, it is the first setting that an export does not support.
     """
     exports = [name for name in placeholders(trainer.command) if ":" in name]
     if not exports:
@@ -282,7 +286,7 @@ def unset_settings(
 
 
 def program_name(trainer: TrainerCommand) -> str:
-    """Return the name of the script, module or program, under which measurements are stored."""
+    """Return the name of the script, module or program. Measurements are stored under this name."""
     command = trainer.command
     scripts = [word for word in command if word.endswith(".py")]
     module = command[command.index("-m") + 1] if "-m" in command[:-1] else None
@@ -301,7 +305,7 @@ def build_program(
     named = {
         name: export_placeholders()[name] for name in placeholders(trainer.command) if ":" in name
     }
-    # A reduced run has a smaller model or workload than the problem.
+    # In a reduced run, the request's model or workload is smaller than the problem's.
     reduced = replace(problem, model=request.model, workload=request.training)
     setup = training_setup(reduced, request.parallel) if named else None
     files = {name: export for name, export in named.items() if name.startswith("file:")}
@@ -343,11 +347,10 @@ def _export_flags(export: Export, setup: TrainingSetup, *, fewer_layers: bool) -
 
 
 def placeholders(command: tuple[str, ...]) -> Iterator[str]:
-    """Yield the names of a command's placeholders; those of exports as `flags:NAME` and
-    `file:NAME`.
+    """Yield the names of a command's placeholders; exports as `flags:NAME` and `file:NAME`.
 
     Raises:
-        InputError: A placeholder is unknown, or must be a complete argument but is only part of
+        InputError: A placeholder is unknown, or one that must be an entire argument is only part of
             one.
     """
     for argument in command:

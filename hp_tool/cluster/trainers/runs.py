@@ -19,7 +19,7 @@ from hp_tool.questions.training.problem import TrainingProblem
 
 
 class TrainerLauncher:
-    """Wrap a launcher so that it runs the trainer's command and reads measurements from its log."""
+    """Wrap a launcher to run the trainer's command and read measurements from its log."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class TrainerLauncher:
             self.lasted_s = launcher.lasted_s
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
-        """Plan the run of the trainer.
+        """Plan a run of the trainer's command.
 
         Raises:
             UnsupportedError: An export does not support the configuration.
@@ -95,18 +95,18 @@ def measurement(
     num_gpus: int,
     settings: SearchSettings,
 ) -> Measurement:
-    """Return the run's measurement if its log has enough figures, else `ended` with the cause.
+    """Return the measurement from the log if it has enough figures, else `ended` with the cause.
 
-    Steps that started during the warm-up are left out; a mean over several steps counts as all of
-    them. A job that printed all its steps is measured however it ended; one that exited or timed
-    out earlier, by the steps it printed.
+    Steps that started during warm-up are excluded, and a mean over several steps counts as all of
+    them. If the job printed all its steps, how it ended does not matter. If it exited or timed out
+    earlier, the printed steps are used.
 
     Args:
-        facts: Figures of the log.
-        ended: The launcher's measurement of a job without its own result.
-        workload: The training.
+        facts: Figures from the log.
+        ended: The launcher's measurement of a job that wrote no result itself.
+        workload: The training workload.
         num_gpus: Number of devices.
-        settings: Steps and warm-up steps of the search.
+        settings: The search's numbers of steps and warm-up steps.
     """
     if ended.status in ("ok", "preempted"):
         return ended
@@ -163,10 +163,10 @@ def measurement(
 
 
 def _steps_around(ends_at: list[int], *, count: int) -> list[tuple[int, int]]:
-    """Return (steps before, steps after) of each figure; one step each if steps are not numbered.
+    """Return the steps before and after each figure; one step each if steps are not numbered.
 
-    The first figure covers at most as many steps as the second, so that a run that starts from a
-    checkpoint counts from its own start.
+    Steps are counted from the start of the run, which may be a checkpoint. The first figure is
+    therefore assumed to cover at most as many steps as the second.
     """
     if not ends_at or len(ends_at) != count:
         return [(number, number + 1) for number in range(count)]

@@ -1,3 +1,1 @@
-"""An engine in plain torch, without Megatron: FSDP2, DTensor tensor parallelism, torch
-pipelining.
-"""
+"""Training in plain torch without Megatron: FSDP2, DTensor tensor parallelism, torch pipelining."""

@@ -1,4 +1,4 @@
-"""A small decoder in plain torch, with pre-norm blocks of attention and MLP."""
+"""A small decoder in plain torch with pre-norm attention and MLP blocks."""
 
 import torch
 from torch import nn
@@ -10,8 +10,9 @@ _ROTARY_BASE = 10_000.0
 
 
 class Decoder(nn.Module):
-    """A range of a model's layers. The first stage also has the embedding, the last the output
-    layer.
+    """A range of the model's layers.
+
+    The first stage also has the embedding, the last the output layer.
     """
 
     def __init__(self, model: ModelSpec, *, layers: range, sequence_length: int) -> None:
@@ -29,9 +30,7 @@ class Decoder(nn.Module):
         self.output = nn.Linear(width, model.vocab_size, bias=False) if is_last else None
 
     def tie(self) -> None:
-        """Tie the output layer's weight to the embedding, if the model does so and both are on this
-        stage.
-        """
+        """Tie the output layer to the embedding if the model does so and both are on this stage."""
         if (
             self.model.tie_word_embeddings
             and self.embedding is not None
@@ -40,13 +39,15 @@ class Decoder(nn.Module):
             self.output.weight = self.embedding.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map [b, s] tokens or [b, s, h] activations to [b, s, h] activations or [b, s, V]
-        logits.
+        """Run the layers on [b, s] tokens or [b, s, h] activations.
+
+        Return [b, s, h] activations, or [b, s, V] logits on the last stage.
         """
         if self.embedding is not None:
             x = self.embedding(x)
             if self.positions is not None:
-                # Angles of the whole row: with sequence parallelism each rank keeps its share.
+                # Positions of the full sequence. With sequence parallelism, each rank keeps only
+                # its shard.
                 x = x + self.positions(torch.arange(self.length, device=x.device))
         for layer in self.layers.values():
             x = layer(x)
@@ -54,7 +55,7 @@ class Decoder(nn.Module):
 
 
 class Block(nn.Module):
-    """A pre-norm block of attention and MLP."""
+    """A pre-norm block: attention, then MLP."""
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
@@ -70,7 +71,10 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal fused attention with grouped keys. Each tensor-parallel rank has some of the heads."""
+    """Causal fused attention with grouped-query keys and values.
+
+    Tensor-parallel ranks split the heads.
+    """
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
@@ -129,9 +133,7 @@ def _norm(model: ModelSpec, width: int) -> nn.Module:
 
 
 def _rotate(x: torch.Tensor) -> torch.Tensor:
-    """Rotate [b, heads, s, d] by position (RoPE, arXiv 2104.09864), which pairs the halves of a
-    head.
-    """
+    """Apply RoPE (arXiv 2104.09864) to [b, heads, s, d]. It pairs the two halves of each head."""
     half = x.shape[-1] // 2
     speeds = _ROTARY_BASE ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
     angles = torch.arange(x.shape[2], device=x.device, dtype=torch.float32)[:, None] * speeds

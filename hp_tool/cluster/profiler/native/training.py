@@ -1,8 +1,8 @@
-"""Split a model with plain torch, then run optimizer steps.
+"""Shard a model with plain torch, then run optimizer steps.
 
-The model is split into pipeline stages, its matrices over a tensor-parallel mesh, and its
-parameters by FSDP, with recomputation. Layers are materialized, filled and sharded one after
-another, so that no rank ever stores the unsharded model.
+The model is split into pipeline stages. Its matrices are split over a tensor-parallel mesh, and its
+parameters are sharded by FSDP, with recomputation. Layers are materialized, filled and sharded one
+at a time, so no rank ever stores the unsharded model.
 """
 
 import itertools
@@ -55,7 +55,7 @@ _KEPT = {
 
 
 def train(request: ProfileRequest, *, device: torch.device) -> steps.Steps:
-    """Build the model and run the steps; raise ArithmeticError if a loss is not finite."""
+    """Build the model and run the steps. Raise ArithmeticError if a loss is not finite."""
     mesh = make_mesh(request, device=device)
     stages = build_stages(request, mesh, device=device)
     parameters = [parameter for _, stage in stages for parameter in stage.parameters()]
@@ -82,7 +82,7 @@ def train(request: ProfileRequest, *, device: torch.device) -> steps.Steps:
 
 
 class _SequentialMicroBatches:
-    """Run micro-batches one by one. Gradients are reduced after each, so that they stay sharded."""
+    """Run micro-batches one by one. Gradients are reduced after each one, so they stay sharded."""
 
     def __init__(self, request: ProfileRequest, model: Decoder) -> None:
         self.size, self.model = request.parallel.micro_batch_size, model
@@ -98,8 +98,9 @@ class _SequentialMicroBatches:
 
 
 class _Pipeline:
-    """Run a schedule of torch over this rank's stages. Only ranks of the last stage have the
-    loss.
+    """Run a torch pipeline schedule over this rank's stages.
+
+    Only ranks of the last stage have the loss.
     """
 
     def __init__(
@@ -137,9 +138,9 @@ class _Pipeline:
 
 @torch.no_grad()
 def _clip(parameters: list[torch.nn.Parameter], mesh: DeviceMesh, *, max_norm: float) -> float:
-    """Scale gradients to a norm of at most `max_norm`; return the norm before scaling.
+    """Clip the gradients to a norm of at most `max_norm`. Return the norm before clipping.
 
-    Meshes are handled separately, because an operation cannot combine tensors of several meshes.
+    Meshes are handled separately, because an operation cannot combine tensors of different meshes.
     """
     by_mesh: dict[Any, list[torch.Tensor]] = defaultdict(list)
     for parameter in parameters:
@@ -173,7 +174,10 @@ def _rows(request: ProfileRequest, mesh: DeviceMesh, *, device: torch.device) ->
 
 
 def make_mesh(request: ProfileRequest, *, device: torch.device) -> DeviceMesh:
-    """Create the mesh: pipeline outermost, then replicas, shards and tensor parallelism."""
+    """Create the device mesh.
+
+    Dimensions from outermost to innermost: pipeline, replicas, shards, TP.
+    """
     parallel = request.parallel
     shards = parallel.data_parallel_shard_size or parallel.data_parallel_size
     replicas = parallel.data_parallel_size // shards
@@ -184,7 +188,10 @@ def make_mesh(request: ProfileRequest, *, device: torch.device) -> DeviceMesh:
 def build_stages(
     request: ProfileRequest, mesh: DeviceMesh, *, device: torch.device
 ) -> list[tuple[int, Decoder]]:
-    """Build this rank's stages, every p-th of p v, as pairs of (number, model)."""
+    """Build this rank's stages as (stage number, model) pairs.
+
+    Of the p v stages (p pipeline ranks with v stages each), a rank has every p-th.
+    """
     parallel, model = request.parallel, request.model
     p = parallel.pipeline_parallel_size
     counts = chunk_layers(
@@ -225,8 +232,8 @@ def _distribute(
 def _recompute(layer: nn.Module, request: ProfileRequest) -> None:
     """Recompute a layer in the backward pass.
 
-    `per_layer` stores only the layer's input. `per_op` stores attention, reduce-scatters and every
-    second matmul, as torchtitan does.
+    `per_layer` stores only the layer's input. `per_op`, as in torchtitan, stores the outputs of
+    attention, reduce-scatters and every second matmul.
     """
     name = recompute_name(request.parallel.recompute)
     if name == "none":
@@ -236,7 +243,7 @@ def _recompute(layer: nn.Module, request: ProfileRequest) -> None:
 
 
 def _per_op_contexts() -> Any:
-    """Return contexts that count matmuls separately in the forward pass and the recomputation."""
+    """Return checkpoint contexts that count forward and recomputed matmuls separately."""
     counters = {False: itertools.count(), True: itertools.count()}
 
     def policy(context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
@@ -258,8 +265,9 @@ def _embedding_and_output(decoder: Decoder) -> list[nn.Module]:
 def _embedding_and_output_plan(
     decoder: Decoder, sequence_parallel: bool
 ) -> dict[str, ParallelStyle]:
-    """Return the shard layout of a vocabulary-parallel embedding and of an output layer whose
-    logits are gathered.
+    """Return the tensor-parallel plan of the embedding and output layer.
+
+    The embedding is vocabulary-parallel, and the output layer gathers its logits.
     """
     hidden = Shard(1) if sequence_parallel else Replicate()
     plan: dict[str, ParallelStyle] = {}
@@ -277,8 +285,9 @@ def _embedding_and_output_plan(
 
 
 def _layer_plan(layer: nn.Module, sequence_parallel: bool) -> dict[str, ParallelStyle]:
-    """Return the shard layout of column- and row-parallel matrices and of sequence-parallel
-    norms.
+    """Return the tensor-parallel plan of a layer.
+
+    Matrices are column- or row-parallel, and norms may be sequence-parallel.
     """
     out = RowwiseParallel(output_layouts=Shard(1) if sequence_parallel else Replicate())
     plan: dict[str, ParallelStyle] = {f"attention.{name}": ColwiseParallel() for name in "qkv"}
@@ -286,7 +295,7 @@ def _layer_plan(layer: nn.Module, sequence_parallel: bool) -> dict[str, Parallel
     if layer.mlp.gate is not None:
         plan["mlp.gate"] = ColwiseParallel()
     if not isinstance(layer.attention.q_norm, nn.Identity):
-        # Each rank has its own heads, [b, heads, s, d], so the norms' gradients are sums over
+        # [b, heads, s, d]: each rank has its own heads, so the norms' gradients must be summed over
         # ranks.
         plan |= {
             f"attention.{name}_norm": SequenceParallel(sequence_dim=1, use_local_output=True)
@@ -329,7 +338,7 @@ def _materialise(
     device: torch.device,
     only: Iterable[nn.Module] | None = None,
 ) -> None:
-    """Allocate a module and fill it with values that depend only on its parameters' names."""
+    """Allocate a module's parameters and fill them with values that depend only on their names."""
     for each in [module] if only is None else only:
         each.to_empty(device=device)
     if isinstance(module, Decoder):
@@ -348,8 +357,9 @@ def _materialise(
 
 
 def _values(name: str, shape: torch.Size, request: ProfileRequest) -> torch.Tensor:
-    """Return initial values: normal for matrices (scaled by depth for residual ones), 1 for norms,
-    0 for biases.
+    """Return initial values of a parameter.
+
+    These are normal for matrices (scaled by depth for residual ones), 1 for norms and 0 for biases.
     """
     if len(shape) == 1:
         return torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
