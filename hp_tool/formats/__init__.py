@@ -1,4 +1,4 @@
-"""Read and write the configurations of other tools; only this package knows those tools' names.
+"""Read and write the configurations of other tools. Only this package refers to tools by name.
 
-`tools` has one module or package for each tool.
+`tools` has one module or package per tool.
 """

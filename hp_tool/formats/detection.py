@@ -1,5 +1,6 @@
-"""Detect the format of a text from the signs of supported formats and of known unsupported
-tools.
+"""Detect the format of a configuration text.
+
+Each supported format registers signs. Other signs identify tools that are known but unsupported.
 """
 
 import functools
@@ -23,7 +24,7 @@ from hp_tool.formats.signs import (
 from hp_tool.formats.source import parse_keys, parse_mapping
 
 _KEY_FILE_SUFFIXES = (".json", ".yaml", ".yml", ".toml")
-"""Suffixes of configuration files, as opposed to scripts."""
+"""File name suffixes of configuration files, as opposed to scripts."""
 
 
 def _is_olmo(evidence: Evidence) -> bool:
@@ -101,11 +102,11 @@ _PROGRAM_PATTERN = re.compile(
     r"(?m)^(?![ \t]*#)[^\n]*?\b(?:python3?|torchrun|deepspeed|srun)\b[^\n]*?"
     r"(?:[\s/]([\w.-]+\.py)\b|\s-m\s+(?!torch\.distributed\b)([\w.]+))"
 )
-"""Matches the programs that a script starts."""
+"""Matches a launch command. The groups are its Python file and its module (`-m`)."""
 
 
 def detect_format(text: str, *, files: Mapping[str, str] | None = None) -> str:
-    """Return the name of the supported format of a text, or of the command in a manifest.
+    """Return the name of the format of a text, or of the command in a Kubernetes manifest.
 
     Raises:
         UnsupportedError: The format is known but not read.
@@ -180,7 +181,7 @@ def _format_of_mapping(content: Mapping[str, Any], text: str) -> str:
 
 
 def _describe_keys(content: Mapping[str, Any]) -> str:
-    """Return, for an error, the tool that most keys of a file belong to, or the first keys."""
+    """Return, for an error message, the tool that most keys belong to, or else the first keys."""
     names = [setting.name for setting in as_settings(content)]
     shares = {
         name: sum(look_up(each, table(name)) is not None for each in names) for name in _TABLES
@@ -208,7 +209,7 @@ _TABLES = (
     "vllm",
     "sglang",
 )
-"""Names of the tables of tools whose configurations are mappings."""
+"""Tables of the tools whose configurations are mappings (JSON or YAML)."""
 
 
 def _signs() -> Iterator[tuple[Sign, str]]:
@@ -218,10 +219,10 @@ def _signs() -> Iterator[tuple[Sign, str]]:
 
 
 def _match_signs(place: Place, evidence: Evidence) -> str:
-    """Return the format of the lowest-ranked matching sign; empty if none matches.
+    """Return the format of the matching sign with the lowest rank; empty if no sign matches.
 
     Raises:
-        UnsupportedError: The format is not read.
+        UnsupportedError: The sign belongs to an unsupported format.
     """
     candidates = sorted(
         (pair for pair in _signs() if pair[0].place == place), key=lambda pair: pair[0].rank

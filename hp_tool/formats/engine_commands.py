@@ -56,7 +56,7 @@ _QUERY_NAMES_BY_ENGINE = {
         ),
     }
 }
-"""For each engine, its option names that differ from vLLM's."""
+"""Query fields by option, for the options of each engine that differ from vLLM's."""
 _SIZE_FIELDS = {
     "tensor-parallel-size": "tensor_parallel_size",
     "pipeline-parallel-size": "pipeline_parallel_size",
@@ -89,7 +89,7 @@ _CACHE_PRECISIONS = {
 
 
 def command_reader(engine: str) -> Callable[[Source, Reading], None]:
-    """Return the function that reads commands of an engine."""
+    """Return the function that reads the server commands of an engine."""
 
     def read_engine_command(source: Source, reading: Reading) -> None:
         if engine == "trtllm" and source.mapping is not None:
@@ -109,7 +109,7 @@ def command_reader(engine: str) -> Callable[[Source, Reading], None]:
                     example="NAME",
                 )
         if reading.num_gpus != source.num_gpus and "torchrun" not in launch.launchers:
-            reading.num_gpus = source.num_gpus  # srun starts one server.
+            reading.num_gpus = source.num_gpus  # srun starts a single server.
         arguments = table(engine)
         settings = parse_flags(words, table=arguments, reading=reading)
         settings = [
@@ -145,11 +145,11 @@ _VARIABLE_PREFIXES = {
 }
 """Prefixes of the environment variables of each engine."""
 _TRANSFER_OPTIONS = ("kv-transfer-config", "disaggregation-")
-"""Options for cache transfers between pools, which a disaggregated query implies."""
+"""Options for KV cache transfer between pools. A query with pools implies them."""
 
 
 def _environment_settings(source: Source, launch: Launch, *, engine: str) -> list[Setting]:
-    """Return the engine's environment variables in the container and the script, as settings."""
+    """Return the engine's environment variables, from the container and the script, as settings."""
     prefixes = _VARIABLE_PREFIXES[engine]
     exported = [
         Setting(
@@ -192,7 +192,9 @@ def _drop_transfer_options(settings: Iterable[Setting], reading: Reading) -> lis
 _HARMLESS_OVERRIDES = re.compile(
     r"(text_config\.)?(num_nextn_predict_layers$|max_position_embeddings$|rope_)"
 )
-"""Keys of --hf-overrides for a longer context or draft layers, whose cost other options set."""
+"""Keys of --hf-overrides that extend the context or add draft layers. Other options determine their
+cost.
+"""
 
 
 def _drop_harmless_overrides(settings: Iterable[Setting], reading: Reading) -> list[Setting]:
@@ -209,7 +211,7 @@ def _drop_harmless_overrides(settings: Iterable[Setting], reading: Reading) -> l
 
 
 def _override_keys(text: str) -> list[str]:
-    """Return the dotted keys of a JSON mapping, at most two levels deep."""
+    """Return the dotted keys of a JSON mapping, up to two levels deep."""
     try:
         content = json.loads(text)
     except ValueError:
@@ -221,7 +223,7 @@ def _override_keys(text: str) -> list[str]:
 
 
 def _expand_abbreviation(name: str, arguments: Mapping[str, Any]) -> str:
-    """Return the only option that starts with `name`, as argparse does; otherwise `name`."""
+    """Expand an abbreviated option as argparse does; return `name` if it is not a unique prefix."""
     if name in arguments or "." in name or len(name) < MIN_ABBREVIATION:
         return name
     matching = [each for each in arguments if each.startswith(name)]
@@ -233,9 +235,9 @@ MIN_ABBREVIATION = 6
 
 
 def _read_options_file(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of a TensorRT-LLM options file without its command.
+    """Fill the reading from a TensorRT-LLM options file that comes without its command.
 
-    The command would set the model and the number of ranks.
+    The model and the number of ranks are missing, because the command would set them.
     """
     content = source.keys(reading)
     settings = _options_from_keys(file_settings(content, text=source.text), engine="trtllm")
@@ -257,7 +259,7 @@ def _config_file_settings(
 
 
 def _options_from_keys(settings: Iterable[Setting], *, engine: str) -> list[Setting]:
-    """Return the keys of a file as options of a command; drop switches that are off."""
+    """Return the keys of a configuration file as command options, without switches that are off."""
     options = []
     for setting in settings:
         argument = look_up(setting.name, table(engine))
@@ -273,8 +275,7 @@ def read_command(
 ) -> None:
     """Fill the reading with the query of a server command.
 
-    `model` is the positional argument of `vllm serve`. The number of GPUs is that of one
-    deployment.
+    `model` is the positional argument of `vllm serve`. The number of GPUs is that of one replica.
     """
     settings = _drop_harmless_overrides(settings, reading)
     by_name = sort_settings(settings, table=table(engine), reading=reading, spare=source.ignore)
@@ -308,7 +309,7 @@ def read_command(
     )
     replicas = 1
     if engine == "sglang" and groups > 1:
-        # --tp counts all ranks, and limits are those of all attention groups.
+        # --tp counts all ranks, and limits apply to all attention groups together.
         if "enable-dp-attention" in flags:
             parallel["tensor_parallel_size"] = t = max(t // groups, 1)
             for name in ("max_num_seqs", "max_num_batched_tokens"):
@@ -328,7 +329,7 @@ def read_command(
         or "enable-deepep-moe" in flags
         or "enable-ep-moe" in flags
     )
-    if engine == "sglang" and deepep:  # DeepEP divides experts over all ranks.
+    if engine == "sglang" and deepep:  # DeepEP shards the experts across all ranks.
         parallel["expert_parallel_size"] = t * parallel.get("attention_data_parallel_size", 1)
     slots = flags.get("moe-config.load-balancer.num-slots")
     experts = None if slots is None or model is None else source.num_experts_of(model)
@@ -384,14 +385,15 @@ def read_command(
 
 
 _STATED_MODEL = re.compile(r"set MODEL to the checkpoint in (\w+):")
-"""Comment in which an exported script states the precision of a checkpoint that its user names."""
+"""Matches the comment in an exported script that gives the precision of the user's own checkpoint.
+"""
 _LENGTH_OPTIONS = ("max-model-len", "context-length", "max-seq-len")
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
-"""Multiples of vLLM's lengths (`human_readable_int` of vllm/engine/arg_utils.py)."""
+"""Unit suffixes of vLLM's lengths (`human_readable_int` of vllm/engine/arg_utils.py)."""
 
 
 def _read_longest(flags: Mapping[str, list[str]]) -> int | None:
-    """Return the maximum number of tokens of a request; None if the engine chooses it.
+    """Return the maximum request length in tokens; None if the engine chooses it.
 
     Raises:
         InputError: The value is not a number of tokens.
@@ -409,10 +411,10 @@ def _read_longest(flags: Mapping[str, list[str]]) -> int | None:
 
 
 def _check_longest(name: str, longest: int, *, model: str, positions: int | None) -> None:
-    """Check that the maximum request length does not exceed the model's positions.
+    """Check that the maximum request length does not exceed the model's context length.
 
     Raises:
-        InputError: The length exceeds them, so the server would not start.
+        InputError: The request length is too large; the server would not start.
     """
     if positions is not None and longest > positions:
         raise InputError(
@@ -428,7 +430,8 @@ def _read_speculation(
 ) -> dict[str, Any] | None:
     """Return the draft method and the number of drafted tokens.
 
-    The acceptance rate and the cost of drafts depend on the load.
+    The acceptance rate and the cost of drafting depend on the load, so the command does not contain
+    them.
     """
     words = flags.get("speculative-config") or flags.get("sc")
     config: dict[str, Any] = {}
@@ -462,7 +465,7 @@ def _read_speculation(
     if steps is None and "speculative-num-draft-tokens" in flags:
         steps = (
             _parse_number(flags, "speculative-num-draft-tokens") - 1
-        )  # The number includes the previous token.
+        )  # The number includes the last accepted token.
     if steps is None:
         reading.add_missing(
             "inference.speculative.num_speculative_tokens",
@@ -516,7 +519,7 @@ def _redundant_experts(words: list[str]) -> int:
 def _read_precisions(flags: Mapping[str, list[str]]) -> dict[str, str]:
     """Return the precisions of weights and KV cache that the command sets.
 
-    The files of a quantised checkpoint set its own precision.
+    For a quantised checkpoint, the command sets no weight precision: the checkpoint determines it.
     """
 
     def map_precision(name: str, values: Mapping[str, str]) -> str | None:

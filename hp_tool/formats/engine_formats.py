@@ -28,8 +28,8 @@ def register_engine(
 ) -> None:
     """Register the format of an engine's server command.
 
-    `command` is a pattern of scripts that start the server, `rank` the rank of that sign.
-    `start` returns the command of one replica, and `write` the text with its files.
+    Scripts match if they contain the pattern `command`; `rank` is the rank of this sign. `start`
+    returns the command of one replica, and `write` returns the exported text.
     """
     register(
         Format(

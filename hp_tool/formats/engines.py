@@ -24,18 +24,18 @@ EXPRESSED_FIELDS = SHAPE_FIELDS.union(SERVER_FIELDS, LOAD_FIELDS) | parse_names(
     speculative.num_speculative_tokens speculative.acceptance_rate
     speculative.draft_cost_fraction speculative.draft_model
 """)
-"""Fields of a setup that a replica's command expresses or that describe its load."""
+"""Setup fields that a replica's command expresses, or that only describe its load."""
 WIDE_PRECISIONS = ("bf16", "fp16", "fp32")
 FP8 = {"fp8": "fp8"}
-"""Values of --quantization that narrow 16-bit weights while loading; narrow checkpoints contain
-their format.
+"""Values of --quantization that quantise 16-bit weights during loading. Checkpoints that are
+already quantised contain their own format.
 """
 
 
 def uses_deepep(setup: ServingSetup) -> bool:
-    """Return True if the estimate dispatches tokens with DeepEP.
+    """Return True if the estimate assumes DeepEP for token dispatch.
 
-    This applies across NVLink domains and to two-batch overlap.
+    DeepEP is assumed across NVLink domains and for two-batch overlap.
     """
     c = setup.parallel
     ranks = c.tensor_parallel_size * c.attention_data_parallel_size
@@ -46,7 +46,7 @@ def uses_deepep(setup: ServingSetup) -> bool:
 
 
 def model_argument(setup: ServingSetup) -> str:
-    """Return the positional model argument; for an unknown model, a required shell variable."""
+    """Return the positional model argument; a required shell variable if the model is unknown."""
     return (
         '"$MODEL"'
         if setup.model_path is None
@@ -55,15 +55,15 @@ def model_argument(setup: ServingSetup) -> str:
 
 
 def size_above_one(size: int) -> int | None:
-    """Return a parallel size; None for the default of 1."""
+    """Return a parallel size; None if it is 1, the default."""
     return size if size > 1 else None
 
 
 def reject_speculation(setup: ServingSetup, *, tool: str) -> None:
-    """Reject speculation.
+    """Reject a setup with speculative decoding.
 
     Raises:
-        UnsupportedError: The setup has speculation.
+        UnsupportedError: The setup uses speculative decoding.
     """
     if setup.workload.speculative is not None:
         raise UnsupportedError(
@@ -74,13 +74,14 @@ def reject_speculation(setup: ServingSetup, *, tool: str) -> None:
 
 
 def draft_settings(setup: ServingSetup) -> tuple[str, SpeculativeSpec] | None:
-    """Return the draft method and its parameters; None without speculation.
+    """Return the draft method and its parameters; None without speculative decoding.
 
-    The method is `ngram`, `mtp` (the model's own layers), or, by the draft's name, `eagle3`,
-    `eagle` or `model`.
+    The method is `ngram` or `mtp` (the model's own MTP layers), or depends on the draft model's
+    name: `eagle3`, `eagle` or `model`.
 
     Raises:
-        UnsupportedError: Drafts cost time but no draft model is known.
+        UnsupportedError: The query sets a draft cost, but the model has no draft layers
+            and no draft model is named.
     """
     speculative = setup.workload.speculative
     if speculative is None:
@@ -112,7 +113,8 @@ def replica_script(
 ) -> str:
     """Return a shell script that starts one replica.
 
-    It contains the lines `before`, the program and options of `server_command`, then `last`.
+    The script consists of the lines `before`, the command that `start` returns, and the lines
+    `last`.
 
     Raises:
         UnsupportedError: The engine's command cannot express the setup.
@@ -129,7 +131,7 @@ def replica_script(
 
 
 def replica_count_words(replicas: int) -> str:
-    """Return a sentence part such as `one of 4 replicas`, for a script's comment."""
+    """Return a phrase such as `one of 4 replicas`, for a comment in a script."""
     return "1 replica" if replicas == 1 else f"one of {replicas} replicas"
 
 
@@ -150,7 +152,7 @@ class Role:
 
 
 def replica_role(name: str, setup: ServingSetup, command: tuple[str, Values]) -> Role:
-    """Return the process that runs a pool's replica."""
+    """Return the process that runs one replica of a pool."""
     program, options = command
     return Role(
         name=name,
@@ -167,7 +169,7 @@ def pools_script(
     roles: Sequence[Role],
     before: Sequence[str] = (),
 ) -> str:
-    """Return a shell script that starts the role that its first argument names."""
+    """Return a shell script that starts the role named by its first argument."""
     names = ", ".join(role.name for role in roles)
     cases = [
         line
@@ -201,8 +203,8 @@ def precision_options(
 ) -> Values:
     """Return the options for the precisions of weights and KV cache.
 
-    `auto`, a cache in the model's own type, is vLLM's only value for 16 and 32 bits: `bfloat16` is
-    for models that cache in fp8 by default (vllm/config/cache.py).
+    vLLM's `auto` stores the KV cache in the model's dtype. It is the only value for 16 and 32 bits:
+    `bfloat16` is for models that store it in fp8 by default (vllm/config/cache.py).
     """
     weights, cache_precision = setup.workload.precision or "bf16", setup.workload.kv_cache_precision
     dtype, narrowed = (
@@ -225,10 +227,10 @@ def precision_options(
 def quantization_option(
     setup: ServingSetup, *, engine: str, words: Mapping[str, str]
 ) -> str | None:
-    """Return the option that quantises weights while they are loaded; None if none is needed.
+    """Return the option that quantises the weights during loading; None if none is needed.
 
     Raises:
-        UnsupportedError: The engine would serve weights of another precision than the query's.
+        UnsupportedError: The engine would serve weights in another precision than the query's.
     """
     wanted, stored = setup.workload.precision or "bf16", setup.stored_precision
     if stored is None:  # A user's own checkpoint.

@@ -1,4 +1,4 @@
-"""Write fine-tuning jobs with DDP or FSDP 2 for TRL, LLaMA-Factory and axolotl."""
+"""Write fine-tuning jobs with DDP or FSDP2 for TRL, LLaMA-Factory and axolotl."""
 
 import math
 from collections.abc import Mapping
@@ -39,17 +39,17 @@ AXES: dict[str, Any] = {
     "recompute": ("none", "full"),
     "zero_stage": (0, 2, 3),
 }
-"""Values of `parallel` axes that these tools support."""
+"""Values of the `parallel` axes that these tools support."""
 OPTIMIZERS = {"adam": "adamw_torch_fused", "sgd": "sgd"}
 """The Trainer's `optim` for each value of `training.optimizer`."""
 CONFIG_FILE = "fsdp2.yaml"
-"""Name of the Accelerate file that the script writes."""
+"""Name of the Accelerate configuration file that the script writes."""
 
 
 def check_setup(setup: TrainingSetup, *, tool: str, loss: str, chooses_width: bool = False) -> None:
     """Check that the tool supports the setup and would run it as predicted.
 
-    `chooses_width`: the tool can load the weights in 32 bits under LoRA.
+    `chooses_width`: the tool has an option to load the weights in fp32 under LoRA.
 
     Raises:
         UnsupportedError: The tool cannot express the setup.
@@ -95,7 +95,7 @@ def check_setup(setup: TrainingSetup, *, tool: str, loss: str, chooses_width: bo
 
 
 def adapter_targets(setup: TrainingSetup, *, tool: str) -> tuple[str, ...]:
-    """Return the Hugging Face names of the matrices with LoRA adapters.
+    """Return the Hugging Face module names with LoRA adapters.
 
     Raises:
         UnsupportedError: Adapters are on fused matrices or experts.
@@ -119,7 +119,7 @@ def adapter_targets(setup: TrainingSetup, *, tool: str) -> tuple[str, ...]:
 
 
 def trainer_arguments(setup: TrainingSetup) -> dict[str, Any]:
-    """Return the arguments of Hugging Face's Trainer."""
+    """Return the Hugging Face Trainer's arguments."""
     w = setup.workload
     return {
         "model_name_or_path": model_path(setup),
@@ -133,7 +133,10 @@ def trainer_arguments(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def checkpoints_layers(setup: TrainingSetup) -> bool:
-    """Return True if the Trainer checkpoints layers; under FSDP, Accelerate's file sets it."""
+    """Return True if the Trainer enables activation checkpointing.
+
+    Under FSDP, Accelerate's file enables it instead.
+    """
     return not setup.parallel.zero_stage and setup.recompute.granularity != "none"
 
 
@@ -149,7 +152,7 @@ def launch_script(
     options: Mapping[str, list[str]] | None = None,
     files: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
-    """Return a script that writes Accelerate's file and `files`, and launches the program."""
+    """Return a script that writes Accelerate's file and `files`, then launches the program."""
     launch = f"accelerate launch --config_file {CONFIG_FILE}"
     if setup.cluster.num_nodes > 1:
         rank, address = (
@@ -187,7 +190,7 @@ def _heredoc(name: str, content: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def optimizer_fields(name: str, optimizers: Mapping[str, str], reading: Reading) -> dict[str, str]:
-    """Return `training.optimizer` for an optimizer class; reject unknown classes."""
+    """Return `training.optimizer` for an optimizer name; reject unknown names."""
     if name not in optimizers:
         reading.refuse(
             f"optimizer {name or '(none)'} is not supported; supported: {', '.join(optimizers)}"
@@ -205,9 +208,9 @@ def complete_layout(
     shard: int = 0,
     copies: int = 1,
 ) -> None:
-    """Add the global batch size and the FSDP shard group to a query of a trainer with FSDP 2.
+    """Add the global batch size and the FSDP shard group to the query of an FSDP2 trainer.
 
-    `copies` is the number of shard groups.
+    `copies` is the number of shard groups (HSDP replicas).
     """
     axes = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
     replicas = (reading.num_gpus or 0) // math.prod(parallel.get(axis, 1) for axis in axes)

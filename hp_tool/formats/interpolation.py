@@ -17,7 +17,7 @@ _INNERMOST_REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 def resolve_references(
     content: Mapping[str, Any], *, variables: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the mapping with its references resolved; unresolvable references are unchanged."""
+    """Return the mapping with its references resolved, except those that cannot be resolved."""
 
     def resolve_node(value: Any, path: tuple[str, ...]) -> Any:
         if isinstance(value, Mapping):
@@ -37,8 +37,9 @@ def resolve_references(
 def _resolve_text(
     text: str, path: tuple[str, ...], content: Mapping[str, Any], variables: Mapping[str, str]
 ) -> Any:
-    """Return the text at `path` with its references resolved, or the value of a single
-    reference.
+    """Return the text at `path` with its references resolved.
+
+    If the text consists of one reference, return the referenced value, which may not be text.
     """
     value: Any = text
     for _ in range(MAX_ROUNDS):

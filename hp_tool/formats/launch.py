@@ -1,6 +1,4 @@
-"""Find the command of a script that trains or serves, with its arguments and number of
-processes.
-"""
+"""Find the training or serving command of a script, its arguments and its number of processes."""
 
 import itertools
 import re
@@ -33,35 +31,35 @@ _COUNT_OPTIONS = {
     "hostfile": "hostfile",
     "H": "hostfile",
 }
-"""Options of launchers that set numbers of processes, nodes or hosts."""
+"""Launcher options that set the number of processes, nodes or hosts."""
 SWITCHES = parse_names("""
     standalone no-python run-path use-env multi-gpu use-deepspeed use-fsdp use-megatron-lm
     cpu debug quiet same-network no-local-rank no-ssh force-multi exclusive overlap verbose
     allow-run-as-root unbuffered label no-container-mount-home container-writable
     kill-on-bad-exit l u v use-hostfile oversubscribe
 """)
-"""Options of launchers without a value."""
+"""Launcher options without a value."""
 _TORCH_MODULES = {"torch.distributed.run", "torch.distributed.launch"}
 _AGENT_LAUNCHERS = {"torchrun", "accelerate"} | _TORCH_MODULES
-"""Launchers with one agent per node, which starts the node's processes."""
+"""Launchers that run one agent per node, which spawns the worker processes."""
 LAUNCHERS = {"srun", "mpirun", "mpiexec", "deepspeed", "ds", "salloc"} | _AGENT_LAUNCHERS
 _OTHER_COMMANDS = parse_names("""
     cat tee echo mkdir cd export printf rm cp ls wait sleep module conda pip grep sed
 """)
-"""Commands that never train, regardless of their arguments."""
+"""Commands that are never a training or serving command, whatever their arguments."""
 
 
 _SWIFT_PROGRAM = re.compile(r"\bswift/cli/(_megatron/)?(sft|pt)\.py$")
-"""Matches ms-swift's programs if a launcher starts them directly."""
+"""Matches ms-swift's entry points, for scripts that launch them directly."""
 _SERVER_IMAGE = re.compile(r"vllm-openai(-rocm|-cpu)?(:|@|$)")
-"""Images whose entry point is vLLM's server."""
+"""Matches container images whose entry point is vLLM's server."""
 
 
 class Count(NamedTuple):
-    """An option that sets a number of processes, nodes or hosts, and its value."""
+    """A launcher option for a number of processes, nodes or hosts, and its value."""
 
     option: str
-    """The option as the script contains it."""
+    """The option in the script's spelling."""
     word: Word
 
 
@@ -70,19 +68,21 @@ class Launch:
     """The command of a script that trains or serves."""
 
     program: str
-    """pretrain_gpt.py, sglang.launch_server, vllm; empty if there are only flags."""
+    """Entry point, such as pretrain_gpt.py, sglang.launch_server or vllm; empty if there are only
+    flags.
+    """
     words: tuple[Word, ...]
-    """Arguments of the program."""
+    """The program's arguments."""
     launchers: tuple[str, ...]
     counts: dict[str, "Count"]
-    """Numbers of processes: nodes, per_node, tasks, all."""
+    """Numbers of processes. Keys: nodes, per_node, tasks, all."""
     line: int
     environment: Mapping[str, Word] = field(default_factory=dict)
-    """Variables set for the command: by `export`, NAME=VALUE before it, `env`, or docker's -e."""
+    """Variables set for the command by `export`, NAME=VALUE, `env`, or docker's -e."""
 
 
 def find_launch(script: Script, *, reading: Reading) -> Launch | None:
-    """Return the training or serving command with the most flags; record others as ignored."""
+    """Return the training or serving command with the most flags, and ignore the other commands."""
     flags_alone = [command for command in script.commands if command.words[0].text.startswith("--")]
     if flags_alone and len(flags_alone) == len(script.commands):
         words = tuple(word for command in flags_alone for word in command.words)
@@ -119,7 +119,7 @@ def _parse_launch(command: Command) -> Launch | None:
     names = [PurePosixPath(text).name for text in texts]
     if names[0] in _OTHER_COMMANDS:
         return None
-    if names[0] == "trl" and len(words) > 1:  # `trl` starts its script with Accelerate's launcher.
+    if names[0] == "trl" and len(words) > 1:  # `trl` launches its script through Accelerate.
         counts, program = _read_counts(words), f"trl.scripts.{texts[1]}"
         return Launch(
             program=program,
@@ -246,7 +246,8 @@ def world_size(launch: Launch, script: Script, *, reading: Reading) -> int | Non
         _COUNT_OPTIONS[name]: Count(
             f"#SBATCH --{name}", Word(value, 0, unknown=(value,) if "$" in value else ())
         )
-        for name, value in script.header.items()  # Slurm expands no variables in #SBATCH lines.
+        # Slurm does not expand variables in #SBATCH lines.
+        for name, value in script.header.items()
         if name in _COUNT_OPTIONS
     }
     counts = dict(launch.counts)
@@ -254,7 +255,8 @@ def world_size(launch: Launch, script: Script, *, reading: Reading) -> int | Non
     if "hostfile" in counts and not counts.keys() & {"nodes", "all"}:
         reading.hints["cluster.num_gpus"] = f"the hosts are those in {counts['hostfile'].word.text}"
         return None
-    if "machines" in counts and "all" in counts:  # accelerate counts all processes.
+    # accelerate's count includes the processes of all machines.
+    if "machines" in counts and "all" in counts:
         return _count_value(counts["all"], reading)
     nodes = _count_value(counts.get("nodes"), reading)
     if nodes is None:
@@ -285,7 +287,7 @@ def _count_value(count: Count | None, reading: Reading) -> int | None:
             Read(flag=option, value=word.text, line=word.line or None, field="cluster.num_gpus")
         )
         return int(text)
-    if word.unknown:  # An unknown count is missing, even if another option has a number.
+    if word.unknown:  # Report an unknown count as missing, even if another option has a number.
         reading.add_missing(
             "cluster.num_gpus",
             f"{option} is {describe_unknown_parts(word.unknown)}; add",
@@ -299,7 +301,7 @@ def _count_value(count: Count | None, reading: Reading) -> int | None:
 def read_launch(
     text: str, *, reading: Reading, variables: dict[str, str], files: dict[str, str]
 ) -> tuple[Launch | None, Script]:
-    """Return the launch of a script, and the script with the line number of each word."""
+    """Return the launch command of a script, and the script with line numbers for its words."""
     script = shell.read_script(text, variables=variables, files=files)
     launch = find_launch(script, reading=reading)
     if launch is None:

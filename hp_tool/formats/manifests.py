@@ -1,6 +1,4 @@
-"""Convert Kubernetes manifests and values of llm-d's chart to the shell commands of their
-containers.
-"""
+"""Convert Kubernetes manifests and llm-d Helm values to the shell commands of their containers."""
 
 import re
 import shlex
@@ -18,19 +16,19 @@ _SERVER_COMMAND = re.compile(
     r"(?<![\w/.-])vllm serve\b|vllm\.entrypoints\.(openai\.)?api_server|sglang\.launch_server"
     r"|(?<![\w/.-])sglang serve\b|trtllm-serve|dynamo\.(vllm|sglang)\b"
 )
-"""Matches the commands of supported engines."""
+"""Matches the server commands of supported engines."""
 _TRAINER_COMMAND = re.compile(
     r"(?<![\w/.-])(torchrun|deepspeed|accelerate launch)\b|\bpretrain_\w+\.py\b"
 )
-"""Matches the commands that start a training."""
+"""Matches commands that start a training."""
 _MOUNTED_MODEL = re.compile(r"(?<![^\s'\"=])/mnt/models/?(?![^\s'\"])")
-"""Path at which KServe mounts the checkpoint of `spec.model.uri`."""
+"""Path at which KServe mounts the checkpoint in `spec.model.uri`."""
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
 _REFERENCE = re.compile(r"\$\$\(|\$\(([A-Za-z_][\w.-]*)\)")
-"""`$(NAME)` in a container's words, which Kubernetes expands; `$$(` is an escaped `$(`."""
+"""Matches `$(NAME)` in a container's command, which Kubernetes expands, and the escape `$$(`."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 MAX_DOCUMENTS = 50
-"""Maximum number of objects read from one file."""
+"""Maximum number of YAML documents read from one file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +36,16 @@ class PodCommand:
     """The command that the pods of a manifest run."""
 
     script: str
-    """Variables and command, as lines of a shell script."""
+    """Environment and command, as lines of a shell script."""
     replicas: int
     """Number of pods."""
     trains: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the container with values in the manifest."""
+    """Environment variables of the container whose values are in the manifest."""
     unknown: tuple[str, ...] = ()
-    """Variables of its container with values defined elsewhere."""
+    """Environment variables whose values are defined elsewhere, such as in a Secret."""
     prefill: "PodCommand | None" = None
-    """The prefill pool, for the command of a decode pool."""
+    """Command of the prefill pool, if this command is that of a decode pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,17 +53,17 @@ class _Container:
     content: Mapping[str, Any]
     replicas: Any
     role: str
-    """Role in disaggregated serving: prefill, decode, or an empty text."""
+    """Role in disaggregated serving: `prefill`, `decode`, or empty."""
     model: str
-    """Checkpoint in the object; an empty text if it has none."""
+    """Checkpoint that the manifest names; empty if none."""
     parallelism: Mapping[str, Any]
 
 
 def pod_command(text: str) -> PodCommand | None:
-    """Return the command of the pods in a manifest, for one object or several.
+    """Return the command of the pods in a manifest of one or several objects.
 
-    Return None for other text, for containers that start no supported engine or training, and
-    for several commands that are not a prefill and a decode pool.
+    Return None if the text is not a manifest, if no container starts a supported engine or
+    training, or if there are several commands other than one prefill and one decode pool.
 
     Raises:
         UnsupportedError: The number of pods is not a positive integer.
@@ -140,7 +138,7 @@ def _parse_objects(text: str) -> list[dict[str, Any]]:
 
 
 def _config_maps(objects: list[dict[str, Any]]) -> dict[str, Mapping[str, str]]:
-    """Return the data of each ConfigMap among the objects, by its name."""
+    """Return the data of each ConfigMap by name."""
     maps: dict[str, Mapping[str, str]] = {}
     for manifest_object in objects:
         metadata, data = manifest_object.get("metadata"), manifest_object.get("data")
@@ -151,7 +149,7 @@ def _config_maps(objects: list[dict[str, Any]]) -> dict[str, Mapping[str, str]]:
 
 
 def _object_containers(manifest: Mapping[str, Any]) -> Iterator[_Container]:
-    """Yield the containers of an object, or those in values of llm-d's chart."""
+    """Yield the containers of an object, or those in llm-d's Helm values."""
     if isinstance(artifacts := manifest.get("modelArtifacts"), Mapping):
         uri = str(artifacts.get("uri", "")).replace('"', "")
         name = str(artifacts.get("name", ""))
@@ -183,7 +181,7 @@ def _pool_role(manifest: Mapping[str, Any]) -> str:
 
 
 def _nested_containers(node: Any, *, replicas: Any, role: str, model: str) -> Iterator[_Container]:
-    """Yield all containers within a specification, with the nearest number of replicas."""
+    """Yield all containers within a specification, each with its nearest replica count."""
     if isinstance(node, list):
         for each in node:
             yield from _nested_containers(each, replicas=replicas, role=role, model=model)
@@ -210,7 +208,7 @@ def _nested_containers(node: Any, *, replicas: Any, role: str, model: str) -> It
 def _container_variables(
     container: Mapping[str, Any], settings: Mapping[str, Mapping[str, str]]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return a container's variables, and the names of variables without values."""
+    """Return a container's environment variables, and the names of those without known values."""
     values: dict[str, str] = {}
     unknown: list[str] = []
     for each in _only_mappings(container.get("envFrom")):
@@ -245,14 +243,14 @@ def _text(value: Any) -> str:
 
 
 def _expand_references(text: str, values: Mapping[str, str]) -> str:
-    """Return the text with $(NAME) replaced by the values of known variables."""
+    """Return the text with $(NAME) replaced for known variables."""
     return _REFERENCE.sub(
         lambda match: "$(" if match[1] is None else values.get(match[1], match[0]), text
     )
 
 
 def _shell_word(text: str, values: Mapping[str, str]) -> str:
-    """Return an argument quoted for the shell; an unknown $(NAME) becomes a shell variable."""
+    """Return an argument quoted for the shell. An unknown $(NAME) becomes a shell variable."""
     parts, place = [], 0
     for match in _REFERENCE.finditer(text):
         parts.append(shlex.quote(text[place : match.start()]) if match.start() > place else "")
@@ -264,7 +262,7 @@ def _shell_word(text: str, values: Mapping[str, str]) -> str:
 
 
 def _shell_line(container: _Container, settings: Mapping[str, Mapping[str, str]]) -> str:
-    """Return a container's command as a shell line, or the script that its shell runs."""
+    """Return a container's command as a shell line; for `sh -c SCRIPT`, the script."""
     content = container.content
     parts = (content.get("command"), content.get("args"))
     words = [_text(word) for part in parts if isinstance(part, list) for word in part]
@@ -279,7 +277,7 @@ def _shell_line(container: _Container, settings: Mapping[str, Mapping[str, str]]
 
 
 def _chart_options(parallelism: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the options that llm-d's chart adds to vLLM's command."""
+    """Yield the options that llm-d's Helm chart adds to vLLM's command."""
     for key, option in (("tensor", "--tensor-parallel-size"), ("data", "--data-parallel-size")):
         if parallelism.get(key) not in (None, 1):
             yield from (option, str(parallelism[key]))

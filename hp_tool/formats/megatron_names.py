@@ -1,7 +1,7 @@
-"""Read configurations that use other names for Megatron's arguments.
+"""Read configurations whose keys correspond to Megatron's arguments.
 
-These are files of Megatron Bridge and NeMo, --yaml-cfg, and the arguments that Megatron prints
-at the start of a log.
+These are files of Megatron Bridge and NeMo, --yaml-cfg files, and the argument list that Megatron
+prints at the start of a log.
 """
 
 import ast
@@ -29,18 +29,21 @@ from hp_tool.formats.source import find_named_file, parse_keys
 from hp_tool.formats.tools.megatron_lm.arguments import TABLE
 
 _SECTIONS = ("", "model", "train", "ddp", "comm-overlap", "language-model", "model-parallel")
-"""Sections of a file whose relevant keys are Megatron's own."""
+"""File sections with Megatron's own keys; other sections are irrelevant."""
 _OFF_VALUES = ("false", "none", "null", "no", "")
 PRINTED_ARGUMENTS = re.compile(r"(?<!-)-{4,}[ \t]*(?:[^-\n]{1,80}[ \t])?arguments[ \t]*-{4}")
-"""Start of the list of arguments that Megatron prints."""
+"""Matches the start of the argument list that Megatron prints."""
 _PRINTED_LINE = re.compile(r"(?:^|[\s:\]])(\w+) \.{2,} ?(.*)$")
 MAX_PRINTED_LINES = 3_000
-"""Maximum number of lines in a list of arguments."""
+"""Maximum number of lines in a printed argument list."""
 
 
 @functools.cache
 def megatron_names(tool: str) -> Mapping[str, str]:
-    """Return the Megatron argument for each of the tool's keys; with `!` if the key disables it."""
+    """Return Megatron's argument for each of the tool's keys.
+
+    A trailing `!` means that the key disables the argument.
+    """
     arguments: dict[str, str] = {}
     content = yaml.safe_load(read_table_file(f"{tool}.yaml"))
     for argument, keys in (content.get("as") or {}).items():
@@ -49,7 +52,7 @@ def megatron_names(tool: str) -> Mapping[str, str]:
 
 
 def megatron_argument(key: str, *, tool: str) -> str:
-    """Return the Megatron argument for a key of the tool's file; empty for unrelated keys.
+    """Return Megatron's argument for a key of the tool's file; empty if the key has none.
 
     A trailing `!` means that the key disables the argument.
     """
@@ -63,9 +66,9 @@ def megatron_argument(key: str, *, tool: str) -> str:
 def rename_settings(
     settings: Iterable[Setting], *, tool: str, reading: Reading, spare: Iterable[str] = ()
 ) -> list[Setting]:
-    """Return the settings under Megatron's names, and record settings unrelated to Megatron.
+    """Return the settings under Megatron's names, and record settings without a Megatron name.
 
-    `spare` are keys to ignore.
+    `spare` contains keys to ignore.
     """
     tool_table, megatron = table(tool), table(TABLE)
     spared = {hyphenated(name) for name in spare}
@@ -91,7 +94,7 @@ def rename_settings(
 
 
 def _renamed_argument(setting: Setting, name: str, reading: Reading) -> list[Setting]:
-    """Return a list with the setting under Megatron's name; an empty list if it is off.
+    """Return the setting under Megatron's name, in a list that is empty if the setting is off.
 
     A trailing `!` in `name` means that the key disables the argument.
     """
@@ -112,7 +115,7 @@ def _is_off(setting: Setting) -> bool:
 
 
 def read_printed_arguments(lines: Iterable[str]) -> tuple[list[Setting], dict[str, str]]:
-    """Return the arguments that Megatron printed into a log, and further sizes in it."""
+    """Return the arguments that Megatron printed into a log, and further sizes found there."""
     listed: list[Setting] = []
     facts: dict[str, str] = {}
     inside = False
@@ -155,7 +158,8 @@ def _printed_values(text: str) -> tuple[str, ...]:
 def printed_flags(listed: list[Setting], *, reading: Reading) -> list[Setting]:
     """Return printed arguments as flags.
 
-    Megatron prints every argument, so unsupported values are assumed to be defaults.
+    Megatron prints every argument, also defaults, so values that are not supported count as
+    defaults.
     """
     arguments_by_key, megatron = megatron_names("printed"), table(TABLE)
     passed: list[Setting] = []
@@ -186,7 +190,7 @@ def printed_flags(listed: list[Setting], *, reading: Reading) -> list[Setting]:
 def config_file_settings(
     words: Iterable[Setting], script: Script, reading: Reading
 ) -> list[Setting]:
-    """Return the arguments in the file that --config names, which the command's override."""
+    """Return the arguments in the file that --config names; the command's own take precedence."""
     named = next((word for word in words if word.name == "config" and word.values), None)
     if named is None:
         return []
@@ -212,7 +216,7 @@ def config_file_settings(
 
 
 def file_settings(content: Mapping[str, Any], *, text: str) -> list[Setting]:
-    """Return the settings of a YAML file, one for each leaf.
+    """Return one setting per leaf of a YAML file.
 
     Raises:
         InputError: The file has more than MAX_PRINTED_LINES settings.

@@ -1,4 +1,4 @@
-"""Read two commands that start a prefill and a decode pool as one query."""
+"""Read two server commands, of a prefill and a decode pool, as one query."""
 
 import re
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ ROLES = ("prefill", "decode")
 _SIZE_FIELDS = ("tensor_parallel_size", "expert_parallel_size", "attention_data_parallel_size")
 _BRANCH_LABEL = re.compile(r"(?m)^[ \t]*\(?(prefill|decode)\)[ \t]*$")
 _REPLICAS_COMMENT = re.compile(r"(?m)^#\s*(prefill|decode): (?:one of )?(\d{1,6}) replicas?$")
-"""Matches the comment with a pool's replicas in an exported script."""
+"""Matches the comment in an exported script that gives a pool's number of replicas."""
 
 
 def split_pools(source: Source, started: PodCommand | None) -> dict[str, Source] | None:
-    """Return the command of each pool by its role; None if all servers have the same role."""
+    """Return the command of each pool by role; None if all servers have the same role."""
     if started is not None:
         if started.prefill is None:
             return None
@@ -41,7 +41,7 @@ def split_pools(source: Source, started: PodCommand | None) -> dict[str, Source]
 
 
 def count_replicas(source: Source, started: PodCommand | None) -> dict[str, int]:
-    """Return the number of replicas of each pool in the manifest or script."""
+    """Return the number of replicas of each pool, from the manifest or the script."""
     if started is not None and started.prefill is not None:
         return {"prefill": started.prefill.replicas, "decode": started.replicas}
     return {role: int(count) for role, count in _REPLICAS_COMMENT.findall(source.text)}
@@ -50,7 +50,7 @@ def count_replicas(source: Source, started: PodCommand | None) -> dict[str, int]
 def read_pools(
     pools: Mapping[str, Source], replicas: Mapping[str, int], *, format: str | None
 ) -> Reading:
-    """Return the query of both pools, and record how their settings are used.
+    """Return the query of both pools, and record how each setting is used.
 
     Raises:
         InputError: A command is invalid.
@@ -116,7 +116,7 @@ def _pool_field(field: str, role: str) -> str:
 
 
 def _merge_shared(first: Reading, second: Reading, section: str, merged: Reading) -> dict[str, Any]:
-    """Return the settings of a section that both pools must share; reject settings that differ."""
+    """Return the settings of a section that the pools must share; reject settings that differ."""
     prefill, decode = (each.query.get(section, {}) for each in (first, second))
     shared: dict[str, Any] = {}
     for name in dict.fromkeys((*prefill, *decode)):

@@ -1,6 +1,4 @@
-"""Evaluate functions that build a configuration in Python, from their syntax tree and without
-running them.
-"""
+"""Evaluate Python functions that build a configuration, without executing them."""
 
 import ast
 from collections.abc import Mapping
@@ -11,17 +9,17 @@ from hp_tool.errors import InputError, UnsupportedError
 
 MAX_TEXT = 400_000
 MAX_EXPRESSIONS = 20_000
-"""Maximum number of expressions in a function and in those that it calls."""
+"""Maximum number of expressions to evaluate in a function and its callees."""
 MAX_NUMBER = 10**18
 _SKIPPED_STATEMENTS = (ast.Import, ast.ImportFrom, ast.Assert, ast.Pass, ast.FunctionDef)
 
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """A call in the source, with arguments that later assignments may change."""
+    """A call in the source. Later assignments may change its arguments."""
 
     name: str = ""
-    """Dotted name; empty if an attribute of a default value is assigned."""
+    """Dotted name; empty for a default value of which only attributes are assigned."""
     words: list[Any] = field(default_factory=list)
     arguments: dict[str, Any] = field(default_factory=dict)
     line: int
@@ -29,14 +27,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unread:
-    """An expression whose value depends on running the program."""
+    """An expression whose value is known only at run time."""
 
     text: str
     line: int
 
 
 class Functions:
-    """The functions of a Python module, and the values that they return."""
+    """The functions of a Python module, and their return values."""
 
     def __init__(self, text: str) -> None:
         """Parse the module.
@@ -65,11 +63,11 @@ class Functions:
         self.modules = {
             name.asname or name.name: origin for each, origin in origins for name in each.names
         }
-        """Module of each imported name; a leading dot means a module in the same folder."""
+        """Module of each imported name. A leading dot means a relative import."""
         self._left = MAX_EXPRESSIONS
 
     def names_returning(self, kind: str) -> tuple[str, ...]:
-        """Return the names of functions that return a `kind`."""
+        """Return the names of the functions that return a `kind`."""
         return tuple(name for name, each in self._functions.items() if _returns_kind(each, kind))
 
     def function_source(self, name: str) -> str:
@@ -78,13 +76,13 @@ class Functions:
         return "" if function is None else ast.unparse(function)
 
     def value(self, name: str, given: Mapping[str, Any] | None = None) -> Any:
-        """Return the value of a function: constants, lists, calls and unread expressions.
+        """Evaluate a function's return value: constants, lists, calls and unread expressions.
 
-        `given` are the values of the function's parameters.
+        `given` contains the arguments by parameter name.
 
         Raises:
-            UnsupportedError: The effect of a statement can only be known by running it.
-            InputError: The function is not in the file.
+            UnsupportedError: The effect of a statement is known only at run time.
+            InputError: The file does not define the function.
         """
         if name not in self._functions:
             raise InputError(f"the file has no function {name}", field="config")
@@ -125,7 +123,7 @@ class Functions:
         )
 
     def _attribute_owner(self, target: ast.expr, values: dict[str, Any]) -> Call | None:
-        """Return the call that an attribute belongs to; create a missing one."""
+        """Return the call that owns an attribute, and create it if necessary."""
         if not isinstance(target, ast.Attribute):
             return None
         if isinstance(target.value, ast.Attribute):
@@ -194,7 +192,7 @@ class Functions:
     def _bind_parameters(
         self, parameters: ast.arguments, call: ast.Call, values: dict[str, Any]
     ) -> dict[str, Any] | None:
-        """Return the values of a function's parameters in a call; None if some have none."""
+        """Return a call's arguments by parameter name; None if some have no value."""
         positional = [each.arg for each in (*parameters.posonlyargs, *parameters.args)]
         keywords = [each.arg for each in parameters.kwonlyargs]
         if parameters.vararg or parameters.kwarg or len(call.args) > len(positional):
@@ -223,7 +221,7 @@ def _returns_kind(function: ast.FunctionDef, kind: str) -> bool:
 
 
 def _calculate(left: Any, op: ast.operator, right: Any) -> int | None:
-    """Return the sum, difference, product or quotient of integers; None if unsupported."""
+    """Return the sum, difference, product or quotient of two integers; None if unsupported."""
     if (
         not (isinstance(left, int) and isinstance(right, int))
         or max(abs(left), abs(right)) > MAX_NUMBER

@@ -1,4 +1,4 @@
-"""The settings of another tool's configuration, and how each of them is used."""
+"""Settings of another tool's configuration, and how each of them is used."""
 
 import difflib
 import functools
@@ -22,7 +22,7 @@ class Read:
     flag: str
     value: str
     line: int | None
-    """Line of the script or file, from 1; None without lines."""
+    """Line number in the script or file, from 1; None if unknown."""
     field: str
     """The query field that the setting determines."""
 
@@ -37,7 +37,7 @@ class Ignored:
 
 
 def set_option(field: str, example: str) -> str:
-    """Return the option of `hp-tool import` that sets a field."""
+    """Return the `hp-tool import` option that sets a field."""
     option = {"cluster.gpu": "--gpu", "cluster.num_gpus": "--num-gpus", "model": "--model"}.get(
         field
     )
@@ -50,11 +50,11 @@ class Missing:
 
     field: str
     hint: str
-    """How to set it on the command line, with the value that the configuration suggests."""
-    example: str | None = None
-    """Example value, if the hint contains the field's option; empty for an option without a
-    value.
+    """How to set the field on the command line, with the value that the configuration suggests, if
+    any.
     """
+    example: str | None = None
+    """Example value, if the hint contains the field's option; empty if the option has no value."""
 
     def with_example(self, example: str) -> Self:
         """Return the missing field with another example value, also in its hint."""
@@ -66,15 +66,15 @@ class Missing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A setting of a configuration: a flag with its values, or a key with its value."""
+    """A setting of a configuration: a flag with its values, or a key and its value."""
 
     name: str
-    """Name as in tables: with hyphens, without leading dashes."""
+    """Name as in the tables: with hyphens and without leading dashes."""
     written: str
     values: tuple[str, ...] = ()
     line: int | None = None
     unknown: tuple[str, ...] = ()
-    """Parts of the values that are known only at run time."""
+    """Parts of the value that are known only at run time."""
 
     @property
     def text(self) -> str:
@@ -84,7 +84,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings by name, with typed access and defaults for absent and null settings."""
+    """Settings by name, with typed access. Absent and null settings have defaults."""
 
     by_name: Mapping[str, Setting]
 
@@ -98,7 +98,7 @@ class Settings:
         )
 
     def whole_number(self, name: str, default: int = 1) -> int:
-        """Return a setting as a whole number.
+        """Return the integer value of a setting.
 
         Raises:
             InputError: The value is not a whole number.
@@ -129,12 +129,12 @@ _SIZE_FIELDS = {
     "model.num_attention_heads",
     "model.num_experts",
 }
-"""Fields that equal the value of one flag and from which readers compute other fields."""
+"""Fields that are equal to one flag's value. Readers derive other fields from them."""
 
 
 @dataclass(kw_only=True)
 class Reading:
-    """The query read from a configuration, and the use of each setting."""
+    """The query read from a configuration, and how each setting is used."""
 
     tool: str
     query: dict[str, Any] = field(default_factory=dict)
@@ -142,14 +142,14 @@ class Reading:
     ignored: list[Ignored] = field(default_factory=list)
     missing: list[Missing] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
-    """Sentences that each name a rejected setting; duplicates are shown once."""
+    """Sentences about rejected settings. Duplicates are shown once."""
     num_gpus: int | None = None
     absent: list[str] = field(default_factory=list)
-    """Lines that source unavailable files, which may set undefined variables."""
+    """Source lines for files that are not available. These files may set undefined variables."""
     hints: dict[str, str] = field(default_factory=dict)
-    """Suggestions of the configuration by field, if it does not set the field."""
+    """Suggested values by query field, for fields that the configuration does not set."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Query fields that the caller sets, by dotted path."""
+    """Query values that the caller sets, by dotted path."""
 
     def refuse(self, why: str) -> None:
         """Record an unsupported setting."""
@@ -160,7 +160,7 @@ class Reading:
         self.ignored.append(Ignored(flag=setting.written, reason=reason, line=setting.line))
 
     def note_length_bound(self, flag: str) -> None:
-        """Record that each sample is assumed to have the maximum length that `flag` sets."""
+        """Record the assumption that all samples have the maximum length, which `flag` sets."""
         reason = (
             "an upper bound, assumed for each sample: if samples are shorter, set "
             "training.sequence_lengths, or training.sequence_length to their mean"
@@ -168,7 +168,7 @@ class Reading:
         self.ignored.append(Ignored(flag=flag, reason=reason))
 
     def add_missing(self, path: str, why: str, *, example: object = None, after: str = "") -> None:
-        """Record a required field that the configuration does not set, once.
+        """Record a required field that the configuration does not set, unless already recorded.
 
         The hint consists of `why`, the field's option if there is an example, and `after`.
         """
@@ -184,7 +184,7 @@ class Reading:
         return str(size) if isinstance(size, int) else ""
 
     def add_unknown_value(self, setting: Setting, path: str) -> None:
-        """Record a field as missing if its setting has an unknown value."""
+        """Record a field as missing because its setting has an unknown value."""
         if any(
             path == overridden or path.startswith(f"{overridden}.") for overridden in self.overrides
         ):
@@ -204,7 +204,7 @@ class Reading:
 
 
 class ImportRefusedError(UnsupportedError):
-    """A configuration has unsupported or missing settings, all of which the message names."""
+    """The configuration has unsupported or missing settings. The message names all of them."""
 
     def __init__(self, message: str, *, reading: Reading, field: str, code: str) -> None:
         super().__init__(message, field=field, code=code)
@@ -223,24 +223,24 @@ def reading_accounts(reading: Reading) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """An argument in a tool's table."""
+    """An entry of a tool's argument table."""
 
     name: str
     arity: str
-    """0, 1, + or *, as argparse's nargs; ? if the value is optional."""
+    """Number of values, as in argparse's nargs: 0, 1, + or *; ? if the value is optional."""
     fate: Fate
     why: str
-    """Query field, or the reason why the argument is ignored or rejected."""
+    """Query field, or the reason for ignoring or rejecting the argument."""
     harmless: tuple[str, ...] = ()
-    """For rejected arguments: values at which they have no effect."""
+    """For a rejected argument: values that have no effect and are accepted."""
 
 
 class Table(dict[str, Argument]):
-    """The arguments of a tool by name."""
+    """A tool's arguments by name."""
 
     @functools.cached_property
     def prefixes(self) -> list[str]:
-        """The entries that end in *, which match all names with that prefix."""
+        """Entries that end in *. Each matches all names with its prefix."""
         return [name for name in self if name.endswith("*")]
 
 
@@ -252,10 +252,10 @@ def read_table_file(name: str) -> str:
 
 @functools.cache
 def table(name: str) -> Table:
-    """Return the arguments in tables/NAME.yaml, by argument name.
+    """Return the argument table in tables/NAME.yaml.
 
-    In the table, NAME is a switch, `NAME=` has one value, `NAME=+` and `NAME=*` have several,
-    and `NAME=?` has an optional value. `NAME=|a|b` is rejected unless its value is a or b.
+    In the table, NAME is a switch, `NAME=` has one value, `NAME=+` and `NAME=*` have several, and
+    `NAME=?` has an optional value. `NAME=|a|b` is rejected unless its value is a or b.
     """
     content = yaml.safe_load(read_table_file(f"{name}.yaml"))
     arguments = Table()
@@ -280,18 +280,18 @@ def look_up(name: str, table: Table) -> Argument | None:
 
 
 MAX_NAMED = 40
-"""Maximum number of unsupported settings, and of missing fields, in an error."""
+"""Maximum number of unsupported settings, and of missing fields, that an error names."""
 REQUESTED_BY_USER = "ignored as requested"
 _VARIABLE = re.compile(r"\$\{?(\w+)(?:\[.*\])?\}?")
 
 
 def are_variables(parts: Iterable[str]) -> bool:
-    """Return True if all unknown parts are variables, which an unavailable file may set."""
+    """Return True if all unknown parts are variables, which a missing file may define."""
     return all(_VARIABLE.fullmatch(part.strip()) for part in parts)
 
 
 def describe_unknown_parts(parts: Iterable[str]) -> str:
-    """Return the unknown parts of a word and the options that would set them."""
+    """Return the unknown parts of a word, and the options that supply their values."""
     parts = tuple(parts)
     if not are_variables(parts):
         return f"{', '.join(parts)}, only known at run time"
@@ -304,7 +304,7 @@ def describe_unknown_parts(parts: Iterable[str]) -> str:
 
 
 def hyphenated(name: str) -> str:
-    """Return the name of a flag or key as in tables: with hyphens, without leading dashes."""
+    """Return a flag or key as spelled in tables: with hyphens, without leading dashes."""
     return name.lstrip("-").replace("_", "-")
 
 
@@ -313,9 +313,9 @@ def sort_settings(
 ) -> dict[str, Setting]:
     """Return the last setting of each name, and record each as read, ignored or rejected.
 
-    A setting with an unknown value is recorded as missing and omitted from the result, so that
-    no reader uses a default instead. A size in `reading.overrides` replaces such a value.
-    `spare` are names to ignore.
+    A setting with an unknown value is recorded as missing and left out of the result, so that no
+    reader falls back to a default. A size in `reading.overrides` replaces an unknown value. `spare`
+    contains names to ignore.
     """
     spared = {hyphenated(name) for name in spare}
     last: dict[str, Setting] = {}
@@ -428,7 +428,7 @@ def _line_numbers(text: str) -> dict[str, int]:
 def parse_flags(
     words: Iterable[Any], *, table: Mapping[str, Argument], reading: Reading
 ) -> list[Setting]:
-    """Return flags with their values, as argparse parses them; reject other words."""
+    """Parse flags and their values as argparse does; reject other words."""
     settings: list[Setting] = []
     current: list[Any] = []
     room = 0
@@ -501,7 +501,7 @@ def parse_flags(
 
 
 def parse_whole_number(value: Any, name: str) -> int:
-    """Return a value as a whole number.
+    """Parse an integer.
 
     Raises:
         InputError: The value is not a whole number.
@@ -513,7 +513,7 @@ def parse_whole_number(value: Any, name: str) -> int:
 
 
 def parse_fraction(value: Any, name: str) -> float:
-    """Return a value as a fraction from 0 to 1.
+    """Parse a number from 0 to 1.
 
     Raises:
         InputError: The value is not a number from 0 to 1.

@@ -1,4 +1,4 @@
-"""Register the formats of other tools, one object for each kind of file or script."""
+"""Registry of the formats of other tools: one object per kind of file or script."""
 
 import functools
 import importlib
@@ -25,58 +25,60 @@ class Format(Generic[Setup]):
 
     name: str
     title: str = ""
-    """Name as the tool's authors write it; empty if it equals `name`."""
+    """The tool's name in its authors' spelling; empty if it equals `name`."""
     kind: Kind = "training"
     place: int = 1
-    """Position in lists; formats with equal positions are sorted by name."""
+    """Position in lists. Formats at equal positions are sorted by name."""
     signs: tuple[Sign, ...] = ()
     read: Callable[[Source, Reading], None] | None = None
     """Fills a reading with the query of a configuration."""
     write: Callable[[Setup], str] | None = None
-    """Returns a configuration as text; raises UnsupportedError if the tool cannot express it."""
+    """Returns the text of a configuration; raises UnsupportedError if the tool cannot express it.
+    """
     write_pools: Callable[[ServingSetup, ServingSetup], str] | None = None
-    """Returns the text of prefill and decoding pools."""
+    """Returns the text of a prefill and a decode pool."""
     options: Callable[[Setup], dict[str, str]] | None = None
-    """Returns the flags or keys of a configuration, each with its value."""
+    """Returns a configuration as flags or keys, each with its value."""
     notes: Callable[[str], tuple[str, ...]] = lambda text: ()
-    """Returns what the user must do besides using the written text."""
+    """Returns what the user must do in addition to using the written text."""
     usual_of: str | None = None
-    """The framework or engine whose configurations use this format by default."""
+    """Framework or engine that uses this format by default."""
     framework: str | None = None
-    """The single framework of the tool; None if it runs any."""
+    """Framework that the tool always uses; None if it can run any."""
     axes: Mapping[str, Any] = field(default_factory=dict)
-    """Values of `parallel` axes that the tool supports, if not all."""
+    """Values of the `parallel` axes that the tool supports, for axes that it restricts."""
     fsdp_axes: Mapping[str, Any] = field(default_factory=dict)
-    """Values of the axes under torch-fsdp."""
+    """Values of the `parallel` axes under torch-fsdp."""
     loss: CrossEntropy | None = None
-    """The loss implementation of a tool that has no setting for it."""
+    """The tool's loss implementation, if the tool has no setting for it."""
     trained_weights: StatePrecision | None = None
-    """Default precision of fully trained weights in the tool."""
+    """Default precision of the weights in full training with this tool."""
     logs: tuple[str, ...] = ("json",)
-    """Readers of the logs of what it starts (cluster.logs); the first that finds step times counts.
+    """Log readers (cluster.logs) for jobs of this format. The first one that finds step times is
+    used.
     """
     file: str | None = None
-    """Name of the file that a trainer's run reads the text from."""
+    """Name of the file from which a trainer's profile run reads the text."""
     flags: Callable[[TrainingSetup], list[str]] | None = None
     """Returns a configuration as words of a trainer's command line."""
     flags_name: str = ""
-    """Name of the flags in a trainer's command, if it is not the format's name."""
+    """NAME in `{flags:NAME}` in a trainer's command, if it differs from `name`."""
     says_shape: bool = False
-    """Whether the written text and the flags contain the model's shape."""
+    """True if the written text and the flags contain the model's shape."""
     fewer_layers: Callable[[TrainingSetup], list[str]] | None = None
-    """Returns the arguments that reduce the number of layers for a profile run."""
+    """Returns the arguments that reduce the number of layers in a profile run."""
     reads: str = ""
-    """Which files and scripts are read, for the documentation."""
+    """Files and scripts that can be read, for the documentation."""
     writes: str = ""
     checked: str = ""
-    """What the tests compare the written text with."""
+    """What the tests compare the written text with, for the documentation."""
 
 
 _FORMATS: dict[str, Format[Any]] = {}
 
 
 def register(format: Format[Any]) -> None:
-    """Register a format, which makes it available in all interfaces.
+    """Register a format in all interfaces.
 
     Raises:
         ValueError: The name is already registered.
@@ -98,7 +100,7 @@ def _import_tools() -> None:
 
 
 def formats(kind: Kind | None = None) -> tuple[Format[Any], ...]:
-    """Return the formats of a kind, or all formats, in the order in which lists show them."""
+    """Return the formats of a kind, or all formats, in display order."""
     _import_tools()
     matching = (each for each in _FORMATS.values() if kind in (None, each.kind))
     return tuple(
@@ -107,22 +109,22 @@ def formats(kind: Kind | None = None) -> tuple[Format[Any], ...]:
 
 
 def readable() -> tuple[str, ...]:
-    """Return the names of the formats that can be imported."""
+    """Return the names of importable formats."""
     return tuple(tool_format.name for tool_format in formats() if tool_format.read is not None)
 
 
 def writable(kind: Kind | None = None) -> tuple[str, ...]:
-    """Return the names of the formats that can be exported, for one kind of query or all."""
+    """Return the names of exportable formats, for one kind of query or all kinds."""
     return tuple(tool_format.name for tool_format in formats(kind) if tool_format.write is not None)
 
 
 def listed_readable() -> str:
-    """Return the names of importable formats as text."""
+    """Return the names of importable formats as one string."""
     return ", ".join(readable())
 
 
 def listed_writable() -> str:
-    """Return the names of exportable formats as text."""
+    """Return the names of exportable formats as one string."""
     return f"{', '.join(writable('training'))}; for serving {', '.join(writable('inference'))}"
 
 
@@ -145,7 +147,7 @@ def get_format(name: str) -> Format[Any]:
 def default_format(kind: Kind, runs: str | None = None) -> Format[Any]:
     """Return the default format of a framework or an engine.
 
-    `runs` is the framework or engine; if it has no format, return the first format of the kind.
+    `runs` names the framework or engine. If it has no format, return the first format of the kind.
     """
     matching = (tool_format for tool_format in formats(kind) if tool_format.usual_of == runs)
     return next(matching, formats(kind)[0])

@@ -1,11 +1,12 @@
-"""Write shell scripts: commands with options, and comments about what the user must fill in."""
+"""Write shell scripts: commands with options, and comments for values that the user fills in."""
 
 import re
 import shlex
 from collections.abc import Iterable, Mapping
 
 FILL = "FILL IN"
-"""Mark of values that the user must fill in, with the number in the list at the top."""
+"""Marks values that the user fills in. It is followed by the value's number in the list at the top.
+"""
 
 
 def script_text(lines: Iterable[str]) -> str:
@@ -14,10 +15,10 @@ def script_text(lines: Iterable[str]) -> str:
 
 
 def required_variable(name: str, meaning: str) -> str:
-    """Return a reference to a shell variable that must be set; otherwise bash prints `meaning`.
+    """Return a reference to a shell variable. If it is unset, bash prints `meaning` and exits.
 
     Raises:
-        ValueError: The meaning has characters with a meaning to bash, such as a single quote.
+        ValueError: `meaning` contains characters that bash would interpret, such as a single quote.
     """
     if re.search(r"['\"`$\\}]", meaning):
         raise ValueError(f"{meaning!r} must not contain a quote, $, }} or backslash")
@@ -25,7 +26,7 @@ def required_variable(name: str, meaning: str) -> str:
 
 
 def option_lines(options: Mapping[str, Iterable[str]], *, prefix: str = "") -> list[str]:
-    """Return a line with the quoted values for each option."""
+    """Return one line per option, with its values quoted."""
     return [shlex.join((f"{prefix}{name}", *words)) for name, words in options.items()]
 
 
@@ -35,12 +36,12 @@ def assignments(options: Mapping[str, str]) -> list[str]:
 
 
 def multiline_command(*lines: str) -> str:
-    """Return a command over several lines, followed by the script's own arguments."""
+    """Return a command on several lines that passes on the script's own arguments."""
     return " \\\n    ".join((*lines, '"$@"'))
 
 
 def fill_in_comment(parts: Iterable[str]) -> list[str]:
-    """Return a comment that lists what the user must fill in."""
+    """Return comment lines that list the values that the user fills in."""
     return [
         f"# Fill in, each marked {FILL} below:",
         *(f"#   {number}. {what}" for number, what in enumerate(parts, 1)),

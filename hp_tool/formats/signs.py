@@ -14,24 +14,26 @@ class Evidence:
 
     text: str
     content: Mapping[str, Any] = field(default_factory=dict)
-    """Content of a key file; empty for a script."""
+    """Content of a JSON, YAML or TOML file; empty for a script."""
     keys: Set[str] = frozenset()
     """Top-level keys, with underscores."""
     files: bool = False
-    """Whether files were passed with the text."""
+    """True if files were passed with the text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """A sign of a format; of all matching signs, the one with the lowest rank decides."""
+    """A sign of a format. The matching sign with the lowest rank determines the format."""
 
     place: Place
-    """The text itself (tested first), the keys of a file, or a script."""
+    """Where the sign is looked for: in the text (tested first), in the keys of a file, or in a
+    script.
+    """
     rank: int
-    """Lower for more specific signs."""
+    """Lower ranks for more specific signs."""
     matches: Callable[[Evidence], bool]
     refused: str = ""
-    """Description of an unsupported format; empty for a supported one."""
+    """Description of the format, if it is unsupported; empty otherwise."""
 
 
 def matches_pattern(pattern: str) -> Callable[[Evidence], bool]:

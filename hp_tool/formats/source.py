@@ -18,7 +18,7 @@ MAX_YAML = 400_000
 _ARGUMENT_LISTS = re.compile(
     r"(?m)^[ \t]*(?:export[ \t]+)?(\w*(?:ARGS|OPTIONS|FLAGS|CONFIG)\w*)\+?="
 )
-"""Variables that hold arguments, by their names."""
+"""Matches assignments of variables that hold argument lists, by their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,35 +29,36 @@ class Source:
     variables: Mapping[str, str] = field(default_factory=dict)
     """The environment of a script; 1, 2, ... are its arguments."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Texts of files that it sources or names, by their name in it."""
+    """Texts of files that the configuration sources or names, by the name used there."""
     ignore: Sequence[str] = ()
     """Flags and keys to ignore."""
     log: Sequence[str] = ()
-    """Lines of the run's log, which complete missing settings."""
+    """Lines of the run's log, which supplies missing settings."""
     num_gpus: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that a manifest sets for a server's container."""
+    """Environment variables that a manifest sets for a server's container."""
     unset: Sequence[str] = ()
-    """Variables that a manifest takes from elsewhere."""
+    """Environment variables whose values the manifest takes from elsewhere."""
     is_pool: bool = False
-    """Whether the server is a pool for prefill or decoding."""
+    """True if the server belongs to a prefill or decode pool."""
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    """Query fields that the caller sets, by dotted path."""
+    """Query values that the caller sets, by dotted path."""
     vocabulary: Callable[[Mapping[str, Setting]], str] = lambda settings: ""
-    """Returns a tokenizer's known vocabulary size as digits, or an empty text."""
+    """Returns a tokenizer's vocabulary size as digits; empty if unknown."""
     layers_of: Callable[[str], int | None] = lambda name: None
-    """Returns the number of layers of a model; None if unknown."""
+    """Returns a model's number of layers; None if unknown."""
     num_experts_of: Callable[[str], int | None] = lambda name: None
     named: Callable[[str], str] = lambda name: ""
-    """Returns the catalogue model for a tool's `name`, such as llama3_1_8b; or an empty text."""
+    """Returns the catalogue model for a tool's model name, such as llama3_1_8b; empty if unknown.
+    """
     positions_of: Callable[[str], int | None] = lambda name: None
-    """Returns a model's number of positions; None without a known limit."""
+    """Returns a model's maximum number of positions; None if unlimited or unknown."""
     precision_of: Callable[[str], str] = lambda name: "bf16"
     """Returns the precision of a model's published weights; bf16 if unknown."""
 
     @functools.cached_property
     def mapping(self) -> dict[str, Any] | None:
-        """Return the mapping in a JSON or YAML text; None for a script.
+        """The mapping in a JSON or YAML text; None for a script.
 
         Raises:
             InputError: The JSON is invalid.
@@ -69,10 +70,10 @@ class Source:
         )
 
     def launch(self, reading: Reading) -> tuple[Launch, Script]:
-        """Return the command of the script that trains or serves, and the script.
+        """Return the script's training or serving command, and the script.
 
         Raises:
-            InputError: The script starts no training and no server.
+            InputError: The script has no such command.
         """
         launch, script = read_launch(
             self.text, reading=reading, variables=dict(self.variables), files=dict(self.files)
@@ -107,8 +108,7 @@ class Source:
         return launch, script
 
     def keys(self, reading: Reading) -> dict[str, Any]:
-        """Return the mapping of a file, or the merged files of a command, with references
-        resolved.
+        """Return the mapping in a file, or the merged files of a command, with references resolved.
 
         Later files override earlier ones.
 
@@ -142,12 +142,12 @@ class Source:
 
 
 def find_named_file(script: Script, name: str) -> str | None:
-    """Return the text of a file that a script writes, names or received; None if not available."""
+    """Return the text of a file that a script writes or names; None if not available."""
     return find_file(script.files, name)
 
 
 def find_file(files: Mapping[str, str], name: str) -> str | None:
-    """Return the text of a file by its path or base name; None if not available."""
+    """Return the text of a file, by path or base name; None if not available."""
     path = PurePosixPath(name)
     return next((files[each] for each in (name, str(path), path.name) if each in files), None)
 
@@ -177,5 +177,5 @@ def parse_keys(text: str) -> dict[str, Any]:
     """
     try:
         return documents.parse(text, origin=Path("deepspeed.json"))
-    except InputError:  # YAML in braces may have comments, which JSON has not.
+    except InputError:  # YAML in braces may have comments, unlike JSON.
         return documents.parse(text, origin=Path("configuration.yaml"))

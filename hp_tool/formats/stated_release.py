@@ -1,6 +1,4 @@
-"""Write and read the release of a framework or engine as a comment, because no tool has an
-option for it.
-"""
+"""Write and read the framework or engine release as a comment; tools have no option for it."""
 
 import re
 
@@ -13,7 +11,7 @@ _RELEASE = r"v?\d+(?:\.\w+)+(?:[.+-]\w+)*"
 
 
 def release_words(workload: TrainingWorkload | InferenceWorkload) -> str:
-    """Return the framework and its release, such as `megatron-core 0.18`."""
+    """Return framework or engine with release, such as `megatron-core 0.18`; empty if unknown."""
     if isinstance(workload, TrainingWorkload):
         program, release = workload.framework, workload.framework_version
     else:
@@ -22,7 +20,7 @@ def release_words(workload: TrainingWorkload | InferenceWorkload) -> str:
 
 
 def read_release(text: str, reading: Reading) -> None:
-    """Read the release from the first line of an exported text into the query."""
+    """Read the release in a comment of an exported text into the query."""
     section, program, release = (
         ("training", "framework", "framework_version")
         if reading.query.get("kind") == "training"

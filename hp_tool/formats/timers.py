@@ -27,12 +27,12 @@ NAMES = frozenset(
         *("batch-generator", "forward-compute", "backward-compute"),
     }
 )
-"""Timers of a step that are read; all others are parts of these."""
+"""Timers that are read. All other timers of a step are parts of these."""
 MAX_RANKS = 16_384
 INSPECTED_BYTES = 16 * 2**20
-"""Bytes at the start of a file that must contain a log's first signs."""
+"""Number of bytes at the start of a file in which a log is recognized."""
 _SIGNS = (b"across ranks (ms):", b"elapsed time per iteration (ms):")
-"""Signs of timers, and of a log without them, which the reader reports as missing."""
+"""Text in logs with timers, and in logs without, which the reader reports as missing."""
 _NUMBER = r"(\d{1,12}\.\d{1,6})"
 _MIN_MAX_LINE = re.compile(rf"([a-z][a-z-]+) \.+: \({_NUMBER}, {_NUMBER}\)\s*$")
 _MAX_LINE = re.compile(rf"([a-z][a-z-]+) \.+: {_NUMBER}\s*$")
@@ -44,19 +44,19 @@ _RANK_LINE = re.compile(rf"rank\s+(\d{{1,6}}): {_NUMBER}\s*$")
 
 @dataclass(slots=True, kw_only=True)
 class TimedStep:
-    """Timers that Megatron printed together, in seconds per step."""
+    """The timers that Megatron printed together, in seconds per step."""
 
     step_s: float
     longest_s: dict[str, float] = field(default_factory=dict)
-    """Longest time over the ranks, in seconds, by timer."""
+    """Longest time over all ranks in seconds, by timer."""
     shortest_s: dict[str, float] = field(default_factory=dict)
-    """Shortest time over the ranks, by timer; empty if only the longest was printed."""
+    """Shortest time over all ranks in seconds, by timer; empty if only the longest was printed."""
     ranks_s: dict[str, dict[int, float]] = field(default_factory=dict)
-    """Time by timer and rank, if --timing-log-option is all."""
+    """Time in seconds by timer and rank, for --timing-log-option all."""
 
 
 def is_log(path: Path) -> bool:
-    """Return True if the beginning of a file looks like a log."""
+    """Return True if a file starts like a Megatron log."""
     try:
         with path.open("rb") as stream:
             beginning = stream.read(INSPECTED_BYTES)
@@ -66,10 +66,10 @@ def is_log(path: Path) -> bool:
 
 
 def read_timers(path: Path, *, name: str | None = None) -> list[TimedStep]:
-    """Return the steps of a log with their timers.
+    """Return the steps in a log with their timers.
 
-    The first print is dropped if others follow, because it averages over too many iterations.
-    `name` is the name of the file in errors.
+    The first step is dropped if others follow, because its timers average over too many iterations.
+    `name` is the file name in errors.
 
     Raises:
         InputError: No step has a timer.
@@ -91,7 +91,7 @@ def _read_lines(stream: Iterable[str]) -> Iterator[str]:
 
 
 def _timed_steps(lines: Iterable[str]) -> Iterator[TimedStep]:
-    """Yield each step that has a time, with the timers in the lines after it."""
+    """Yield each step with a step time, and the timers in the lines that follow."""
     facts, step, name = LogFacts(), None, ""
     for line in lines:
         count = len(facts.step_s)
@@ -110,7 +110,8 @@ def _timed_steps(lines: Iterable[str]) -> Iterator[TimedStep]:
 
 def _read_timer(line: str, step: TimedStep, name: str) -> str:
     """Add the timer in a line to a step; return the timer that the next line continues."""
-    if line.lstrip().startswith("time (ms) |"):  # Older releases print one line on the last rank.
+    # Older releases print a single line, on the last rank.
+    if line.lstrip().startswith("time (ms) |"):
         for named in _OLD_LINE.finditer(line):
             timer = _RENAMED.get(named[1], named[1])
             if timer in NAMES:

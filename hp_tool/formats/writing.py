@@ -1,4 +1,4 @@
-"""Write setups: options, headlines, and errors about settings that a tool does not support."""
+"""Write setups: options, header comments, and errors for settings that a tool does not support."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
@@ -14,9 +14,9 @@ from hp_tool.errors import InputError, UnsupportedError
 from hp_tool.formats.stated_release import release_words
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-"""torch's names of number formats, which most tools use."""
+"""torch dtype names by query precision. Most tools use these names."""
 Values = Mapping[str, bool | int | float | str | list[str] | None]
-"""Values by option: true for a switch that is on; None and false are omitted."""
+"""Values by option. True means a switch that is on; None and False are omitted."""
 
 
 def option_words(values: Values) -> dict[str, list[str]]:
@@ -35,9 +35,7 @@ def option_words(values: Values) -> dict[str, list[str]]:
 
 
 def headline(setup: TrainingSetup | ServingSetup) -> str:
-    """Return the comment line that describes a setup, such as `llama-3-8b on 64 x h100-sxm-80gb,
-    megatron-core 0.18`.
-    """
+    """Return a setup's header comment: `llama-3-8b on 64 x h100-sxm-80gb, megatron-core 0.18`."""
     name = setup.model.name + (
         f" without {setup.model.left_out[:100]}" if setup.model.left_out else ""
     )
@@ -52,7 +50,7 @@ def model_name_argument(name: str) -> str:
     """Return a model's name for a command line.
 
     Raises:
-        InputError: A program would read it as an option or two lines.
+        InputError: The name looks like an option, or spans several lines.
     """
     if name.startswith("-") or not name.isprintable():
         raise InputError(
@@ -66,11 +64,12 @@ def model_name_argument(name: str) -> str:
 SHAPE_FIELDS = frozenset(
     {f.name for f in fields(ModelSpec)} | {f"blocks.{f.name}" for f in fields(Block)}
 )
-"""Fields that a tool expresses together: by a model's name, or in the code of a training script."""
+"""Fields that a tool expresses together: by the model's name, or in the code of a training script.
+"""
 
 
 def trains_in_16_bits(setup: TrainingSetup) -> bool:
-    """Return True if the optimizer updates 16-bit weights directly, without a 32-bit copy."""
+    """Return True if the optimizer updates 16-bit weights directly, without an fp32 master copy."""
     w = setup.workload
     precisions = (w.parameter_precision, w.gradient_precision, w.optimizer_precision)
     return (
@@ -89,10 +88,10 @@ def reject_inexpressible(
     expressed: Collection[str],
     runs: str | None = None,
 ) -> None:
-    """Reject the first non-default setting for which the tool has no option.
+    """Reject the first non-default setting that the tool cannot express.
 
-    `expressed` are the fields that the export supports, and `runs` is the only framework of the
-    tool. A field added later is rejected until the export supports it.
+    `expressed` contains the fields that the export supports. `runs` is the tool's only framework.
+    New fields are rejected until the export supports them.
 
     Raises:
         UnsupportedError: The tool cannot express a setting.

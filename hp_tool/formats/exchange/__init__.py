@@ -1,4 +1,4 @@
-"""Export results to other tools, import their configurations, and compare runs with predictions."""
+"""Export configurations to other tools, import theirs, and compare runs with predictions."""
 
 from hp_tool.formats.detection import detect_format
 from hp_tool.formats.exchange.assessment import (

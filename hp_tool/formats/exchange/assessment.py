@@ -25,7 +25,7 @@ from hp_tool.questions.problem import problem_of
 from hp_tool.questions.training.problem import resolve_training
 
 WARMUP_LINES = 2
-"""Number of first logged steps that are dropped if more follow."""
+"""Number of first logged steps to drop, if more steps follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +47,9 @@ class LogSummary:
     """Step time and memory from a log whose configuration is unknown."""
 
     reader: str
-    """The reader of cluster.logs that finds them; `server` for an engine's start."""
+    """Name of the log reader (cluster.logs); `server` for the startup log of an engine."""
     logged: LoggedRun | ServerStart
-    """Without a batch, figures per second have no time of a step."""
+    """Fields per second are set, but not the step time if the batch size is unknown."""
     samples_per_second: float | None = None
     """Median sequences per second of all devices."""
 
@@ -184,9 +184,9 @@ def _interval_of_gain(
     better: Estimate | InferenceEstimate,
     log_sd: float,
 ) -> tuple[float, float]:
-    """Return the 90% interval of a gain from the standard deviation of ln(ratio).
+    """Return the 90% interval of a gain, given the standard deviation of ln(ratio).
 
-    If the run may use CUDA graphs, the interval includes the step time with them.
+    If the run may use CUDA graphs, the interval includes the step time with CUDA graphs.
     """
     width, recorded = math.exp(NORMAL_QUANTILE * log_sd), current.provenance.get("with_cuda_graphs")
     step_s = _seconds_of_work(current)
@@ -222,8 +222,9 @@ def _reading_accounts(reading: Reading | None) -> dict[str, Any]:
 def _changed_settings(
     current: Configuration, better: Configuration, tool: str, reading: Reading | None
 ) -> tuple[dict[str, str | None], ...]:
-    """Return the settings that differ between two configurations, as the tool or query names
-    them.
+    """Return the settings that differ between two configurations.
+
+    The names are those of the tool, or else of the query.
     """
     try:
         before = tool_options(current, tool)
@@ -248,7 +249,7 @@ def _changed_settings(
 
 
 def _keys_of_paths(values: Mapping[str, str], reading: Reading | None) -> dict[str, str]:
-    """Return the file's key for each query path in `values`, if one key has its value."""
+    """Return the file's key for each query path in `values`, if exactly one key has its value."""
     keys: dict[str, list[str]] = {}
     for setting in reading.read if reading is not None else ():
         if values.get(setting.field) == setting.value:
@@ -259,10 +260,10 @@ def _keys_of_paths(values: Mapping[str, str], reading: Reading | None) -> dict[s
 def _restore_script_flags(
     before: Mapping[str, str], after: Mapping[str, str], reading: Reading
 ) -> dict[str, str]:
-    """Return Megatron flags with equivalents replaced by the flags that the script contains.
+    """Return Megatron flags in the spelling that the script uses.
 
-    A script may use --recompute-activations for two flags; the changes must then remove that
-    flag.
+    For example, --recompute-activations stands for two flags. If the script contains it, the
+    changes must remove it rather than the two flags.
     """
     written = {f"--{hyphenated(read_setting.flag)}": read_setting for read_setting in reading.read}
     fields = {name: table(TABLE)[hyphenated(name)].why for name in {**before, **after}}
@@ -317,9 +318,9 @@ def summarize_log(log: Sequence[str]) -> LogSummary:
 
 
 def _read_log_facts(log: Iterable[str], *, readers: Sequence[str]) -> tuple[str, LogFacts]:
-    """Return the name of the first log reader that finds step times, and what it finds.
+    """Return the name and the result of the first log reader that finds step times.
 
-    The tool's own `readers` come first, because a launcher may print lines of another format.
+    The tool's own `readers` are tried first, because a launcher may print lines in another format.
     """
     names = tuple(dict.fromkeys((*readers, *READERS)))
     found = [LogFacts() for _ in names]
@@ -331,7 +332,7 @@ def _read_log_facts(log: Iterable[str], *, readers: Sequence[str]) -> tuple[str,
 
 
 def _summarize_log(query: Query, log: Iterable[str], tool: str) -> LoggedRun:
-    """Return the median step time and the memory from a log of the query's run."""
+    """Return the median step time and the memory in a log of the query's run."""
     workload, num_gpus = query.training, resolve_training(query).cluster.num_gpus
     assert workload is not None  # The query is of kind training.
     _, facts = _read_log_facts(log, readers=get_format(tool).logs)

@@ -1,4 +1,4 @@
-"""Export results to other tools, and rank what a tool supports."""
+"""Export configurations to other tools, and rank the layouts that a tool supports."""
 
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -30,7 +30,7 @@ from hp_tool.questions.training.with_recipe import changed_settings, inserted_se
 
 Expressed = TypeVar("Expressed")
 FRAMEWORK_KEYS = ("framework_version", "recipe", "overlap")
-"""Keys of `training` that exist under one framework only."""
+"""Keys of `training` that are specific to one framework."""
 MEGATRON_KEYS = (
     "cross_entropy",
     "cuda_graphs",
@@ -39,9 +39,9 @@ MEGATRON_KEYS = (
     "exp_avg_sq_precision",
     "master_precision",
 )
-"""Ranked keys that only Megatron Core supports."""
+"""Keys set by a ranking that only Megatron Core supports."""
 MAX_ATTEMPTS = 200
-"""Maximum number of ranked configurations that are tried in a tool's format."""
+"""Maximum number of ranked configurations to try to write in a tool's format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def export(
     rank: int = 1,
     read: Callable[[Mapping[str, Any]], Query] = schema.parse_query,
 ) -> str:
-    """Return the text of `export_configuration`, which documents the errors."""
+    """Return only the text of `export_configuration`, which documents the errors."""
     return export_configuration(result=result, format=format, rank=rank, read=read).text
 
 
@@ -103,10 +103,10 @@ def export_configuration(
     rank: int = 1,
     read: Callable[[Mapping[str, Any]], Query] = schema.parse_query,
 ) -> Exported:
-    """Return one configuration in another tool's format, with additional steps.
+    """Return one configuration in another tool's format, with notes for the user.
 
-    A query that allows one layout is estimated first, other queries are ranked. Queries with pools
-    (inference.disaggregated) are written as pools.
+    A query that allows a single layout is estimated; other queries are ranked. A query with pools
+    (inference.disaggregated) is written as pools.
 
     Args:
         result: JSON answer of estimate, recommend or tune (its `query` contains model and
@@ -154,7 +154,7 @@ def _default_format(query: Query) -> str:
 
 
 def _pools_query(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the query, also from an answer, if it has prefill and decode pools; else None."""
+    """Return the query, also from an answer, if it has prefill and decode pools, else None."""
     query = result if "kind" in result else result.get("query")
     workload = query.get("inference") if isinstance(query, Mapping) else None
     pools = isinstance(workload, Mapping) and workload.get("disaggregated") is not None
@@ -162,7 +162,7 @@ def _pools_query(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _export_pools(query: Query, tool: Format[Any], rank: int, *, rows: Any) -> str:
-    """Return the exported pools of the recommendation with this rank."""
+    """Return the pools of the recommendation with this rank as text."""
     if tool.write_pools is None:
         supported = ", ".join(
             tool_format.name
@@ -204,10 +204,10 @@ def _select_configuration(query: Query, rank: int) -> Configuration:
 
 
 def write_configuration(configuration: Configuration, format: str) -> Exported:
-    """Return a configuration in a format, with additional steps.
+    """Return a configuration in a format, with notes for the user.
 
-    Settings chosen by a ranking that do not change the numerics are omitted if the tool lacks them;
-    a note reports it.
+    If the tool lacks a setting that a ranking chose and that does not change the numerics, the
+    setting is omitted and a note reports it.
 
     Raises:
         UnsupportedError: The format cannot express the configuration.
@@ -220,14 +220,14 @@ def write_configuration(configuration: Configuration, format: str) -> Exported:
 def _write_as_predicted(
     configuration: Configuration, write: Callable[[Configuration], Expressed]
 ) -> tuple[Expressed, float | None, tuple[str, ...]]:
-    """Return the exported text, the step time in seconds of what it sets, and notes.
+    """Return the exported text, the predicted step time in seconds, and notes.
 
-    The text includes the usual settings that the estimate assumes. The step time is None for
-    serving.
+    The text includes the usual settings that the estimate assumes, as far as the tool supports
+    them; the step time is predicted for the settings in the text. It is None for serving.
 
     Raises:
-        UnsupportedError: The tool cannot express the configuration, or not the usual settings
-            without which it does not fit in memory.
+        UnsupportedError: The tool cannot express the configuration, or lacks usual settings without
+            which the configuration does not fit in memory.
     """
     if configuration.query.training is None:
         text, expressed = _drop_unsupported(configuration, write)
@@ -283,10 +283,10 @@ def _state_values(
     *,
     write: Callable[[Configuration], Expressed],
 ) -> tuple[Expressed, Configuration, Configuration]:
-    """Return the text with as many of `values` as the tool has settings for, and the
-    configuration with them before and after `_drop_unsupported`.
+    """Return the text with those of `values` that the tool supports.
 
-    A value that the tool lacks is left open; the in-place loss becomes the fused one.
+    Also return the configuration with these values, before and after `_drop_unsupported`. Values
+    that the tool lacks remain unset; the in-place loss becomes the fused loss.
     """
     stated = dict(values)
     while True:
@@ -304,7 +304,7 @@ def _state_values(
                 del stated[path]
             continue
         if resolve_configuration(expressed.query).reasons and stated:
-            stated.clear()  # The settings are only legal as part of the recipe.
+            stated.clear()  # These settings are valid only as part of the recipe.
             continue
         return text, chosen, expressed
 
@@ -312,7 +312,7 @@ def _state_values(
 def _drop_unsupported(
     configuration: Configuration, write: Callable[[Configuration], Expressed]
 ) -> tuple[Expressed, Configuration]:
-    """Return the text, and the configuration without unsupported optional settings."""
+    """Return the text and the configuration, both without optional settings that the tool lacks."""
     while True:
         try:
             return write(configuration), configuration
@@ -415,7 +415,7 @@ def recommend_for_tool(
 ) -> tuple[RecommendAnswer, tuple[str, ...]]:
     """Rank the layouts that a format's tool supports, under its framework or engine.
 
-    Return the best `top` rows, ranked again, and the keys that the tool has no setting for.
+    Return the best `top` rows with new ranks, and the query keys that the tool has no setting for.
 
     Args:
         query: The query.
@@ -469,7 +469,7 @@ def recommend_for_tool(
 
 
 def _unsupported_error(row: Any, query: Query, *, format: str) -> UnsupportedError | None:
-    """Return the error if the tool cannot express the recommendation; otherwise None."""
+    """Return the error if the tool cannot express the recommendation, else None."""
     try:
         _drop_unsupported(
             Configuration.from_row(row, query=query), partial(write_text, format=format)
@@ -480,7 +480,7 @@ def _unsupported_error(row: Any, query: Query, *, format: str) -> UnsupportedErr
 
 
 def _restrict_query(query: Query, tool: Format[Any]) -> tuple[Query, tuple[str, ...]]:
-    """Return the query restricted to what the tool supports, and the omitted keys."""
+    """Return the query restricted to what the tool supports, and the keys that were omitted."""
     assert query.training is not None
     workload, left_out = _restrict_workload(tool, query.training)
     same = workload.framework == query.training.framework
@@ -494,7 +494,7 @@ def _restrict_query(query: Query, tool: Format[Any]) -> tuple[Query, tuple[str, 
 def _restrict_workload(
     tool: Format[Any], workload: TrainingWorkload
 ) -> tuple[TrainingWorkload, tuple[str, ...]]:
-    """Return the workload restricted to what the tool supports, and the omitted keys."""
+    """Return the workload restricted to what the tool supports, and the keys that were omitted."""
     adapted = replace(workload, framework=tool.framework or workload.framework)
     left_out = []
     if adapted.framework != workload.framework:
@@ -518,9 +518,9 @@ def _restrict_workload(
 def _restrict_axes(
     parallel: ParallelQuery, axes: Mapping[str, Any], *, without: Collection[str]
 ) -> tuple[ParallelQuery, tuple[str, ...]]:
-    """Return the query's axes restricted to supported values, and the restricted axes.
+    """Return the query's axes restricted to the tool's values, and the axes that were restricted.
 
-    `axes` are the tool's values by axis, `without` the axes that its framework does not have.
+    `axes` contains the tool's values by axis, `without` the axes that its framework does not have.
     """
     values: dict[str, Any] = dict.fromkeys(without)
     left_out = [name for name in without if getattr(parallel, name) is not None]
@@ -539,12 +539,12 @@ def _restrict_axes(
 
 
 def _normalize_value(value: Any) -> Any:
-    """Return the value of an axis with one name for recomputation of whole layers."""
+    """Return the value of an axis, with one spelling for full-layer recomputation."""
     return "full" if value == "per_layer" else value
 
 
 def _get_writer(name: str, *, field: str = "format") -> Format[Any]:
-    """Return the format with a name, if configurations can be written in it.
+    """Return the writable format with this name.
 
     Raises:
         InputError: No writable format has this name.
@@ -598,9 +598,9 @@ def write_text(configuration: Configuration, format: str) -> str:
 def tool_options(
     configuration: Configuration, format: str, *, as_predicted: bool = False
 ) -> dict[str, str]:
-    """Return a configuration as flags or keys of the tool, each with its value.
+    """Return a configuration as the tool's flags or keys, each with its value.
 
-    `as_predicted` adds the usual settings that its estimate assumes.
+    `as_predicted` adds the usual settings that the estimate assumes.
 
     Raises:
         UnsupportedError: The format has no flags or keys, or cannot express the configuration.
@@ -622,7 +622,7 @@ def changed_options(
 ) -> tuple[dict[str, str | None], ...]:
     """Return {flag, from, to} for each option that differs between two configurations.
 
-    A value is None if the option is absent.
+    A value is None if the option is not set.
     """
     return tuple(
         {"flag": name, "from": before.get(name), "to": after.get(name)}

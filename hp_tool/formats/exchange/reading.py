@@ -1,4 +1,4 @@
-"""Read another tool's configuration as a query and complete it from the catalogue.
+"""Read another tool's configuration as a query, and complete it from the catalogue.
 
 One error lists all unsupported and all missing settings.
 """
@@ -29,7 +29,7 @@ from hp_tool.formats.source import Source
 from hp_tool.questions import schema
 
 _GENERIC_WORDS = re.compile(r"modelprovider|moe|-(?:instruct|chat|it|hf)\b.*|[^a-z0-9]")
-"""Matches parts of a model's name that spellings vary in, such as separators and `instruct`."""
+"""Matches parts of model names whose spelling varies, such as separators and `instruct`."""
 
 
 def read_configuration(
@@ -43,14 +43,14 @@ def read_configuration(
     ignore: Sequence[str] = (),
     log: Sequence[str] = (),
 ) -> Reading:
-    """Read another tool's configuration as a query, and report how each of its settings is used.
+    """Read another tool's configuration as a query, and report how each setting is used.
 
     Args:
-        overrides: Values of the query by dotted path, such as the GPU or a model.
-        variables: A script's environment, and as 1, 2, ... its arguments.
-        files: Texts of files that it sources or names.
+        overrides: Query values by dotted path, such as the GPU or the model.
+        variables: The script's environment; 1, 2, ... are its arguments.
+        files: Texts of files that the script sources or names.
         ignore: Flags to ignore.
-        log: Log that completes open settings.
+        log: Log that supplies settings that the script does not set.
 
     Raises:
         ImportRefusedError: Settings are unsupported or missing; the error names all of them.
@@ -97,7 +97,7 @@ def read_configuration(
     schema.set_paths(query, changes)
     if isinstance(query.get("cluster"), str):
         query["cluster"] = changes["cluster"]
-    if "kind" in query or not reading.refused:  # A reader that stops early has no query.
+    if "kind" in query or not reading.refused:  # A reader that stops early sets no query.
         _note_missing(reading, source.overrides, text)
     _drop_overlap_across_nodes(query)
     if reading.refused or reading.missing:
@@ -106,10 +106,10 @@ def read_configuration(
 
 
 def _check_nodes(started: PodCommand) -> None:
-    """Check that the number of pods of a training is given.
+    """Check that the number of pods of a training job is known.
 
     Raises:
-        InputError: Several pods start it without a number.
+        InputError: Several pods run the command, but the manifest does not give their number.
     """
     if (
         started.trains
@@ -141,7 +141,7 @@ def read_query(text: str, **options: Any) -> dict[str, Any]:
 
 
 def _note_missing(reading: Reading, supplied: Mapping[str, Any], text: str) -> None:
-    """Record the fields that the query requires and the configuration does not set."""
+    """Record the fields that the query requires and that the configuration does not set."""
     query, cluster = reading.query, reading.query.get("cluster")
     gpu = _mentioned_gpu(text)
     kind = "training" if query.get("kind") == "training" else "inference"
@@ -216,7 +216,7 @@ def _drop_overlap_across_nodes(query: dict[str, Any]) -> None:
 def _nearest_model(text: str) -> str:
     """Return the catalogue model that a text mentions in another spelling; empty if none.
 
-    Examples are Llama3ModelProvider70B and Qwen2.5-7B-Instruct.
+    For example, Llama3ModelProvider70B and Qwen2.5-7B-Instruct are recognized.
     """
     bare = {_GENERIC_WORDS.sub("", name): name for name in catalog.names("models")}
     for word in re.findall(r"(?<![\w.-])[a-z_.-]*\d[\w.-]*", text[:100_000].lower()):
@@ -227,7 +227,7 @@ def _nearest_model(text: str) -> str:
 
 
 def _add_suggestion(missing: Missing, shape: Any, text: str) -> Missing:
-    """Return the missing field with a suggested model or vocabulary size."""
+    """Return the missing field with a suggested value: a catalogue model or a vocabulary size."""
     if missing.field == "model":
         nameless = missing.hint.endswith(set_option("model", "NAME"))
         return missing.with_example(_nearest_model(text) or "NAME") if nameless else missing
@@ -250,7 +250,7 @@ def _add_suggestion(missing: Missing, shape: Any, text: str) -> Missing:
 
 
 def _vocabulary_of_tokenizer(settings: Mapping[str, Setting]) -> str:
-    """Return the vocabulary size of a named tokenizer as digits; empty if unknown."""
+    """Return the vocabulary size of the tokenizer in the settings, as digits; empty if unknown."""
     kind = settings.get("tokenizer-type")
     if kind is not None and kind.values == ("GPT2BPETokenizer",):
         return "50257"
@@ -270,7 +270,7 @@ def _vocabulary_of_tokenizer(settings: Mapping[str, Setting]) -> str:
 
 
 def _mentioned_gpu(text: str) -> str:
-    """Return a catalogue GPU that a text mentions; empty if none."""
+    """Return the catalogue GPU that a text mentions; empty if none."""
     words = set(re.findall(r"(?<![a-z])[a-z]+\d+[a-z]*", text[:100_000].lower()))
     names = sorted(
         catalog.names("gpus"),

@@ -1,4 +1,4 @@
-"""Evaluate integer arithmetic and conditions of a bash script, which may contain unknown values."""
+"""Evaluate integer arithmetic and conditions of bash scripts. Values may be unknown."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EXPR_OPERATORS: dict[str, Callable[[int, int], int]] = {
     "/": operator.floordiv,
     "%": operator.mod,
 }
-"""Operators of `expr` between two natural numbers."""
+"""Operators of `expr` on two non-negative integers."""
 _ASSIGNMENT = re.compile(r"[-+*/%&|^]?=|(\*\*|<<|>>)=")
 _TEST_OPERATORS: dict[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq,
@@ -47,7 +47,7 @@ _TEST_OPERATORS: dict[str, Callable[[int, int], bool]] = {
 
 
 class SumError(Exception):
-    """Raised for an arithmetic expression that is invalid or contains an unknown value."""
+    """The arithmetic expression is invalid or contains an unknown value."""
 
 
 def sets_variable(node: Node) -> bool:
@@ -140,7 +140,7 @@ def _check_range(number: int) -> int:
 
 
 def evaluate_test(expander: WordExpander, tokens: list[str]) -> bool | None:
-    """Return the truth of `[ words ]`; None if it depends on files or undefined values."""
+    """Evaluate `[ words ]`; return None if the result depends on files or undefined variables."""
     truth, rest = _evaluate_junction(expander, tokens, 0)
     return truth if not rest else None
 
@@ -148,7 +148,10 @@ def evaluate_test(expander: WordExpander, tokens: list[str]) -> bool | None:
 def _evaluate_junction(
     expander: WordExpander, tokens: list[str], depth: int, *, either: bool = True
 ) -> tuple[bool | None, list[str]]:
-    """Return the truth of a chain of or- (or and-) conditions, and the tokens after it."""
+    """Evaluate a chain of conditions joined by or (`either`) or and.
+
+    Return the truth value, None if unknown, and the remaining tokens.
+    """
     signs = ("||", "-o") if either else ("&&", "-a")
 
     def evaluate_operand(tokens: list[str]) -> tuple[bool | None, list[str]]:

@@ -1,5 +1,6 @@
-"""Interpret branches whose condition is unknown: variables that they set differently become
-unknown.
+"""Interpret branches whose condition is unknown.
+
+Variables that the branches set to different values become unknown.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from hp_tool.formats.shell.statements import Statements
 
 Branch = Callable[[], bool]
-"""Interprets the statements of a branch; returns whether the last one succeeds."""
+"""Interprets the statements of a branch, and returns True if the last one succeeds."""
 
 
 def run_branch(
@@ -21,9 +22,9 @@ def run_branch(
 ) -> bool:
     """Interpret the selected branch, and return True if it succeeds.
 
-    If the condition is known only at run time (`undecided`), each variable that another branch
-    would set to another word becomes unknown. Variables with flags or arrays keep the value of
-    the selected branch.
+    If the condition is known only at run time, `undecided` is its text. Each variable that another
+    branch would set to another word then becomes unknown. Variables with flags or arrays keep the
+    value of the selected branch.
     """
     if not undecided:
         return selected()
@@ -50,7 +51,7 @@ def _is_one_word(text: str) -> bool:
 
 
 def _variables_after(shell: Statements, branch: Branch) -> dict[str, Value]:
-    """Return the variables that a branch would set, without keeping its effects."""
+    """Return the variables that a branch would set, and undo its effects."""
     from hp_tool.formats.shell.statements import LeaveError
 
     expander, ends = shell.expander, shell.ends

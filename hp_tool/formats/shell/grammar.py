@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS = 200_000
 _STRAY_BACKSLASH = re.compile(r"\\(?=\r?\n[ \t]*(\r?\n|\Z)|\Z)")
-"""A backslash before an empty line or the end of the text."""
+"""Matches a backslash before an empty line or at the end of the text."""
 _PLACEHOLDER = re.compile(r"(?<=[\s=/:])<([A-Za-z](?:[\w .,/-]{0,60}\w)?)>(?=[\s/:]|$)")
-"""A word such as <your token>, which pages leave to the reader; bash would redirect files."""
+"""Matches placeholders such as <your token>, which bash would parse as a redirection."""
 
 
 @functools.cache
@@ -29,7 +29,7 @@ def _bash_language() -> tree_sitter.Language:
 
 
 def parse(content: bytes) -> tree_sitter.Node:
-    """Return the root of the syntax tree of a text; `has_error` is True for invalid bash."""
+    """Return the root of the syntax tree of a text. `has_error` is True for invalid bash."""
     language = _bash_language()
     from tree_sitter import Parser
 

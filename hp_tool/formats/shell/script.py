@@ -36,19 +36,19 @@ _SLURM = {
     "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
     "SLURM_NTASKS": "ntasks",
 }
-"""Variables that Slurm sets, and the #SBATCH option with the same value."""
+"""Variables that Slurm sets, each with the #SBATCH option of the same value."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """The commands that a script would run, and its files."""
+    """The commands that a script would run, and the files that it uses."""
 
     commands: tuple[Command, ...]
     notes: tuple[Note, ...]
     files: Mapping[str, str]
-    """Files that the script writes from heredocs, and files passed with it."""
+    """Files that the script writes from heredocs, and files that were passed with it."""
     header: Mapping[str, str]
-    """Options of its #SBATCH lines, without dashes."""
+    """Options of the #SBATCH lines, without dashes."""
 
 
 def read_script(
@@ -57,8 +57,8 @@ def read_script(
     """Return the commands that a script would run.
 
     Args:
-        variables: Its environment, and 1, 2, ... its arguments.
-        files: Texts of the files that it sources or names.
+        variables: The script's environment; 1, 2, ... are its arguments.
+        files: Texts of files that the script sources or names.
 
     Raises:
         InputError: The script is not valid bash, or exceeds the limits.
@@ -88,11 +88,11 @@ def read_script(
 
 
 _SHORT_SBATCH_OPTIONS = {"N": "nodes", "n": "ntasks"}
-"""Short options of sbatch, and their long names."""
+"""Long names of sbatch's short options."""
 
 
 def _sbatch_options(text: str) -> dict[str, str]:
-    """Return the options in the #SBATCH lines, without leading dashes."""
+    """Return the options in #SBATCH lines, without leading dashes."""
     header: dict[str, str] = {}
     for line in re.findall(r"(?m)^#SBATCH[ \t]+(.*)$", text):
         try:
@@ -111,11 +111,11 @@ def _sbatch_options(text: str) -> dict[str, str]:
 
 
 _DATA_SUFFIXES = (".json", ".yaml", ".yml", ".toml", ".txt", ".py")
-"""Suffixes of files that a command reads, but does not run as bash."""
+"""Suffixes of files that a command reads as data, not as bash."""
 
 
 class _Runner(Statements):
-    """Interpret shell builtins and record all other commands."""
+    """Interprets shell builtins and records all other commands."""
 
     def _command(self, node: Node) -> bool:
         previous: dict[str, Value | None] = {}
@@ -303,7 +303,7 @@ class _Runner(Statements):
         return True
 
     def _do_read(self, words: list[Word], node: Node) -> bool:
-        """Interpret `read` of a heredoc or here-string."""
+        """Interpret `read` from a heredoc or here-string."""
         stdin, options, names, rest = self.stdin, "", [], iter(words)
         for word in rest:
             if not word.text.startswith("-"):
@@ -364,4 +364,4 @@ _BUILTIN = {
     "getopts": "read",
     "printf": "printf",
 }
-"""Shell builtins, and the method that interprets each."""
+"""Shell builtins, and the methods that interpret them."""

@@ -1,4 +1,4 @@
-"""Interpret the statements of a bash script: conditions, loops, assignments and redirections.
+"""Interpret bash statements: conditions, loops, assignments and redirections.
 
 No command is executed.
 """
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MAX_NESTING = 12
-"""Maximum nesting of functions, sourced files and scripts within scripts."""
+"""Maximum nesting depth of functions, sourced files and nested scripts."""
 SOURCED = "the sourced file was not found; pass it with --file"
 MAX_COMMANDS = 2_000
 SHELLS = ("bash", "sh", "zsh", "dash")
@@ -46,14 +46,14 @@ class Command:
     words: tuple[Word, ...]
     line: int
     stdin: str | None = None
-    """Text of the heredoc or here-string of the current command."""
+    """Text of the command's heredoc or here-string."""
     environment: Mapping[str, Word] = field(default_factory=dict)
-    """Variables that the script exports or assigns for this command."""
+    """Variables that the script exports, or sets for this command only."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """A part of the script that is not interpreted, with the reason."""
+    """A part of the script that was not interpreted, and why."""
 
     text: str
     reason: str
@@ -74,7 +74,7 @@ class ReturnError(LeaveError):
 
 @dataclass
 class Statements:
-    """Interprets statements and collects the commands that they would run."""
+    """Interprets statements, and collects the commands that they would run."""
 
     files: dict[str, str]
     expander: WordExpander = field(default_factory=WordExpander)
@@ -82,7 +82,7 @@ class Statements:
     commands: list[Command] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     prefix: tuple[Word, ...] = ()
-    """Words before a script within the script: `srun -N 4 bash -c '...'`."""
+    """Words in front of a nested script: `srun -N 4` for `srun -N 4 bash -c '...'`."""
     nesting: int = 0
     stdin: str | None = None
     """Text of the heredoc or here-string of the current command."""
@@ -90,14 +90,14 @@ class Statements:
     exported: set[str] = field(default_factory=set)
     """Names of exported variables."""
     assigned: tuple[str, ...] = ()
-    """Names of the variables assigned before the interpreted command."""
+    """Names of the variables assigned in front of the current command."""
     undecided: str = ""
-    """The last condition that is known only at run time."""
+    """Text of the last condition that is known only at run time."""
     ends: int = 0
     """Number of times that the script would have exited so far."""
 
     def run(self, text: str, *, first_line: int) -> None:
-        """Interpret the text of a script whose first line has the number `first_line` + 1."""
+        """Interpret the text of a script. `first_line` is the number of lines before it."""
         self.nesting += 1
         if self.nesting > MAX_NESTING:
             raise InputError(
@@ -131,7 +131,7 @@ class Statements:
         return succeeds
 
     def statement(self, node: Node) -> bool:
-        """Interpret a statement, and return True if it succeeds; commands always succeed."""
+        """Interpret a statement, and return True if it succeeds. Commands count as successful."""
         self.expander.step()
         self.expander.depth += 1
         if self.expander.depth > MAX_DEPTH:
@@ -158,9 +158,9 @@ class Statements:
         return bool(truth)
 
     def _evaluate_condition(self, nodes: list[Node]) -> tuple[bool, str]:
-        """Return the truth of a condition, and its part that is known only at run time.
+        """Return the truth value of a condition, and the part of it that is known only at run time.
 
-        That part is empty if the condition is true regardless.
+        The part is empty if the condition is true regardless.
         """
         outer, self.undecided = self.undecided, ""
         truth = self.statements(nodes)
@@ -197,7 +197,7 @@ class Statements:
         return self._record_truth(node, evaluate_test(self.expander, self._tokens(node)))
 
     def _tokens(self, node: Node, *, depth: int = 0) -> list[str]:
-        """Return the operands and operators of a test in their written order.
+        """Return the operands and operators of a test, in source order.
 
         Raises:
             InputError: The test is nested too deeply.
@@ -263,7 +263,7 @@ class Statements:
     def _run_case(
         self, body: list[Node], passed: list[list[Node]], node: Node, subject: str
     ) -> bool:
-        """Interpret the selected case; earlier cases may apply if the subject is unknown."""
+        """Interpret the selected case; earlier ones may apply if the subject is unknown."""
         others: list[Branch] = [functools.partial(self.statements, setting) for setting in passed]
         undecided = f"case {source_text(node.children[1])}" if OPEN in subject else ""
         return run_branch(self, lambda: self.statements(body), others=others, undecided=undecided)
@@ -322,7 +322,8 @@ class Statements:
         name = source_text(target.children[0] if target.type == "subscript" else target)
         old = self.expander.variables.get(name)
         if old is None and value is not None:
-            self.expander.variables[name] = Word("")  # An undefined A is empty in A="$A --more".
+            # An undefined A expands to nothing in A="$A --more".
+            self.expander.variables[name] = Word("")
         new: Value
         if value is not None and value.type == "array":
             new = self._array(value, old if isinstance(old, dict) else None)
@@ -487,7 +488,7 @@ class Statements:
     def _nested(
         self, text: str, prefix: Iterable[Word], *, arguments: list[Word] | None = None, line: int
     ) -> None:
-        """Interpret a script within the script, after the words that start it."""
+        """Interpret a nested script, after the words `prefix` that launch it."""
         outer_prefix, self.prefix = self.prefix, (*self.prefix, *prefix)
         outer, self.expander.arguments = self.expander.arguments, arguments or []
         self.run(text, first_line=line)

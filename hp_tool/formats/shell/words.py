@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MAX_STEPS = 200_000
-"""Maximum number of visited nodes, counting each iteration of a loop or function."""
+"""Maximum number of visited syntax nodes. Each iteration of a loop counts, as does each call."""
 MAX_CHARACTERS = 2_000_000
 """Maximum number of characters of expanded text."""
 MAX_DEPTH = 100
 MAX_PATTERN_CHARACTERS = 4_000
-"""Maximum characters of a value for ${X%pattern} and similar operators."""
+"""Maximum length of a value in characters, for ${X%pattern} and similar operators."""
 OPEN, CLOSE = "\ue000", "\ue001"
 _MARK_PATTERN = re.compile(f"{OPEN}(\\d+){CLOSE}")
 _PLAIN_REFERENCE = re.compile(r"\$\{?\w+(\[[@*\d]+\])?\}?")
@@ -47,16 +47,16 @@ _ESCAPES = {
 
 
 class Word(NamedTuple):
-    """A word of a command, with its line and unknown parts."""
+    """A word of a command, with its line number and its unknown parts."""
 
     text: str
     line: int = 0
     unknown: tuple[str, ...] = ()
-    """Unknown parts as written: undefined variables, commands that are not run."""
+    """Source text of the unknown parts: undefined variables, and commands that are not run."""
 
 
 class Piece(NamedTuple):
-    """A part of a word: unquoted text is split at blanks, and None as text ends the word."""
+    """A part of a word. Unquoted text is split at blanks; None as text ends the word."""
 
     text: str | None
     quoted: bool
@@ -67,7 +67,7 @@ Value = Word | list[Word] | dict[str, Word]
 
 
 def join_pieces(pieces: Iterator[Piece]) -> list[Word]:
-    """Return the words that the pieces form, split as bash splits them."""
+    """Join pieces to words, split as bash splits them."""
     words: list[Word] = []
     current: list[str] = []
     line, open_ = 0, False
@@ -101,19 +101,19 @@ def join_pieces(pieces: Iterator[Piece]) -> list[Word]:
 
 @dataclass
 class WordExpander:
-    """Expands the words of a script, with the current values of its variables."""
+    """Expands the words of a script with the current values of its variables."""
 
     variables: dict[str, Value] = field(default_factory=dict)
     arguments: list[Word] = field(default_factory=list)
     placeholder_sources: list[str] = field(default_factory=list)
-    """Source of every unknown part, by the number in its mark."""
+    """Source text of each unknown part. A placeholder contains an index into this list."""
     first_line: int = 0
     steps: int = 0
     num_characters: int = 0
     depth: int = 0
 
     def step(self, text: str = "") -> None:
-        """Count an interpreted node and its characters.
+        """Count an interpreted node and the characters of `text`.
 
         Raises:
             InputError: A limit is exceeded.
@@ -130,7 +130,7 @@ class WordExpander:
         return self.first_line + int(node.start_point[0]) + 1
 
     def unsupported_error(self, node: Node, construct: str) -> InputError:
-        """Return an error that names an unsupported construct and its line."""
+        """Return the error for an unsupported construct, with its line number."""
         source = " ".join(source_text(node).split())[:80]
         return InputError(
             f"line {self.line(node)}: {construct} is not supported, because only running the "
@@ -139,14 +139,14 @@ class WordExpander:
         )
 
     def add_placeholder(self, source: str) -> str:
-        """Return a placeholder for a part of a word with an unknown value."""
+        """Return a new placeholder for a part of a word whose value is unknown."""
         self.placeholder_sources.append(
             _MARK_PATTERN.sub(lambda match: self.placeholder_sources[int(match[1])], source)[:200]
         )
         return f"{OPEN}{len(self.placeholder_sources) - 1}{CLOSE}"
 
     def drop_undefined(self, text: str) -> str:
-        """Return the text without the placeholders of undefined variables."""
+        """Remove the placeholders of undefined variables from a text."""
         return _MARK_PATTERN.sub(
             lambda match: (
                 ""
@@ -157,7 +157,7 @@ class WordExpander:
         )
 
     def restore_sources(self, word: Word) -> Word:
-        """Return the word with the sources of its placeholders."""
+        """Return the word with its placeholders replaced by their source text."""
         unknown = tuple(
             self.placeholder_sources[int(number)] for number in _MARK_PATTERN.findall(word.text)
         )
@@ -168,7 +168,7 @@ class WordExpander:
         )
 
     def words(self, node: Node) -> list[Word]:
-        """Return the words that a written word expands to."""
+        """Return the words that a word in the source expands to."""
         return join_pieces(self.pieces(node, quoted=False))
 
     def text(self, node: Node) -> Word:
@@ -244,7 +244,7 @@ class WordExpander:
             yield Piece(text, True, line)
 
     def _expr(self, node: Node) -> str:
-        """Return the value of `$(expr A + B)` with known integers; empty for other commands."""
+        """Return the value of `$(expr A + B)` for known integers; empty for other commands."""
         commands = [child for child in node.children if child.is_named]
         if len(commands) != 1 or commands[0].type != "command":
             return ""
@@ -255,7 +255,7 @@ class WordExpander:
         if not re.fullmatch(r"\d{1,18}( [-+*/%] \d{1,18}){1,5}", " ".join(texts[1:])):
             return ""
         if len({*rest[::2]} - {"*", "/", "%"}) and len(rest) > 2:
-            return ""  # The operators have different precedence.
+            return ""  # The operators differ in precedence.
         number = int(first)
         for sign, operand in zip(rest[::2], map(int, rest[1::2]), strict=True):
             if sign in "/%" and operand == 0:
@@ -264,7 +264,7 @@ class WordExpander:
         return str(number)
 
     def _with_gaps(self, node: Node, children: list[Node], *, quoted: bool) -> Iterator[Piece]:
-        """Yield the pieces of child nodes and of the text between them."""
+        """Yield the pieces of child nodes, and of the text between them."""
         source, start = node.text or b"", node.start_byte
         end = children[0].start_byte if children else start
         for child in children:
@@ -390,7 +390,7 @@ class WordExpander:
         elif operator == ":" and listed and isinstance(value, list):
             elements = (
                 [Word(""), *value] if source_text(target) in ("@", "*") else value
-            )  # $0 comes before the arguments.
+            )  # $0 precedes the arguments.
             start, count = self._slice(operands, length=len(elements))
             yield from array_pieces(elements[start : start + count], quoted=quoted, joined=False)
         else:
@@ -405,7 +405,7 @@ class WordExpander:
             )
 
     def _resolve_reference(self, node: Node) -> tuple[Value | None, bool]:
-        """Return the value of NAME or NAME[index], and True if it is a whole array."""
+        """Return the value of NAME or NAME[index], and True if it refers to a whole array."""
         if node.type != "subscript":
             name = source_text(node)
             return self.value(name), name in ("@", "*")
@@ -443,7 +443,7 @@ class WordExpander:
     ) -> str | None:
         """Return the value of ${X%pattern}, ${X#pattern}, ${X:start:count} or ${X,,}.
 
-        Return None for other operators and unknown values.
+        Return None for other operators and for unknown values.
         """
         if OPEN in text + pattern or len(text) > MAX_PATTERN_CHARACTERS or len(pattern) > 100:
             return None
@@ -462,12 +462,12 @@ class WordExpander:
         return text.lower() if operator == ",," else None
 
     def arithmetic_text(self, node: Node) -> str:
-        """Return the value of $((expression)) as text; a placeholder if it is unknown."""
+        """Return the value of $((expression)) as text; a placeholder if unknown."""
         number = next((self.evaluate(child) for child in node.children[1:-1]), 0)
         return self.add_placeholder(source_text(node)) if number is None else str(number)
 
     def evaluate(self, node: Node) -> int | None:
-        """Return the value of an arithmetic expression; None if it is unknown."""
+        """Return the value of an arithmetic expression; None if unknown."""
         self.step()
         if sets_variable(node):
             raise self.unsupported_error(node, "a sum that sets a variable")
@@ -478,7 +478,7 @@ class WordExpander:
 
 
 def scalar_value(value: Value) -> Word:
-    """Return the value of a name without an index, which is an array's first element."""
+    """Return the value of an unindexed name. For an array, this is its first element."""
     if isinstance(value, Word):
         return value
     return next(iter(value.values() if isinstance(value, dict) else value), Word(""))
@@ -502,7 +502,7 @@ def array_pieces(value: Value, *, quoted: bool, joined: bool) -> Iterator[Piece]
 
 
 def is_list(node: Node) -> bool:
-    """Return True if an expansion stands for all arguments or all elements of an array."""
+    """Return True if an expansion refers to all arguments or to all elements of an array."""
     source = source_text(node)
     return node.type in ("simple_expansion", "expansion") and (
         source.lstrip("${")[:1] == "@" or "[@]" in source.split(":")[0]

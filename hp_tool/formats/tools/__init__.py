@@ -1,1 +1,1 @@
-"""One module or package per tool, which registers the tool's `Format`."""
+"""One module or package per tool, which registers the tool's `Format`s."""

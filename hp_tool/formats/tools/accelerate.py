@@ -22,7 +22,7 @@ EXPRESSED_FIELDS = BATCH_FIELDS | parse_names("""
 
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
-    """Return the content of Accelerate's file, which does not set the batch size.
+    """Return the content of Accelerate's file. It does not contain the batch size.
 
     Raises:
         UnsupportedError: Accelerate cannot express the setup.
@@ -56,7 +56,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def launch_content(setup: TrainingSetup) -> dict[str, Any]:
-    """Return the part of Accelerate's file that starts and shards processes."""
+    """Return the part of Accelerate's file that configures processes and sharding."""
     c, w = setup.parallel, setup.workload
     shard = c.data_parallel_shard_size or c.data_parallel_size
     sharded = {
@@ -90,7 +90,7 @@ def launch_content(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def _context_exchange(setup: TrainingSetup) -> dict[str, str]:
-    """Return the context exchange; empty without context parallelism."""
+    """Return the context-parallel communication settings; empty without context parallelism."""
     if setup.parallel.context_parallel_size == 1:
         return {}
     kind = setup.strategy.context_parallel_communication
@@ -103,21 +103,20 @@ def _context_exchange(setup: TrainingSetup) -> dict[str, str]:
 
 
 def fsdp_settings(setup: TrainingSetup) -> dict[str, Any]:
-    """Return FSDP 2 settings under axolotl's names, which lack Accelerate's prefix `fsdp_`."""
+    """Return FSDP2 settings under axolotl's names, which lack Accelerate's prefix `fsdp_`."""
     return {
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
         "reshard_after_forward": setup.parallel.zero_stage == 3,
         "activation_checkpointing": setup.recompute.granularity != "none",
         "offload_params": False,
-        # One rank loads the weights for all. Quantising only on that rank deadlocks (axolotl's own
-        # check).
+        # If one rank loads the weights for all ranks, quantisation deadlocks (axolotl's own check).
         "cpu_ram_efficient_loading": setup.workload.frozen_precision != "nf4",
         "state_dict_type": "SHARDED_STATE_DICT",
     }
 
 
 def text(setup: TrainingSetup) -> str:
-    """Return Accelerate's file with a comment about the training script's arguments."""
+    """Return Accelerate's file, with a comment about the training script's arguments."""
     import yaml
 
     w, c = setup.workload, setup.parallel

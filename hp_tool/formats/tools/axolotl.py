@@ -1,4 +1,4 @@
-"""Read and write axolotl 0.21's YAML file, as arguments of Hugging Face's Trainer."""
+"""Read and write axolotl 0.21's YAML file, by way of Hugging Face Trainer arguments."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -82,7 +82,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
     if w.lora is not None:
         content |= {
             "adapter": "qlora" if w.frozen_precision == "nf4" else "lora",
-            "load_in_4bit": w.frozen_precision == "nf4",  # nf4 with doubly quantised scales
+            "load_in_4bit": w.frozen_precision == "nf4",  # nf4 with double quantisation
             "lora_r": w.lora.rank,
             "lora_alpha": 2 * w.lora.rank,
             "lora_dropout": w.lora.dropout,
@@ -114,14 +114,14 @@ _ARGUMENTS = {
         )
     },
 }
-"""axolotl's keys, and the Trainer's equivalent arguments."""
+"""Trainer arguments that are equivalent to axolotl's keys."""
 _DEFAULTS = {
     "micro_batch_size": "per-device-train-batch-size",
     "gradient_accumulation_steps": "gradient-accumulation-steps",
 }
-"""Keys with the default 1, and the Trainer's arguments."""
+"""Keys with the default 1, and the equivalent Trainer arguments."""
 _IGNORED_PLUGINS = ("LigerPlugin", "KernelsPlugin", "CutCrossEntropyPlugin")
-"""Plugins that only do what their own keys switch on."""
+"""Plugins whose effects are controlled by separate keys."""
 _ADAPTERS = ("lora", "qlora")
 
 
@@ -216,7 +216,7 @@ def _setting(name: str, written: str, *values: str) -> Setting:
 
 
 def _precision_settings(texts: Mapping[str, str], reading: Reading) -> list[Setting]:
-    """Return the Trainer's precision argument; bf16: auto counts as true."""
+    """Return the Trainer's precision arguments. `bf16: auto` counts as true."""
     bf16 = texts.get("bf16", "false" if texts.get("fp16") == "true" else "auto")
     if bf16 not in ("true", "auto", "false", "full"):
         reading.refuse(f"bf16 {bf16} is not supported; supported: true, false, auto, full")
@@ -239,7 +239,7 @@ def _checkpointing_settings(texts: Mapping[str, str], reading: Reading) -> list[
 
 
 def _loss_settings(texts: Mapping[str, str], plugins: str) -> list[Setting]:
-    """Return a chunked loss for kernels that never store all logits."""
+    """Return a chunked loss if a kernel never materialises all logits."""
     names = ("chunked-cross-entropy", "liger-fused-linear-cross-entropy", "cut-cross-entropy")
     on = [name for name in names if texts.get(name) == "true"]
     if "CutCrossEntropyPlugin" in plugins and texts.get("cut-cross-entropy") != "false":
@@ -248,7 +248,7 @@ def _loss_settings(texts: Mapping[str, str], plugins: str) -> list[Setting]:
 
 
 def _fusion_settings(texts: Mapping[str, str]) -> list[Setting]:
-    """Return torch_compile if the file selects it, or Liger's kernels of norms and activations."""
+    """Return torch_compile if it is on, or if Liger fuses norms and activations."""
     activation = "true" in (texts.get("liger-glu-activation"), texts.get("liger-swiglu"))
     liger = activation and texts.get("liger-rms-norm") == "true"
     if liger or texts.get("torch-compile", "false") not in ("false", "null", ""):
@@ -295,7 +295,7 @@ def _accelerate_content(
     degrees: Mapping[str, int],
     reading: Reading,
 ) -> dict[str, Any]:
-    """Return fsdp_config and the older list `fsdp` as Accelerate's settings."""
+    """Return fsdp_config, or the older list `fsdp`, as Accelerate's settings."""
     keys = {f"fsdp_{str(key).removeprefix('fsdp_')}": value for key, value in sharded.items()}
     version = texts.get("fsdp-version") or str(keys.pop("fsdp_version", "1"))
     if fsdp:

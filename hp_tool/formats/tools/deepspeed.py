@@ -30,7 +30,7 @@ _GRADIENTS = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
-    """Return the JSON file's content.
+    """Return the content of the JSON file.
 
     Raises:
         UnsupportedError: DeepSpeed cannot express the setup.
@@ -79,7 +79,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def _trainer_framework(framework: str) -> str:
-    """Return the setup's framework if it is a trainer that uses DeepSpeed; otherwise deepspeed."""
+    """Return the setup's framework if it is a trainer that uses DeepSpeed, else deepspeed."""
     around = framework in STAND_INS and STAND_INS[framework].constants == "deepspeed"
     return framework if around else "deepspeed"
 
@@ -110,7 +110,7 @@ _FILE_KEYS = ("train_batch_size", "zero_optimization", "train_micro_batch_size_p
 
 
 def _is_its_file(evidence: Evidence) -> bool:
-    """Return True if the keys are DeepSpeed's or select a precision as DeepSpeed does."""
+    """Return True if the keys are DeepSpeed's, or if they set the precision in DeepSpeed's way."""
     precisions = (evidence.content.get(name) for name in ("bf16", "bfloat16", "fp16"))
     return not evidence.keys.isdisjoint(_FILE_KEYS) or any(
         isinstance(precision, Mapping) and "enabled" in precision for precision in precisions

@@ -1,4 +1,4 @@
-"""Read LLaMA-Factory 0.9.5's YAML file, and write a script for FSDP 2 with Accelerate."""
+"""Read LLaMA-Factory 0.9.5's YAML file, and write a script that runs it with FSDP2."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,7 +33,7 @@ def text(setup: TrainingSetup) -> str:
 
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
-    """Return the content of LLaMA-Factory's file; the user fills in data and template."""
+    """Return the content of LLaMA-Factory's file. The user fills in data and template."""
     w = setup.workload
     content: dict[str, Any] = {
         **trainer_arguments(setup),
@@ -67,8 +67,8 @@ _STAGES = ("pt", "sft")
 def read(source: Source, reading: Reading) -> None:
     """Fill the reading with the query of a LLaMA-Factory file, or of a script that uses one.
 
-    The training uses DeepSpeed if the file names a DeepSpeed file, FSDP if one of the files
-    selects it, and otherwise DDP.
+    The training uses DeepSpeed if the file names a DeepSpeed file, FSDP if a file enables it, and
+    DDP otherwise.
 
     Raises:
         InputError: The file is invalid or not available.
@@ -87,7 +87,7 @@ def read(source: Source, reading: Reading) -> None:
                     values=(value,),
                 )
             )
-    wide = values.get("pure-bf16", "false") != "true"  # Trained weights are cast to 32 bits.
+    wide = values.get("pure-bf16", "false") != "true"  # Trained weights are cast to fp32.
     settings.append(
         Setting(name="dtype", written="pure_bf16", values=("float32" if wide else "bfloat16",))
     )
@@ -131,7 +131,7 @@ def read(source: Source, reading: Reading) -> None:
 
 
 def _launched_file(launch: Launch, script: Script) -> dict[str, Any]:
-    """Return the file that a command names, with the command's KEY=VALUE words applied.
+    """Return the file that a command names, updated with the command's KEY=VALUE words.
 
     Raises:
         InputError: A file is not available, or a word is unknown.

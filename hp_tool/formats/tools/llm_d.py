@@ -1,8 +1,7 @@
-"""Write a vLLM deployment for llm-d as KServe's LLMInferenceService
-(serving.kserve.io/v1alpha1).
+"""Write a vLLM deployment for llm-d as KServe's LLMInferenceService (serving.kserve.io/v1alpha1).
 
-KServe's controller mounts the checkpoint at /mnt/models and merges its container `main` into
-this one.
+KServe's controller mounts the checkpoint at /mnt/models, and merges its own container `main` with
+the one in the manifest.
 """
 
 import re
@@ -19,7 +18,7 @@ from hp_tool.formats.tools import vllm
 from hp_tool.formats.writing import Values, headline, option_words
 
 PORT, DECODE_PORT = 8000, 8001
-"""Ports of a replica; a replica that only decodes is behind a sidecar with the first port
+"""Ports of a replica. A decode replica is behind a sidecar that uses the first port
 (config-llm-decode-template.yaml of KServe).
 """
 MOUNTED_MODEL = "/mnt/models"
@@ -29,7 +28,7 @@ def text(setup: ServingSetup) -> str:
     """Return the manifest of a single pool.
 
     Raises:
-        UnsupportedError: Replicas span nodes, which require separate worker pods.
+        UnsupportedError: Replicas span several nodes, which requires separate worker pods.
     """
     spec = _workload(setup, vllm.server_command(setup)[1], port=PORT)
     return (
@@ -38,7 +37,7 @@ def text(setup: ServingSetup) -> str:
 
 
 def pools_text(prefill: ServingSetup, decode: ServingSetup) -> str:
-    """Return the manifest of a prefill and a decode pool; the service's own replicas decode.
+    """Return the manifest of a prefill and a decode pool. The top-level replicas decode.
 
     Raises:
         UnsupportedError: The cluster has two kinds of GPU.
@@ -67,7 +66,7 @@ def _service_name(setup: ServingSetup) -> str:
 def _workload(
     setup: ServingSetup, options: Values, *, port: int, sends: bool = False
 ) -> dict[str, Any]:
-    """Return the replicas, parallel sizes and pod of a pool."""
+    """Return the replica count, parallel sizes and pod specification of a pool."""
     c, ranks = setup.parallel, setup.gpus_per_replica
     if ranks > setup.cluster.gpus_per_node:
         raise UnsupportedError(

@@ -1,6 +1,4 @@
-"""Read commands of ms-swift 3 and 4: `swift sft` (the Trainer) and `megatron sft` (Megatron
-Core).
-"""
+"""Read ms-swift 3 and 4 commands: `swift sft` (Trainer) and `megatron sft` (Megatron Core)."""
 
 import math
 import re
@@ -51,7 +49,7 @@ _ARGUMENTS = {
         )
     },
 }
-"""ms-swift's arguments, and the Trainer's equivalents."""
+"""Trainer arguments that are equivalent to ms-swift's."""
 _DEFAULTS = {
     "finetuning-type": "lora",
     "lora-dropout": "0.05",
@@ -70,14 +68,14 @@ _MEGATRON_DEFAULTS = {
     "attention-dropout": ("0",),
     "hidden-dropout": ("0",),
 }
-"""Defaults of `megatron sft`, in Megatron's own arguments; dropout is the checkpoint's."""
+"""Defaults of `megatron sft`, as Megatron's arguments. The checkpoint determines dropout."""
 _RENAMED = {"virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank"}
 _FILE_VARIABLES = "ENV."
-"""Section of a file of arguments that sets environment variables."""
+"""Prefix of keys in an arguments file that set environment variables."""
 _MAX_REFERENCES = 5
-"""Maximum chain of variables in one assignment."""
+"""Maximum length of a chain of variable references in an assignment."""
 _MIN_BATCH = 16
-"""Minimum sequences per optimizer step with the default gradient accumulation."""
+"""Minimum number of sequences per optimizer step with the default gradient accumulation."""
 
 
 def read(source: Source, reading: Reading) -> None:
@@ -113,7 +111,7 @@ def read(source: Source, reading: Reading) -> None:
 def _count_processes(source: Source, variables: Mapping[str, str], reading: Reading) -> int | None:
     """Return the number of processes that environment variables set; None if they do not.
 
-    The environment overrides `variables`, which are those of a file of arguments.
+    `variables` are those of an arguments file. The environment overrides them.
     """
 
     def variable_value(name: str, depth: int = 0) -> str:
@@ -159,7 +157,7 @@ def _read_trainer_command(
 ) -> None:
     """Read a command that trains with Hugging Face's Trainer.
 
-    The training uses DeepSpeed or FSDP if the command names them, otherwise DDP.
+    The training uses DeepSpeed or FSDP if the command names them, and DDP otherwise.
     """
     words_ = [
         replace(setting, name=_ARGUMENTS[setting.name])
@@ -200,7 +198,7 @@ def _read_trainer_command(
     words_ += _precision_settings(texts, reading)
     if texts.get("use-liger-kernel") in ("", "true"):
         words_.append(_renamed_setting("use-liger-kernel", "true", written="use_liger_kernel"))
-    dtype = texts.get("torch-dtype") or "bfloat16"  # The default is the checkpoint's dtype.
+    dtype = texts.get("torch-dtype") or "bfloat16"  # Defaults to the checkpoint's dtype.
     words_.append(_renamed_setting("torch-dtype", dtype, written="torch_dtype"))
     fsdp = _read_fsdp_file(texts.get("fsdp"), script, reading)
     read_trainer_command(words_, script, source, reading, fsdp=fsdp)
@@ -208,7 +206,7 @@ def _read_trainer_command(
 
 
 def _precision_settings(texts: Mapping[str, str], reading: Reading) -> Iterator[Setting]:
-    """Yield the Trainer's precision argument for torch_dtype, fp16 and bf16; 16 bits by default."""
+    """Yield the Trainer's precision arguments for torch_dtype, fp16 and bf16 (default: 16 bits)."""
     kinds = {"float16": "fp16", "float32": "", "bfloat16": "bf16", "": "bf16"}
     if (dtype := texts.get("torch-dtype", "")) not in kinds:
         reading.refuse(
@@ -221,7 +219,7 @@ def _precision_settings(texts: Mapping[str, str], reading: Reading) -> Iterator[
 
 
 def _read_fsdp_file(name: str | None, script: Script, reading: Reading) -> dict[str, Any]:
-    """Return the settings of --fsdp as Accelerate's."""
+    """Return the settings in the --fsdp file, as Accelerate's."""
     if name is None:
         return {}
     text = find_file(script.files, name)
@@ -245,7 +243,7 @@ def _read_fsdp_file(name: str | None, script: Script, reading: Reading) -> dict[
 
 
 def _read_megatron_command(settings: list[Setting], source: Source, reading: Reading) -> None:
-    """Read a command that trains with Megatron Core; the named model sets the shape."""
+    """Read a command that trains with Megatron Core. The model's name determines its shape."""
     megatron, swift = table(TABLE), table("ms-swift")
     settings = [
         replace(setting, name=_RENAMED.get(setting.name, setting.name)) for setting in settings
@@ -307,7 +305,7 @@ def _read_megatron_command(settings: list[Setting], source: Source, reading: Rea
         passed.append(_renamed_setting("num-layers", str(layers), written="the model's layers"))
         if experts := source.num_experts_of(named):
             passed.append(_renamed_setting("num-experts", str(experts), written="its experts"))
-    else:  # Uneven stages need the number of layers of the model, which is reported as missing.
+    else:  # Uneven stages need the model's number of layers, which is reported as missing.
         passed = [setting for setting in passed if setting.name not in UNEVEN_STAGE_FLAGS]
     read_arguments(passed, reading=reading, num_gpus=reading.num_gpus, spare=source.ignore)
     reading.missing = [

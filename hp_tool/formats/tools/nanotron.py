@@ -26,12 +26,12 @@ _MODEL_KEYS = (
     "tie_word_embeddings",
     "max_position_embeddings",
 )
-"""Fields of a model that have the same name under model.model_config."""
+"""Model fields with the same name under model.model_config."""
 _RENAMED_KEYS = {"num_key_value_heads": "kv_heads", "intermediate_size": "ffn_size"}
-"""Fields that may be open, with their resolved names."""
+"""Fields that may be unset, and the names of their resolved values."""
 _EXPERT_KEYS = re.compile(r"^model\..*(?:[.-]moe[.-]|[.-]moe$|num-(?:local-)?experts$)")
 _OFF_VALUES = ("", "0", "1", "none", "null", "false")
-"""Values of such keys in a dense model."""
+"""Values of these keys in a dense model."""
 EXPRESSED_FIELDS = BATCH_FIELDS | parse_names("""
     gradient_precision tensor_parallel_size pipeline_parallel_size expert_parallel_size
     context_parallel_size sequence_parallel gated_mlp normalization position_embedding head_dim
@@ -45,11 +45,11 @@ _USER_KEYS = (
     ("data_stages:", "the data (null: random tokens, which start at once)"),
     ("checkpoints:", "where checkpoints go"),
 )
-"""Lines that begin sections the user must fill in, with values that start."""
+"""First lines of the sections that the user fills in, with values that allow a run to start."""
 
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
-    """Return the YAML file's content.
+    """Return the content of the YAML file.
 
     Raises:
         UnsupportedError: nanotron does not support the setup.
@@ -151,7 +151,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
 def text(setup: TrainingSetup) -> str:
     """Return the file for `run_train.py --config-file`.
 
-    The top of the file lists the values that the user must fill in.
+    A comment at the top lists the values that the user fills in.
     """
     import yaml
 
@@ -193,7 +193,7 @@ def read(source: Source, reading: Reading) -> None:
     )
     if any(
         missing_field.field == "cluster.num_gpus" for missing_field in reading.missing
-    ):  # The number of replicas follows from the GPUs.
+    ):  # The number of GPUs determines the number of replicas.
         degrees[0] = max((num_gpus or 1) // math.prod((*degrees[1:], context, experts)), 1)
     reading.num_gpus = num_gpus or math.prod((*degrees, context, experts))
     micro, steps = (

@@ -28,7 +28,7 @@ _LOSSES = {
     "FusedLinearCrossEntropy": "chunked",
     "TEParallelCrossEntropy": "fused",
 }
-"""Classes of nemo_automodel.components.loss."""
+"""Loss implementations, by class of nemo_automodel.components.loss."""
 _RECIPES = (
     "TrainFinetuneRecipeForNextTokenPrediction",
     "BenchmarkingRecipeForNextTokenPrediction",
@@ -107,7 +107,7 @@ def _read_recompute(keys: Settings, reading: Reading) -> str:
 def _read_chunks(
     keys: Settings, source: Source, *, model: str, stages: int, reading: Reading
 ) -> dict[str, int]:
-    """Return the number of model chunks per rank of an interleaved schedule.
+    """Return the number of model chunks per rank with an interleaved schedule.
 
     Source: calculate_virtual_stages of nemo_automodel/components/distributed/pipelining.
     """
@@ -186,11 +186,11 @@ _ENGINE_RECIPES = {
     "current": {"precision": "fp8", "fp8_recipe": "tensorwise"},
     "block": {"precision": "fp8", "fp8_recipe": "blockwise"},
 }
-"""Recipes of Transformer Engine's 8-bit matmuls by te_fp8.recipe."""
+"""Precision fields for Transformer Engine's 8-bit recipes, by te_fp8.recipe."""
 
 
 def _read_engine_fp8(keys: Settings, reading: Reading) -> dict[str, Any]:
-    """Return the precision fields of Transformer Engine's 8-bit recipes."""
+    """Return the precision fields for Transformer Engine's 8-bit recipes."""
     recipe = keys.text("model.backend.te-fp8.recipe")
     if not recipe:
         return {}

@@ -22,8 +22,8 @@ VERSION = "0.5.6.post2"
 def server_command(setup: ServingSetup) -> tuple[str, Values]:
     """Return the sglang.launch_server command and its options.
 
-    With attention data parallelism, TP counts all ranks, and limits are divided by the attention
-    groups.
+    With data-parallel attention, --tp counts all ranks, and limits apply to all attention groups
+    together.
     """
     reject_inexpressible(setup, tool=f"sglang {VERSION}", expressed=EXPRESSED_FIELDS)
     c, w, groups = setup.parallel, setup.workload, setup.parallel.attention_data_parallel_size
@@ -66,7 +66,7 @@ ALGORITHMS = {
 
 
 def _speculation_options(setup: ServingSetup) -> Values:
-    """Return the options of speculation with a single chain of drafted tokens.
+    """Return the options of speculative decoding with a single chain of drafted tokens.
 
     Source: docs/advanced_features/speculative_decoding.md.
     """
@@ -101,7 +101,7 @@ def pool_command(setup: ServingSetup, *, other: ServingSetup, mode: str) -> tupl
 
 
 def pools_text(prefill: ServingSetup, decode: ServingSetup) -> str:
-    """Return a script that starts a replica of a pool, or the router."""
+    """Return a script that starts one replica of either pool, or the router."""
     first = pool_command(prefill, other=decode, mode="prefill")
     second = pool_command(decode, other=prefill, mode="decode")
     return pools_script(

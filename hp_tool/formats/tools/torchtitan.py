@@ -41,12 +41,12 @@ FLAVORS = {
     "deepseek-v2-lite": ("deepseek_v3", "16B"),
     "deepseek-v3": ("deepseek_v3", "671B"),
 }
-"""Catalogue name -> (model.name, model.flavor)."""
+"""(model.name, model.flavor) by catalogue name."""
 
 
 @functools.cache
 def models_by_flavor() -> Mapping[tuple[str, str], Any]:
-    """Return importable models by package and flavor: a catalogue name or model fields."""
+    """Return importable models by (package, flavor): a catalogue name, or model fields."""
     content = yaml.safe_load(read_table_file("torchtitan-models.yaml"))
     return {
         (package, flavor): _changed_model(model)
@@ -58,7 +58,7 @@ def models_by_flavor() -> Mapping[tuple[str, str], Any]:
 
 
 def _changed_model(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of the catalogue model `of` with some of them changed."""
+    """Return the fields of a catalogue model (`of` in `changes`) with the other changes applied."""
     changed = {key: value for key, value in changes.items() if key != "of"}
     fields = library.entry("models", changes["of"]).fields | changed
     if isinstance(text := fields.get("text_config"), Mapping):
@@ -78,7 +78,7 @@ _OLDER_CONVERTERS = {
     "mx": "quantize.linear.mx",
     "mxfp8": "quantize.linear.mx",
 }
-"""Names of release 0.1."""
+"""Names of the converters in release 0.1."""
 _CHECKPOINTS: dict[str, dict[str, str]] = {
     "none": {"mode": "none"},
     "per_op": {"mode": "selective", "selective_ac_option": "op"},
@@ -86,7 +86,7 @@ _CHECKPOINTS: dict[str, dict[str, str]] = {
     "full": {"mode": "full"},
 }
 MAX_DOTS = 1_000
-"""Maximum dots per line: a long list of numbers has some."""
+"""Maximum number of dots per line. A long list of numbers legitimately contains some."""
 EXPRESSED_FIELDS = (
     BATCH_FIELDS
     | SPLIT_FIELDS
@@ -104,7 +104,7 @@ def config(
     expressed: Set[str] = EXPRESSED_FIELDS,
     flavors: Mapping[str, tuple[str, str]] = FLAVORS,
 ) -> dict[str, Any]:
-    """Return the TOML file's content.
+    """Return the content of the TOML file.
 
     Raises:
         UnsupportedError: torchtitan does not support the setup.
@@ -154,8 +154,8 @@ def config(
         "model": model,
         "optimizer": {"name": "AdamW"},
         "training": {
-            # A pipeline divides its local batch into micro-batches; without one, gradients
-            # accumulate over steps.
+            # With pipeline parallelism, the local batch is split into micro-batches; without it,
+            # gradients accumulate over steps.
             "local_batch_size": c.micro_batch_size * (setup.accumulation_steps if pipelined else 1),
             "global_batch_size": w.global_batch_size,
             "seq_len": w.sequence_length,
@@ -182,7 +182,7 @@ def config(
             "expert_tensor_parallel_degree": c.expert_tensor_parallel_size,
         },
         "activation_checkpoint": _CHECKPOINTS[setup.recompute.granularity],
-        "compile": {"enable": False},  # The constants were fitted to runs without torch.compile.
+        "compile": {"enable": False},  # The cost model was fitted to runs without torch.compile.
     }
 
 
@@ -194,7 +194,7 @@ def toml_file(setup: TrainingSetup) -> str:
 
 
 def _toml_text(source: Source, reading: Reading) -> str:
-    """Return the TOML file, or the file that a script names.
+    """Return the TOML text: the source itself, or the file that a script names.
 
     Raises:
         InputError: The file is not available.
@@ -244,7 +244,7 @@ def read(source: Source, reading: Reading) -> None:
     text = _toml_text(source, reading)
     if any(
         line.count(".") > MAX_DOTS for line in text.splitlines()
-    ):  # tomllib takes quadratic time in a dotted key's length.
+    ):  # tomllib takes quadratic time in the length of a dotted key.
         raise InputError(
             f"a line has more than {MAX_DOTS} dots, which no {TOOL} key or value has", code="syntax"
         )
@@ -358,7 +358,7 @@ def read_sections(
 
 
 def _chunks_per_rank(split: dict[str, Any], *, stages: int, layers: int) -> int:
-    """Return the number of model chunks per rank: 2, or as layers_per_stage sets it."""
+    """Return the number of model chunks per rank: from layers_per_stage, or 2 by default."""
     if "pipeline_parallel_layers_per_stage" not in split:
         return 2
     ends = sum(
@@ -385,7 +385,7 @@ def _degree(section: dict[str, Any], name: str, *, default: int = 1, least: int 
 def _read_precision(
     model: dict[str, Any], batch: dict[str, Any], float8: dict[str, Any], reading: Reading
 ) -> str:
-    """Return the precision that the converters set, or the switches of release 0.1."""
+    """Return the precision set by the converters, or by the switches of release 0.1."""
     listed = model.get("converters", [])
     converters = {
         _OLDER_CONVERTERS.get(name, name)
@@ -422,9 +422,10 @@ def _read_recompute(section: dict[str, Any]) -> str:
 def _read_zero_stage(
     split: dict[str, Any], reading: Reading, *, sharded: bool, pipelined: bool
 ) -> int:
-    """Return ZeRO stage 3 if FSDP reshards after the forward pass, else 2 or less.
+    """Return ZeRO stage 3 if FSDP reshards after the forward pass, else 2 or lower.
 
-    In a pipeline, the default is 2, because stage 3 would gather for every micro-batch.
+    With pipeline parallelism, the default is 2, because stage 3 would all-gather for every
+    micro-batch.
     """
     if not sharded:
         return 0

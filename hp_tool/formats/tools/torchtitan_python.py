@@ -32,31 +32,31 @@ FLAVORS = torchtitan.FLAVORS | {
     "qwen3-30b-a3b": ("qwen3", "30B-A3B"),
     "qwen3-235b-a22b": ("qwen3", "235B-A22B"),
 }
-"""Catalogue name -> (package of torchtitan.models, its flavor)."""
+"""(package in torchtitan.models, flavor) by catalogue name."""
 _CONVERTERS = {
     "Float8LinearConverter": "quantize.linear.float8",
     "MXFP8LinearConverter": "quantize.linear.mx",
 }
 _LINEAR, _GROUPED = "LinearConverter", "GroupedExpertsConverter"
-"""Ends of the names of converters of matrices, and of experts."""
+"""Suffixes of the names of converters for linear layers and for experts."""
 _WHOLE_LAYERS = ({"layers"}, {"attention", "feed_forward"})
-"""Sets of `fqns` with which a converter takes all matrices of a layer."""
+"""Values of `fqns` that select all linear layers of a transformer layer."""
 _WIDE_MODULES = {"lm_head", "output", "router.gate"}
-"""Modules that stay in 16 bits under every precision."""
+"""Modules that stay in 16 bits in every precision."""
 _CHECKPOINTS = {"none": None, "selective": "SelectiveAC", "full": "FullAC"}
 _LOSSES = {"BaseLoss": "unfused", "CrossEntropyLoss": "unfused", "ChunkedLossWrapper": "chunked"}
 _DISPATCHERS = {"standard": "alltoall", "deepep": "flex", "hybridep": "flex"}
 """Token dispatcher for each moe_comm_backend (models/common/config_utils.py)."""
 _REMOVED_KEYS = ("context_parallel_rotate_method", "expert_tensor_parallel_degree")
-"""Keys of 0.2's [parallelism] without an equivalent."""
+"""Keys in [parallelism] of 0.2 that 0.3 lacks."""
 _VALUE_PREFIXES = ("training.", "parallelism.", "model_spec.")
-"""Prefixes of sections with plain values."""
+"""Prefixes of sections that contain plain values."""
 _KINDS = ("loss", "activation_checkpoint", "optimizer")
-"""Sections whose class determines their meaning."""
+"""Sections whose class determines the meaning of their fields."""
 
 
 def text(setup: TrainingSetup) -> str:
-    """Return a module with the function `run`, which returns the configuration.
+    """Return a module with a function `run` that returns the configuration.
 
     Raises:
         UnsupportedError: torchtitan does not support the setup.
@@ -120,7 +120,7 @@ def _section_lines(name: str, kind: str, content: dict[str, Any]) -> tuple[str, 
 
 
 def config(setup: TrainingSetup) -> dict[str, Any]:
-    """Return the configuration's sections, with the keys of 0.2's file.
+    """Return the sections of the configuration, with the keys of 0.2's file.
 
     Raises:
         UnsupportedError: 0.3 does not support the setup.
@@ -271,20 +271,20 @@ _TOKEN_BATCH_KEYS = (
     "num_tokens_per_train_step",
     "max_context_length",
 )
-"""Arguments of TrainingConfig after 0.3, which counts a batch in tokens."""
+"""Arguments of TrainingConfig in releases after 0.3, which measure batches in tokens."""
 
 
 def _convert_batch_to_rows(
     training: dict[str, Any], split: dict[str, Any], reading: Reading
 ) -> None:
-    """Convert a batch size in tokens to sequences of the maximum length."""
+    """Convert batch sizes in tokens to numbers of sequences of maximum length."""
     forward, step, row = (
         training.pop(name, default)
         for name, default in zip(_TOKEN_BATCH_KEYS, (16384, -1, 2048), strict=True)
     )
     microbatches = split.pop("num_pp_microbatches", 1)
     if not all(isinstance(each, int) for each in (forward, step, row, microbatches)):
-        return  # Values that are known only at run time are already rejected.
+        return  # Values that are known only at run time were rejected before.
     if row < 1 or forward % row or (step != -1 and step % row):
         reading.refuse(
             f"num_tokens_per_microbatch_per_dp_rank {forward} is not a multiple of "
@@ -304,7 +304,7 @@ def _select_function(functions: Functions, wanted: str | None) -> str:
     """Return the name of the configuration function to read.
 
     Raises:
-        InputError: No function has this name, or several functions are possible.
+        InputError: No function has this name, or there are several candidates.
     """
     names = functions.names_returning(CONFIG_CLASS)
     if wanted is None and len(names) == 1:
@@ -323,10 +323,10 @@ def _select_function(functions: Functions, wanted: str | None) -> str:
 
 
 def _family_in_names(names: Sequence[str], flavor: str) -> str:
-    """Return the model package in the names of functions; empty if unclear.
+    """Return the model package that function names imply; empty if ambiguous.
 
-    A file may import model_registry from its own package, whose name it does not contain. A
-    longer name can belong to another package: qwen35_4b is a function of qwen3_5.
+    A file may import model_registry from its own package and never contain the package's name. A
+    longer match may be another package: qwen35_4b is a function of qwen3_5.
     """
     pairs = [*FLAVORS.values(), *torchtitan.models_by_flavor()]
 
@@ -355,7 +355,7 @@ def _flavor_in_function_name(flavor: str) -> str:
 
 
 def _without_digit_separator(family: str) -> str:
-    """Return a package's name without the underscore between digits: qwen35 for qwen3_5."""
+    """Return a package name without underscores between digits: qwen35 for qwen3_5."""
     return re.sub(r"(\d)_(\d)", r"\1\2", family)
 
 

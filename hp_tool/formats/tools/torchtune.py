@@ -19,7 +19,7 @@ from hp_tool.formats.trainer.arguments import pure_state_fields
 
 _OPTIMIZERS = {"torch.optim.AdamW": "adam", "torch.optim.Adam": "adam", "torch.optim.SGD": "sgd"}
 _PAGED_OPTIMIZERS = ("bitsandbytes.optim.PagedAdamW", "bitsandbytes.optim.AdamW")
-"""bitsandbytes' Adam with 32-bit states, regardless of the parameters."""
+"""Adam variants of bitsandbytes with 32-bit states, whatever the precision of the parameters."""
 _LOSSES = {
     "torchtune.modules.loss.LinearCrossEntropyLoss": "chunked",
     "torchtune.modules.loss.CEWithChunkedOutputLoss": "chunked",
@@ -28,12 +28,12 @@ _LOSSES = {
 _MODELS = {
     "phi3_mini": "phi-3-mini-4k",
     "phi4_14b": "phi-4",
-    # Qwen2 and Qwen2.5 have the same shapes.
+    # Qwen2 and Qwen2.5 have identical shapes.
     "qwen2_0_5b": "qwen2.5-0.5b",
     "qwen2_1_5b": "qwen2.5-1.5b",
     "qwen2_7b": "qwen2.5-7b",
 }
-"""Catalogue models for torchtune's model builders with other names."""
+"""Catalogue models of torchtune's model builders, if the names differ."""
 _TARGETS = {"output_proj": "o_proj"}
 _MLP_MATRICES = ("gate_proj", "up_proj", "down_proj")
 
@@ -113,7 +113,7 @@ def _read_training(keys: Settings, reading: Reading) -> dict[str, Any]:
             lora["dropout"] = dropout
         training |= {"task": "lora", "lora": lora}
     if component.startswith("qlora_"):
-        training["frozen_precision"] = "nf4"  # torchao's nf4 also quantises scales.
+        training["frozen_precision"] = "nf4"  # torchao's nf4 uses double quantisation.
     return training
 
 

@@ -1,4 +1,4 @@
-"""Read TRL 1.16's YAML file, and write a script that fine-tunes with FSDP 2."""
+"""Read TRL 1.16's YAML file, and write a script that fine-tunes with FSDP2."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def arguments(setup: TrainingSetup) -> Values:
         "--max_length": w.sequence_length,
         "--attn_implementation": "sdpa" if w.attention == "flash" else "eager",
     }
-    options["--loss_type"] = "chunked_nll"  # TRL's name of the chunked loss.
+    options["--loss_type"] = "chunked_nll"  # TRL's name for the chunked loss.
     wide = "fp32" in (w.precision, w.parameter_precision)
     options["--dtype"] = "float32" if wide else DTYPES[w.precision]
     if w.lora is not None:
@@ -50,13 +50,14 @@ def arguments(setup: TrainingSetup) -> Values:
                 "--load_in_4bit": True,
                 "--bnb_4bit_quant_type": "nf4",
                 "--use_bnb_nested_quant": True,
-                "--bnb_4bit_quant_storage": options["--dtype"],  # FSDP shards tensors of one type.
+                # FSDP shards tensors of a single dtype.
+                "--bnb_4bit_quant_storage": options["--dtype"],
             }
     return options
 
 
 def _is_its_file(evidence: Evidence) -> bool:
-    """Return True if the keys are the Trainer's, and one names the model as TRL does."""
+    """Return True if the keys are the Trainer's, and one of them names the model as TRL does."""
     trainers = {"per_device_train_batch_size", "learning_rate", "num_train_epochs", "max_steps"}
     return "model_name_or_path" in evidence.keys and not evidence.keys.isdisjoint(trainers)
 

@@ -20,10 +20,10 @@ VERSION = "1.0"
 
 
 def server_command(setup: ServingSetup) -> tuple[str, Values]:
-    """Return the trtllm-serve command with the PyTorch backend.
+    """Return the trtllm-serve command for the PyTorch backend, and its options.
 
-    Settings without an option are in the file of --extra_llm_api_options (see `extra_options`).
-    With attention data parallelism, each tensor-parallel rank serves its own requests; groups of
+    Settings without an option are in the --extra_llm_api_options file (see `extra_options`). With
+    data-parallel attention, each tensor-parallel rank serves its own requests; attention groups of
     several ranks are not supported.
     """
     reject_inexpressible(setup, tool=f"trtllm {VERSION}", expressed=EXPRESSED_FIELDS)
@@ -68,7 +68,7 @@ def server_command(setup: ServingSetup) -> tuple[str, Values]:
 
 
 def extra_options(setup: ServingSetup) -> dict[str, object]:
-    """Return the content of the file for --extra_llm_api_options; may be empty."""
+    """Return the content of the --extra_llm_api_options file, which may be empty."""
     options: dict[str, object] = {}
     if setup.parallel.attention_data_parallel_size > 1:
         options["enable_attention_dp"] = True

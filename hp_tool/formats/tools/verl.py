@@ -1,4 +1,4 @@
-"""Read and write verl 0.6: the actor's update in its PPO and GRPO trainers (ppo_trainer.yaml)."""
+"""Read and write verl 0.6: the actor update of its PPO and GRPO trainers (ppo_trainer.yaml)."""
 
 import re
 import shlex
@@ -47,10 +47,10 @@ _ACTOR = "actor_rollout_ref.actor"
 MODULES = "recompute-modules"
 _STRATEGIES = ("fsdp", "fsdp2", "megatron")
 _ENGINES = {"dp": "fsdp", "megatron": "megatron"}
-"""Values of model_engine (since 0.7), with the actor's strategy."""
+"""The actor's strategy, by value of model_engine (since 0.7)."""
 ENGINE = "model-engine"
 _TRAINERS = {"ppo_trainer": "dp", "ppo_megatron_trainer": "megatron"}
-"""verl's own files, and the engine that each selects."""
+"""verl's own configuration files, and the engine that each selects."""
 _SIZES = {
     "tensor_parallel_size": "tensor_model_parallel_size",
     "pipeline_parallel_size": "pipeline_model_parallel_size",
@@ -59,7 +59,7 @@ _SIZES = {
     "expert_parallel_size": "expert_model_parallel_size",
     "expert_tensor_parallel_size": "expert_tensor_parallel_size",
 }
-"""Fields of `parallel`, and their keys under actor.megatron."""
+"""Keys under actor.megatron, by field of `parallel`."""
 _COMMON_FIELDS = BATCH_FIELDS | {"sequence_parallel"}
 MEGATRON_FIELDS = _COMMON_FIELDS | {
     "offload",
@@ -67,7 +67,7 @@ MEGATRON_FIELDS = _COMMON_FIELDS | {
     "moe_token_dispatcher_type",
     *_SIZES,
 }
-"""Fields that overrides of Megatron's workers express."""
+"""Query fields that overrides of Megatron workers can set."""
 FSDP_FIELDS = _COMMON_FIELDS | {"data_parallel_shard_size", "context_parallel_size"}
 """Query fields that overrides of FSDP workers can set."""
 _CONFIG = f"{_ACTOR}.megatron.override_transformer_config"
@@ -85,18 +85,20 @@ _USER_KEYS = (
         ),
     ),
 )
-"""Trainer settings in addition to the actor's update, which the user fills in."""
+"""Trainer settings outside the actor update, which the user fills in."""
 _ON_HOST = f"{_ACTOR}.optim.override_optimizer_config"
-"""Other offload settings move data to host memory only while rollouts use the device."""
+"""Section of the optimizer's CPU offload. verl's other offload settings move data to the host only
+during rollouts.
+"""
 ROLLOUTS = 8
-"""Answers per prompt in an exported file, by which the reader multiplies."""
+"""Answers per prompt in an exported file. The reader multiplies the batch size by this number."""
 
 
 def _has_megatron(workload: TrainingWorkload) -> bool:
     """Return True if the workers use Megatron, False for FSDP.
 
     Raises:
-        UnsupportedError: The framework is another one.
+        UnsupportedError: The framework is neither of them.
     """
     workers = training_engine(workload.framework)
     if workers not in ("megatron-core", "torch-fsdp"):
@@ -109,7 +111,7 @@ def _has_megatron(workload: TrainingWorkload) -> bool:
 
 
 def overrides(setup: TrainingSetup) -> dict[str, str]:
-    """Return the overrides for `python -m verl.trainer.main_ppo`: dotted keys and values.
+    """Return the overrides for `python -m verl.trainer.main_ppo`, as dotted keys and values.
 
     Raises:
         UnsupportedError: Overrides cannot express the setup.
@@ -217,7 +219,7 @@ def text(setup: TrainingSetup) -> str:
 
 
 def _all_settings(source: Source, reading: Reading) -> list[Setting]:
-    """Return the settings of a file, or of the file and overrides in a script's command."""
+    """Return the settings in a file, or in the file and overrides of a script's command."""
     content = parse_mapping(source.text)
     if content is not None:
         return _file_settings(content, text=source.text, source=source)
@@ -242,7 +244,7 @@ def _all_settings(source: Source, reading: Reading) -> list[Setting]:
 
 
 def _file_settings(content: dict[str, Any], *, text: str, source: Source) -> list[Setting]:
-    """Return the settings of a file, and the engine that its defaults list selects."""
+    """Return the settings in a file, and the engine that its defaults list selects."""
     settings, defaults = (
         file_settings(resolve_references(content, variables=source.variables), text=text),
         content.get("defaults"),
@@ -278,7 +280,7 @@ def _has_megatron_workers(settings: Settings, reading: Reading) -> bool:
 
 
 def read(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of the actor's update."""
+    """Fill the reading with the query of the actor update."""
     by_name = sort_settings(
         _all_settings(source, reading), table=table("verl"), reading=reading, spare=source.ignore
     )
@@ -378,7 +380,7 @@ def read(source: Source, reading: Reading) -> None:
 
 
 def parse_hydra_overrides(words: Iterable[Word], reading: Reading) -> list[Setting]:
-    """Return Hydra's overrides in a command; reject deletions and unknown values."""
+    """Return the Hydra overrides in a command; reject deletions and unknown values."""
     settings = []
     for word in words:
         name, separator, value = word.text.partition("=")

@@ -20,7 +20,7 @@ from hp_tool.formats.writing import Values, reject_inexpressible
 
 VERSION = "0.12.0"
 _HOST = "VLLM_NIXL_SIDE_CHANNEL_HOST"
-"""Address at which the other pool reads KV caches."""
+"""Environment variable with the address from which the other pool reads KV caches."""
 
 
 def server_command(setup: ServingSetup) -> tuple[str, Values]:
@@ -79,7 +79,7 @@ def pool_command(setup: ServingSetup) -> tuple[str, Values]:
 
 
 def pools_text(prefill: ServingSetup, decode: ServingSetup) -> str:
-    """Return a script that starts a replica of a pool; vLLM includes no router."""
+    """Return a script that starts one replica of either pool. vLLM has no router."""
     sides = {"prefill": prefill, "decode": decode}
     return pools_script(
         tool=f"vllm {VERSION}",

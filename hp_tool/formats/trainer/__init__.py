@@ -1,1 +1,1 @@
-"""Read the arguments of Hugging Face's Trainer and the files of DeepSpeed and Accelerate."""
+"""Read Hugging Face Trainer arguments and the files of DeepSpeed and Accelerate."""

@@ -1,4 +1,4 @@
-"""Read Accelerate's file and the equivalent options of `accelerate launch`."""
+"""Read Accelerate's configuration file and the equivalent options of `accelerate launch`."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,9 +19,11 @@ from hp_tool.formats.trainer import arguments
 
 _KINDS = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "use_megatron_lm": "MEGATRON_LM"}
 EXCHANGES = {"p2p": "alltoall", "all_gather": "allgather"}
-"""Context exchanges: torch rotates keys and values by all-to-all, or gathers them (its default)."""
+"""Context-parallel communication: torch rotates keys and values by all-to-all, or all-gathers them
+(default).
+"""
 _STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
-"""Strategies of FSDP 1, which files also give by their numbers, from 1."""
+"""FSDP 1 sharding strategies. Files may also give their position in this list, from 1."""
 _SECTIONS = {
     "fsdp_": "fsdp_config",
     "parallelism_config_": "parallelism_config",
@@ -29,7 +31,7 @@ _SECTIONS = {
         ("zero", "offload_", "gradient_accumulation", "deepspeed_"), "deepspeed_config"
     ),
 }
-"""Options of `accelerate launch`, and their sections in its file."""
+"""Prefixes of `accelerate launch` options, and the corresponding file sections."""
 
 
 def read_accelerate(
@@ -89,7 +91,7 @@ def read_accelerate(
     if precision == "fp8":
         training["precision"] = "fp8"
     if kind == "FSDP":
-        # Without arguments the trainer is unknown. The Trainer itself splits no tensors.
+        # Without arguments, the trainer is unknown. The Trainer itself does not shard tensors.
         trained = bool(words) and replicas == (reading.num_gpus or 0)
         training["framework"] = "hf-trainer" if trained else "torch-fsdp"
         if trained and parallel["zero_stage"]:
@@ -98,7 +100,8 @@ def read_accelerate(
         every_layer = "full" if trained else "per_layer"
         parallel["recompute"] = every_layer if checkpointed else "none"
         parallel |= degrees
-        if parallel["tensor_parallel_size"] > 1:  # transformers' TP plans shard only matrices.
+        # transformers' TP plans shard only weight matrices.
+        if parallel["tensor_parallel_size"] > 1:
             parallel["sequence_parallel"] = False
         shard = parse_whole_number(
             _leaf_value(leaves, "parallelism-config.parallelism-config-dp-shard-size", "0"),
@@ -141,7 +144,7 @@ def read_accelerate(
 
 
 def _read_degrees(leaves: Mapping[str, Setting], reading: Reading) -> dict[str, Any]:
-    """Return the tensor- and context-parallel sizes and the context exchange."""
+    """Return the tensor- and context-parallel sizes, and the context-parallel communication."""
     names = {"tensor_parallel_size": "tp-size", "context_parallel_size": "cp-size"}
     sizes: dict[str, Any] = {
         field: parse_whole_number(
@@ -193,7 +196,7 @@ def _sharding_strategy(leaves: Mapping[str, Setting]) -> str:
 def _read_shard_groups(
     leaves: Mapping[str, Setting], *, parallel: dict[str, Any], reading: Reading
 ) -> None:
-    """Record the size of the shard group if FSDP 1 shards only within each node."""
+    """Record the shard group size if FSDP 1 shards only within each node (HYBRID_SHARD)."""
     strategy = _sharding_strategy(leaves)
     if _leaf_value(leaves, "fsdp-config.fsdp-version", "1") == "2" or strategy in _STRATEGIES[:3]:
         return
@@ -215,7 +218,7 @@ def _read_shard_groups(
 
 
 def trainer_fsdp(words: str, reading: Reading) -> dict[str, Any]:
-    """Return the Trainer's --fsdp, such as "full_shard auto_wrap", as Accelerate's settings."""
+    """Return the Trainer's --fsdp, such as "full_shard auto_wrap", as Accelerate settings."""
     parts = words.lower().split()
     strategies = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
     if not set(parts).intersection(strategies):
@@ -232,7 +235,7 @@ def trainer_fsdp(words: str, reading: Reading) -> dict[str, Any]:
 
 
 def launch_options(words: Sequence[str]) -> dict[str, Any]:
-    """Return the options of `accelerate launch` as content of its file."""
+    """Return the options of `accelerate launch` as content of its configuration file."""
     content: dict[str, Any] = {}
     rest = iter(words)
     for word in rest:

@@ -1,5 +1,6 @@
-"""Read the arguments of Hugging Face's Trainer with a DeepSpeed JSON file, whose "auto" values
-they replace.
+"""Read Hugging Face Trainer arguments and a DeepSpeed JSON config.
+
+The arguments replace the config's "auto" values.
 """
 
 import re
@@ -22,19 +23,19 @@ from hp_tool.formats.reading import (
 )
 
 SCRIPT_SECTION = "for_the_training_script"
-"""Key with arguments for the script, which DeepSpeed and the Trainer ignore."""
+"""Key for arguments of the training script. DeepSpeed and the Trainer ignore it."""
 _SCRIPT_CHECKPOINTING = f"{hyphenated(SCRIPT_SECTION)}.gradient-checkpointing"
 AXES: dict[str, Any] = {
     **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), 1),
     "recompute": ("none", "full"),
 }
-"""Values of `parallel` axes that DeepSpeed under a Trainer supports."""
+"""Values of the `parallel` axes that DeepSpeed with a Trainer supports."""
 _EIGHT_BIT_ADAM = re.compile(r"(paged_)?adamw?_(bnb_|torch_)?8bit|adamw_hf_8bit|adamw_8bit")
-"""Names of Adam with two 8-bit states, and a scale per block of 256."""
+"""Matches names of Adam with both moments in 8 bits, and one scale per block of 256."""
 _OTHER_ADAMS = re.compile(
     r"[48]-?bit|fp8|onebit|zeroone|galore|apollo|loro|ademamix|adam_?mini|anyprecision|grokadam"
 )
-"""Parts of names of optimizers whose states are not two of 32 bits per weight."""
+"""Matches parts of optimizer names whose states are not two fp32 moments per weight."""
 _OFF_VALUES = ("false", "no", "none", "0", "")
 LENGTH_OPTIONS = (
     "max-seq-length",
@@ -46,9 +47,9 @@ LENGTH_OPTIONS = (
     "seq-length",
     "max-len",
 )
-"""Names of the sequence length in trainers."""
+"""Names of the sequence length option in various trainers."""
 _LENGTH_BOUNDS = ("max-seq-length", "max-length", "cutoff-len")
-"""Options that bound sample lengths unless samples are packed."""
+"""Options that limit the sample length, unless samples are packed."""
 _PACKING_OPTIONS = ("packing", "neat-packing", "pad-to-max-length")
 _AUTO_OPTIONS = {
     "parallel.micro_batch_size": (
@@ -63,16 +64,16 @@ _AUTO_OPTIONS = {
         "256",
     ),
 }
-"""For each field with an "auto" value: the trainer's argument, the file's key, and an example."""
+"""For each field with an "auto" value: the Trainer's argument, the config's key, and an example."""
 
 
 _DEFAULT_BATCH = "8"
-"""Default of per_device_train_batch_size in TrainingArguments, which require output_dir."""
+"""Default of per_device_train_batch_size in TrainingArguments, whose output_dir is required."""
 
 
 @dataclass(frozen=True, slots=True)
 class _TrainerSettings:
-    """The keys of a DeepSpeed file and the arguments of its trainer."""
+    """The keys of a DeepSpeed config and the Trainer's arguments."""
 
     keys: Mapping[str, Setting]
     arguments: Mapping[str, Setting]
@@ -87,7 +88,7 @@ class _TrainerSettings:
         )
 
     def argument(self, *names: str) -> str | None:
-        """Return the value of the first argument that is set (true for a switch)."""
+        """Return the value of the first argument that is set; `true` for a switch."""
         setting = next((self.arguments[name] for name in names if name in self.arguments), None)
         return None if setting is None else setting.text or "true"
 
@@ -164,7 +165,7 @@ def read_arguments(
     num_gpus: int | None,
     spare: Iterable[str] = (),
 ) -> None:
-    """Fill the reading with the query of a DeepSpeed file and its trainer's arguments."""
+    """Fill the reading with the query of a DeepSpeed config and its Trainer arguments."""
     spare, of_file = tuple(spare), Reading(tool=reading.tool)
     arguments = sort_settings(words, table=table("trainer"), reading=reading, spare=spare)
     leaves = as_settings(content or {}, lines=text)
@@ -232,7 +233,8 @@ def read_arguments(
             f"loss_type {loss} is not supported; supported: cross entropy of the next token"
         )
     liger = run.is_on("use-liger-kernel")
-    in_chunks = loss in ("chunked_nll", "nll")  # Both are chunked since TRL 1.16.
+    # Both are chunked since TRL 1.16. Liger's loss never materialises all logits.
+    in_chunks = loss in ("chunked_nll", "nll")
     if in_chunks or liger:  # Liger's loss never stores all logits.
         training["cross_entropy"] = "chunked"
     if liger or run.is_on("torch-compile"):
@@ -255,14 +257,14 @@ def read_arguments(
 
 
 _UNSUPPORTED_WEIGHTS = re.compile(r"aqlm|hqq|eetq|[23]bit")
-"""Parts of names of checkpoints whose weights no frozen precision describes."""
+"""Matches parts of checkpoint names whose weight formats are not supported."""
 
 
 def add_checkpoint_precision(training: dict[str, Any], model: str, reading: Reading) -> None:
     """Add the precision of frozen weights that a quantised checkpoint's name implies.
 
-    4-bit checkpoints of bitsandbytes are nf4, those of AWQ and GPTQ int4. Quantised weights are
-    not trained.
+    4-bit checkpoints of bitsandbytes are nf4, those of AWQ and GPTQ int4. Quantised weights must be
+    frozen.
     """
     stored, name = stored_precision(model), model.rpartition("/")[2].lower()
     if strange := _UNSUPPORTED_WEIGHTS.search(name):
@@ -281,11 +283,11 @@ def add_checkpoint_precision(training: dict[str, Any], model: str, reading: Read
 
 
 SIXTEEN_BITS = {"bfloat16": "bf16", "float16": "fp16"}
-"""PyTorch's names of 16-bit types."""
+"""Query precisions by PyTorch's names of 16-bit dtypes."""
 
 
 def pure_state_fields(precision: str) -> dict[str, str]:
-    """Return the precisions of a training without a 32-bit master copy.
+    """Return the precision fields of a training without an fp32 master copy.
 
     Gradients and optimizer states have the precision of the weights.
     """
@@ -298,10 +300,10 @@ def pure_state_fields(precision: str) -> dict[str, str]:
 def add_fsdp_precision(training: dict[str, Any], words: Iterable[Setting]) -> None:
     """Add the precision in which FSDP stores trained weights.
 
-    In mixed precision, Accelerate casts weights to 32 bits (accelerate/accelerator.py,
-    utils/fsdp_utils.py); otherwise they keep the dtype in which they are loaded.
+    In mixed precision, Accelerate upcasts weights to fp32 (accelerate/accelerator.py,
+    utils/fsdp_utils.py). Otherwise the weights keep the dtype in which they were loaded.
     """
-    if "task" in training:  # The frozen weights stay as loaded.
+    if "task" in training:  # Frozen weights keep the dtype in which they were loaded.
         return
     dtype = next((word.text.lower() for word in words if word.name in ("torch-dtype", "dtype")), "")
     if training["precision"] != "fp32":
@@ -365,9 +367,9 @@ def _read_precision(
 def _read_optimizer(
     training: dict[str, Any], name: str | None, reading: Reading, *, sharded: bool
 ) -> None:
-    """Read the optimizer; with `sharded` DeepSpeed stores its states.
+    """Read the optimizer. If `sharded`, DeepSpeed stores its states.
 
-    States of adapters are too small for their precision to matter.
+    The states of adapters are so small that their precision does not matter.
     """
     if name is None:
         return

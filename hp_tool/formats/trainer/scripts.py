@@ -1,4 +1,4 @@
-"""Read a script that starts a Trainer, with the files of DeepSpeed and Accelerate that it names."""
+"""Read scripts that start a Trainer, with the DeepSpeed and Accelerate files that they name."""
 
 import json
 import re
@@ -24,7 +24,7 @@ from hp_tool.formats.trainer import accelerate, arguments
 _OTHER_TASKS = re.compile(
     r"(?:^|[._])(dpo|kto|orpo|cpo|grpo|ppo|rloo|reward|gkd|bco|prm|rlhf)(?:[._]|$)"
 )
-"""Programs for preferences and rewards."""
+"""Matches training programs for preference and reward models."""
 _DEEPSPEED_FILE = ("deepspeed", "deepspeed-config", "deepspeed-config-file")
 
 
@@ -60,7 +60,7 @@ def read_trainer_command(
 ) -> None:
     """Read a Trainer's arguments and its launcher: Accelerate, DeepSpeed or torchrun.
 
-    `fsdp` are the FSDP settings in the trainer's own arguments.
+    `fsdp` contains the FSDP settings in the Trainer's own arguments.
     """
     config = _find_accelerate_config(script, source, reading)
     started = [word.text for word in _launcher_words(script)]
@@ -73,9 +73,9 @@ def read_trainer_command(
 
 
 def read_file(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of TRL's YAML file, or of a script that uses it.
+    """Fill the reading with the query of TRL's YAML file, or of a script that uses one.
 
-    An available file of Accelerate or DeepSpeed determines the sharding; without one it is DDP.
+    An Accelerate or DeepSpeed file, if available, determines the sharding; otherwise it is DDP.
     """
     if source.mapping is None:
         read_script(source, reading)
@@ -104,7 +104,7 @@ def _read_launched_arguments(
     config: str | None,
     options: dict[str, Any],
 ) -> None:
-    """Read a Trainer's arguments with its launcher's file and options.
+    """Read a Trainer's arguments, with the file and options of its launcher.
 
     `config` is the text of Accelerate's file, `options` are those of `accelerate launch`.
     """
@@ -155,7 +155,7 @@ def _chat_arguments(words: list[Setting], reading: Reading) -> list[Setting]:
 
 
 def _trl_defaults(names: Collection[str]) -> Iterator[Setting]:
-    """Yield the defaults of TRL's own script that the arguments do not set (SFTConfig of 1.16)."""
+    """Yield defaults of TRL's own script for arguments that are not set (SFTConfig of 1.16)."""
     for others, name, value in (
         (("activation-checkpointing", "gradient-checkpointing"), "gradient-checkpointing", "true"),
         (("bf16", "fp16"), "bf16", "true"),
@@ -182,7 +182,7 @@ def find_deepspeed_file(
     named = None if setting is None or setting.values[0] == "none" else setting.values[0]
     if named is not None and named.lstrip().startswith("{"):
         return named
-    # The command's own arguments override it.
+    # The command's own arguments take precedence.
     text = None if named is None else find_file(files, named)
     if named is not None and text is None:
         text = deepspeed_preset(named)
@@ -201,11 +201,11 @@ _PRESET_NAMES = re.compile(
     r"(?:zero|.*\bexamples/deepspeed/ds_z|.*\bdeepspeed_configs/zero)([0-3])(?:_bf16|_torch_compile)?"
     r"(_offload|_cpuoffload_all|_cpuoffload_params)?(?:_config)?(?:\.json)?"
 )
-"""Names of the DeepSpeed files included in ms-swift, LLaMA-Factory and axolotl."""
+"""Matches names of the DeepSpeed files that ms-swift, LLaMA-Factory and axolotl include."""
 
 
 def deepspeed_preset(name: str) -> str | None:
-    """Return the DeepSpeed file of this name that a trainer includes; else None."""
+    """Return the DeepSpeed file of this name that a trainer includes, else None."""
     match = _PRESET_NAMES.fullmatch(name)
     if match is None or ("/" not in name and name.endswith(".json")):
         return None
@@ -218,7 +218,7 @@ def deepspeed_preset(name: str) -> str | None:
 
 
 def _read_trainer_fsdp(words: list[Setting], reading: Reading, *, alone: bool) -> dict[str, Any]:
-    """Return the Trainer's own --fsdp settings, if no Accelerate file shards."""
+    """Return the Trainer's own --fsdp settings, if there is no Accelerate file with sharding."""
     fsdp = next(
         (word.text.strip() for word in reversed(words) if word.name == "fsdp" and not word.unknown),
         "",
@@ -234,7 +234,7 @@ _CONFIG_FILE_OPTIONS = (
     "--accelerate_config",
     "--accelerate-config",
 )
-"""Options of `accelerate launch` and `trl` for Accelerate's file."""
+"""Options of `accelerate launch` and `trl` that name Accelerate's file."""
 
 
 def _find_accelerate_config(script: Script, source: Source, reading: Reading) -> str | None:

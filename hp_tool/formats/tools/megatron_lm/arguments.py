@@ -1,4 +1,4 @@
-"""Read the arguments of Megatron-LM that describe the model."""
+"""Read Megatron-LM's arguments that describe the model."""
 
 import ast
 import re
@@ -17,7 +17,7 @@ SMALL_COUNTS = (
     "num-virtual-stages-per-pipeline-rank",
     "mtp-num-layers",
 )
-"""Arguments that determine the length of lists."""
+"""Arguments that determine list lengths. Their values are limited to MAX_LAYERS."""
 MAX_NUMBER = 1 << 40
 
 
@@ -73,7 +73,7 @@ class Arguments:
         return number
 
     def optional_number(self, name: str) -> int | None:
-        """Return the number in an argument; None if it is absent."""
+        """Return an argument as an integer; None if it is absent."""
         return self.number(name) if self.is_given(name) else None
 
     def decimal(self, name: str, default: float) -> float:
@@ -84,7 +84,10 @@ class Arguments:
             raise InputError(f"--{name} must be a number, got {text}", field=f"--{name}") from None
 
     def query_value(self, name: str, tool_values: Mapping[str, str], default: str) -> str:
-        """Return the query's value for an argument, given the tool's value for each query value."""
+        """Return the query's value for an argument.
+
+        `tool_values` contains the tool's value for each query value.
+        """
         text = self.text(name, default)
         for query_value, tool_value in tool_values.items():
             if tool_value.lower() == text.lower():
@@ -95,7 +98,7 @@ class Arguments:
     def model_fields(self) -> dict[str, Any]:
         hidden, heads = self.number("hidden-size"), self.number("num-attention-heads")
         swiglu = self.is_given("swiglu") or self.text("glu-activation", "") == "swiglu"
-        # validate_args: 4h; with --swiglu two thirds of 4h, in multiples of 64.
+        # validate_args: 4h; with --swiglu two thirds of 4h, rounded down to a multiple of 64.
         default_width = int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden
         layers, bias, latent = (
             self.number("num-layers"),
@@ -126,7 +129,7 @@ class Arguments:
             "max_position_embeddings": self.number("max-position-embeddings")
             if positions == "learned"
             else None,
-            # With latent attention, the flag is about norms of latents, which the model always has.
+            # With MLA, the flag refers to norms of the latents, which the model always has.
             "query_key_norm": "head" if self.is_given("qk-layernorm") and not latent else None,
             "attention_sinks": True
             if self.text("softmax-type", "vanilla") == "learnable"
@@ -167,7 +170,7 @@ class Arguments:
         return model | unlike
 
     def listed_layer_fields(self, layers: int) -> dict[str, Any]:
-        """Return the model fields that lists with one number per layer determine."""
+        """Return the model fields that are given as lists with one number per layer."""
         model: dict[str, Any] = (
             {"attention_output_gate": "channel"} if self.is_given("attention-output-gate") else {}
         )
@@ -197,7 +200,7 @@ class Arguments:
         return model if blocks is None else model | {"blocks": blocks, "first_k_dense_replace": 0}
 
     def stage_patterns(self) -> list[str]:
-        """Return a hybrid model's layer pattern for each pipeline stage."""
+        """Return the layer pattern of each pipeline stage of a hybrid model."""
         name = next((flag for flag in hybrid.PATTERN_FLAGS if self.is_given(flag)), None)
         return (
             []
@@ -206,7 +209,7 @@ class Arguments:
         )
 
     def hybrid_layer_fields(self, layers: int, hidden: int, *, experts: bool) -> dict[str, Any]:
-        """Return the model fields of a hybrid, whose mixers and MLPs are separate layers."""
+        """Return the model fields of a hybrid model, whose mixers and MLPs are separate layers."""
         name = next(
             (flag for flag in hybrid.PATTERN_FLAGS if self.is_given(flag)),
             "hybrid-attention-ratio",
@@ -281,9 +284,9 @@ class Arguments:
         return kinds.get(kind, "rotary")
 
     def window_fields(self, layers: int) -> dict[str, int | None]:
-        """Return the sliding window and the number of layers that have it.
+        """Return the sliding window, and the number of layers that use it.
 
-        --window-size LEFT,RIGHT includes the token itself, so the window is LEFT + 1.
+        --window-size LEFT,RIGHT does not count the token itself, so the window is LEFT + 1.
         """
         if not self.is_given("window-size"):
             return {}
@@ -368,7 +371,7 @@ class Arguments:
         return -(-size // max(multiple, 1)) * multiple
 
     def expert_layer_mask(self, layers: int) -> list[int]:
-        """Return 1 for each layer with experts and 0 for the others (--moe-layer-freq)."""
+        """Return 1 for each MoE layer and 0 for the others (--moe-layer-freq)."""
         return (
             self.numbers_per_layer(
                 "moe-layer-freq", layers, every=lambda n: [int(i % n == 0) for i in range(layers)]
@@ -377,16 +380,16 @@ class Arguments:
         )
 
     def leading_dense_layers(self, layers: int) -> int:
-        """Return the number of layers before the first one with experts."""
+        """Return the number of dense layers before the first MoE layer."""
         pattern = self.expert_layer_mask(layers)
         return pattern.index(1) if 1 in pattern else layers
 
 
 def evaluate_list(node: ast.expr) -> list[int]:
-    """Return the list of integers in an expression of list sums and multiples.
+    """Evaluate a list of integers that is written with sums and multiples of lists.
 
     Raises:
-        ValueError: The expression is of another form.
+        ValueError: The expression has another form.
     """
     if isinstance(node, ast.List) and all(
         isinstance(elt, ast.Constant) and isinstance(elt.value, int) for elt in node.elts

@@ -22,7 +22,7 @@ from hp_tool.formats.tools.megatron_lm.read import OTHER_PROGRAMS, read_argument
 
 
 def read_source(source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of a script, or of a log that starts with the arguments."""
+    """Fill the reading with the query of a script, or of a log that begins with arguments."""
     from_log, facts = read_printed_arguments(source.log)
     listed, own = (
         read_printed_arguments(source.text.splitlines())
@@ -87,7 +87,7 @@ def _check_program(launch: Launch) -> None:
 
 
 def _add_deepspeed_file(settings: list[Setting], script: Script, reading: Reading) -> None:
-    """Add ZeRO stage and precision of Megatron-DeepSpeed's file, which override the flags."""
+    """Add ZeRO stage and precision from Megatron-DeepSpeed's file, which override the flags."""
     named = next(
         (setting for setting in settings if setting.name == "deepspeed-config" and setting.values),
         None,

@@ -1,7 +1,7 @@
 """Read and write hybrid models, whose layers Megatron-LM describes by a pattern of letters.
 
-Each mixer and each feed-forward is a layer. Source: ssm/mamba_hybrid_layer_allocation.py
-(Megatron Core 0.16) and models/hybrid/hybrid_layer_allocation.py (0.17 to 0.19).
+Each mixer and each MLP counts as a layer. Source: ssm/mamba_hybrid_layer_allocation.py (Megatron
+Core 0.16) and models/hybrid/hybrid_layer_allocation.py (0.17 to 0.19).
 """
 
 import itertools
@@ -26,33 +26,33 @@ LETTERS = {
     ("none", "dense"): "-",
     ("none", "experts"): "E",
 }
-"""Megatron's letters by mixer and feed-forward."""
+"""Megatron's letters, by mixer and kind of MLP."""
 FIELDS = BLOCK_FIELDS | parse_names("""
     mixer feed_forward ssm_state_size mamba_head_dim mamba_n_groups mamba_num_heads
     moe_latent_size
 """)
-"""Fields of a model that these flags express in addition to `words.EXPRESSED_FIELDS`."""
+"""Model fields that these flags express in addition to `words.EXPRESSED_FIELDS`."""
 RENAMED_IN = {"container": (26, 6), "core": (0, 18)}
-"""First releases in which the stack of such layers is called hybrid."""
+"""First releases that call such a stack of layers hybrid."""
 PATTERN_FLAGS = ("hybrid-layer-pattern", "hybrid-override-pattern")
-"""Flags since STAGES_IN_PATTERNS, and before."""
+"""Names of the pattern flag: since STAGES_IN_PATTERNS, and before."""
 STAGE, PREDICTION = "|", "/"
 
 
 def is_hybrid(model: ModelSpec) -> bool:
-    """Return True if Megatron-LM requires a layer pattern for the model."""
+    """Return True if Megatron-LM needs a layer pattern for the model."""
     return not model.is_uniform and not patterns.can_express(model)
 
 
 def program(setup: TrainingSetup) -> str:
-    """Return the name of the Megatron-LM script that trains the model."""
+    """Return the file name of the Megatron-LM script that trains the model."""
     if not is_hybrid(setup.model):
         return "pretrain_gpt.py"
     return "pretrain_hybrid.py" if _has_release(setup, RENAMED_IN) else "pretrain_mamba.py"
 
 
 def hybrid_flags(setup: TrainingSetup) -> Values:
-    """Return the flags of a hybrid model, which replace the flags of equal pipeline stages.
+    """Return the flags of a hybrid model, which replace the flags for identical pipeline stages.
 
     Raises:
         UnsupportedError: A layer has no letter, or the release lacks a feature.
@@ -116,7 +116,7 @@ def _has_release(setup: TrainingSetup, since: Mapping[str, tuple[int, ...]]) -> 
 
 
 def layer_pattern(model: ModelSpec) -> str:
-    """Return the letter of each layer.
+    """Return the layer pattern: one letter per layer.
 
     Raises:
         UnsupportedError: A layer has no letter.
@@ -162,7 +162,7 @@ def blocks_of_pattern(letters: str) -> list[dict[str, Any]] | None:
 def pattern_of_fractions(layers: int, *, attention: float, mlp: float) -> str:
     """Return the layer pattern for given fractions of attention and MLP layers.
 
-    Attention layers are spread evenly, and MLPs among the other layers.
+    Attention layers are spaced evenly over all layers, and MLPs evenly over the remaining ones.
     """
     letters = _spread_letter(
         "M" * layers, "*", round(layers * attention), sections=round(layers * attention) + 1
@@ -172,7 +172,7 @@ def pattern_of_fractions(layers: int, *, attention: float, mlp: float) -> str:
 
 
 def _spread_letter(letters: str, letter: str, count: int, *, sections: int) -> str:
-    """Return the letters with `count` M replaced at equal distances."""
+    """Return the letters with `count` of the M replaced by `letter`, evenly spaced."""
     if not count:
         return letters
     left = letters.count("M") - count
@@ -189,7 +189,7 @@ def _spread_letter(letters: str, letter: str, count: int, *, sections: int) -> s
 
 
 def with_pattern_counts(settings: Mapping[str, Setting]) -> dict[str, Setting]:
-    """Return the settings with the numbers of layers and prediction layers in the pattern."""
+    """Return the settings with the layer counts that the pattern implies, also for MTP layers."""
     written = settings.get("hybrid-layer-pattern")
     if written is None or len(written.values) != 1:
         return dict(settings)

@@ -1,5 +1,4 @@
-"""Read and write models whose attention, delta-rule and expert layers Megatron-LM lists per
-layer.
+"""Read and write models whose attention, gated delta net or MoE layers are listed per layer.
 
 Source: models/gpt/experimental_attention_variant_module_specs.py and ssm/gated_delta_net of
 Megatron Core 0.17 to 0.19.
@@ -20,7 +19,7 @@ from hp_tool.formats.tools.megatron_lm import words
 from hp_tool.formats.writing import Values
 
 DELTA_RULE = "gated_delta_net"
-"""The modelled --experimental-attention-variant."""
+"""Value of --experimental-attention-variant that the cost model supports."""
 SIZES = {
     "linear_num_key_heads": ("linear-num-key-heads", 16),
     "linear_num_value_heads": ("linear-num-value-heads", 32),
@@ -28,13 +27,13 @@ SIZES = {
     "linear_value_head_dim": ("linear-value-head-dim", 128),
     "linear_conv_kernel_dim": ("linear-conv-kernel-dim", 4),
 }
-"""Flags of a delta rule's sizes by field, and their defaults."""
+"""Flags for the sizes of a gated delta net, by field, with their defaults."""
 FIELDS = BLOCK_FIELDS.union({"mixer", "feed_forward", "attention_output_gate"}, SIZES)
-"""Fields of a model that these flags express in addition to `words.EXPRESSED_FIELDS`."""
+"""Model fields that these flags express in addition to `words.EXPRESSED_FIELDS`."""
 
 
 def can_express(model: ModelSpec) -> bool:
-    """Return True if lists with one number per layer can describe the model."""
+    """Return True if the model can be described by lists with one number per layer."""
     return all(
         kind.mixer in ("attention", "gated_delta") and kind.feed_forward != "none"
         for _, kind in model.kinds
@@ -42,10 +41,10 @@ def can_express(model: ModelSpec) -> bool:
 
 
 def pattern_flags(setup: TrainingSetup) -> Values:
-    """Return the flags that list the kind of each layer; none if all layers are equal.
+    """Return the flags that list the kind of each layer; none if all layers are identical.
 
     Raises:
-        UnsupportedError: Layers differ otherwise, or the release lacks a feature.
+        UnsupportedError: Layers differ in other ways, or the release lacks a feature.
     """
     m = setup.model
     for block in m.blocks or ():
@@ -104,10 +103,10 @@ def _list_text(numbers: Sequence[int]) -> str:
 def blocks_of_lists(
     *, delta: Sequence[int] | None, experts: Sequence[int] | None
 ) -> list[dict[str, Any]] | None:
-    """Return `model.blocks` for lists of delta-rule layers and of layers with experts.
+    """Return `model.blocks` for lists that mark gated delta net layers and MoE layers.
 
-    Return None if other fields describe the layers. No list of delta rules means none, and no
-    list of experts means no layer with experts.
+    Without the list `delta`, no layer is a gated delta net; without `experts`, no layer is MoE.
+    Return None if other fields describe the layers.
     """
     scattered = (
         experts is not None and 0 in experts[experts.index(1) if 1 in experts else len(experts) :]

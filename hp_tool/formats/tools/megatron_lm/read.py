@@ -1,4 +1,4 @@
-"""Read arguments of Megatron-LM's pretrain_gpt.py, its older releases, and Megatron-DeepSpeed."""
+"""Read Megatron-LM's pretrain_gpt.py arguments, also of old releases and Megatron-DeepSpeed."""
 
 import math
 import re
@@ -36,7 +36,7 @@ _ALIASES = {
     "rotary-position-embeddings": "use-rotary-position-embeddings",
     "pad-vocab-size-to": "padded-vocab-size",
 }
-"""Older names of arguments, with the current ones."""
+"""Older names of arguments, and the current ones."""
 _DEEPSPEED_FLAGS = ("deepspeed", "zero-stage")
 """Arguments of Megatron-DeepSpeed."""
 OLDER_FLAGS = (
@@ -46,7 +46,9 @@ OLDER_FLAGS = (
     "model-parallel-size",
     *_DEEPSPEED_FLAGS,
 )
-"""Arguments of releases with only local layers, whose attention was fused by a separate flag."""
+"""Arguments of releases that have only the local layer implementation. A separate flag enables
+fused attention there.
+"""
 OTHER_PROGRAMS = {
     "bert": "an encoder",
     "t5": "an encoder-decoder model",
@@ -63,7 +65,7 @@ OTHER_PROGRAMS = {
     "orm": "a reward model",
     "dpo": "preference training",
 }
-"""What a program trains that is not supported, by a part of its name."""
+"""Unsupported training programs: what they train, by a part of their name."""
 
 
 def read_arguments(
@@ -99,7 +101,7 @@ def recompute_value(
     method: str = "uniform",
     num_layers: int = 1,
 ) -> str | dict[str, Any]:
-    """Return the value of `parallel.recompute` for Megatron's recomputation arguments."""
+    """Return `parallel.recompute` for Megatron's recomputation arguments."""
     if granularity == "selective" and (names := list(modules)) != ["core_attn"]:
         return {"granularity": "selective", "modules": names}
     if granularity == "full" and (method, num_layers) != ("uniform", 1):
@@ -110,7 +112,7 @@ def recompute_value(
 _KNOWN_SPECS = (
     r"gpt_layer_specs|mamba_layer_specs mamba_stack_spec|hybrid_layer_specs hybrid_stack_spec"
 )
-"""Megatron Core's own layers."""
+"""Specs of Megatron Core's own layers."""
 
 
 class _ArgumentReader(Arguments):
@@ -153,11 +155,14 @@ class _ArgumentReader(Arguments):
         }
 
     def has_experts(self) -> bool:
-        """Return True if the model has experts, also if only its expert parallelism is set."""
+        """Return True if the model has experts, or if expert parallelism implies them."""
         return bool(self.num_experts()) or self.number("expert-model-parallel-size", 1) > 1
 
     def expert_tensor_size(self, tensor: int) -> int:
-        """Return expert tensor parallelism; Megatron-DeepSpeed splits experts only with a flag."""
+        """Return the expert tensor-parallel size.
+
+        Megatron-DeepSpeed shards experts only with a flag.
+        """
         return self.number(
             "expert-tensor-parallel-size",
             tensor if not self.older or self.is_given("enable-expert-tensor-parallelism") else 1,
@@ -266,7 +271,7 @@ class _ArgumentReader(Arguments):
         )
         narrow |= self.is_given("fp16") and not self.is_given(
             "accumulate-allreduce-grads-in-fp32"
-        )  # --bf16 accumulates in fp32 by default.
+        )  # --bf16 accumulates gradients in fp32 by default.
         attention = self.attention()
         unfused = self.is_given("no-masked-softmax-fusion") and self.is_given(
             "no-bias-dropout-fusion"
@@ -285,7 +290,7 @@ class _ArgumentReader(Arguments):
             else "megatron-core",
             "framework_version": "0.17"
             if self.is_given(PATTERN_FLAGS[0])
-            else None,  # The first release with this flag.
+            else None,  # First release with this flag.
             "attention": attention,
             "kernel_fusion": False if unfused else None,
             "dropout": max(
@@ -309,7 +314,7 @@ class _ArgumentReader(Arguments):
         }
 
     def global_batch_size(self) -> int:
-        """Return the global batch size; for a schedule, the size at its end."""
+        """Return the global batch size. With a ramp-up schedule, this is the final size."""
         name = "step-batch-size-schedule"
         if not self.is_given(name):
             default = self.num_replicas() * self.number("micro-batch-size")
@@ -341,9 +346,9 @@ class _ArgumentReader(Arguments):
         return "in_place" if self.text("cross-entropy-fusion-impl", "native") == "te" else "fused"
 
     def attention(self) -> str:
-        """Return flash or unfused.
+        """Return `flash` or `unfused`.
 
-        Transformer Engine's automatic choice is a fused kernel; the local implementation has none.
+        Transformer Engine selects a fused kernel by default; the local implementation has none.
         """
         backend, spec = self.text("attention-backend", "auto"), self.settings.get("spec")
         fused = any(name.startswith("use-flash-attn") for name in self.settings)
@@ -360,13 +365,13 @@ class _ArgumentReader(Arguments):
         return "unfused" if (local and not fused) or backend in ("unfused", "local") else "flash"
 
     def overlap(self) -> dict[str, bool]:
-        """Return the overlaps that differ from the measured runs."""
+        """Return the overlap switches that differ from those of the measured runs."""
         sequence = (
             self.is_given("sequence-parallel") and self.number("tensor-model-parallel-size", 1) > 1
         )
         zero = self.is_given("zero-stage") and not self.is_given(
             "overlap-grad-reduce"
-        )  # DeepSpeed sets overlap in its own file.
+        )  # DeepSpeed configures overlap in its own file.
         differs = {
             "tensor_parallel": sequence and not self.is_given("tp-comm-overlap"),
             "pipeline_parallel": self.is_given("no-overlap-p2p-communication"),
@@ -394,7 +399,7 @@ class _ArgumentReader(Arguments):
         return self.text("fp8-recipe", "delayed") if self.precision() == "fp8" else None
 
     def parameter_precision(self) -> str | None:
-        """Return fp8 if weights are gathered in 8 bits; None for the framework's default."""
+        """Return fp8 if parameters are all-gathered in 8 bits; None for the framework's default."""
         if self.is_given("fp8-param-gather"):
             return "fp8"
         narrow = self.precision() in ("fp8", "mxfp8", "nvfp4")
@@ -412,14 +417,14 @@ class _ArgumentReader(Arguments):
         return "alltoall" if name == "alltoall_seq" else name
 
     def dispatcher(self, tensor: int) -> str:
-        """Return the token dispatcher; alltoall if each rank has all experts."""
+        """Return the token dispatcher; `alltoall` if each rank has all experts."""
         ranks = self.number("expert-model-parallel-size", 1) * self.expert_tensor_size(tensor)
         return "alltoall" if ranks == 1 else self.named_dispatcher()
 
     def cuda_graphs(self) -> bool:
-        """Return whether CUDA graphs record training steps or parts of a layer.
+        """Return True if CUDA graphs capture training steps or parts of a layer.
 
-        No release records graphs without a flag (cuda_graph_impl is none in Megatron Core 0.9 to
+        No release captures graphs without a flag (cuda_graph_impl is none in Megatron Core 0.9 to
         0.20).
         """
         if self.is_given("enable-cuda-graph", "external-cuda-graph"):
@@ -440,7 +445,7 @@ class _ArgumentReader(Arguments):
     def graph_scope(self) -> list[str]:
         if (
             self.text("cuda-graph-impl", "none") == "full_iteration"
-        ):  # Since 0.18, a separate implementation.
+        ):  # A separate implementation since 0.18.
             return ["full_iteration"]
         setting = self.settings.get("cuda-graph-modules", self.settings.get("cuda-graph-scope"))
         return list(setting.values) if setting and setting.values else ["full"]
@@ -456,10 +461,10 @@ class _ArgumentReader(Arguments):
         )
 
     def uneven_layout(self, *, stages: int, chunks: int) -> str | None:
-        """Return the pipeline layout if the first and last stages differ; else None.
+        """Return the pipeline layout if the first or last stage has another size, else None.
 
         Raises:
-            InputError: The flags do not divide the layers.
+            InputError: The flags do not divide the layers evenly.
         """
         layers, segments = self.number("num-layers"), self.stage_patterns()
         uneven = self.is_given(
@@ -505,9 +510,9 @@ class _ArgumentReader(Arguments):
         return f"E{'|'.join(texts)}{'m' * self.number('mtp-num-layers', 0)}L"
 
     def stage_sizes(self, layers: int, stages: int, chunks: int) -> list[int]:
-        """Return the number of layers of each model chunk, in pipeline order.
+        """Return the number of layers per model chunk, in pipeline order.
 
-        Stages without a flag share the other layers evenly.
+        Stages without a flag divide the remaining layers evenly.
         """
         ends = {0: words.FIRST_STAGE, stages - 1: words.LAST_STAGE}
         fixed = {rank: self.number(name) for rank, name in ends.items() if self.is_given(name)}

@@ -1,6 +1,4 @@
-"""Write a Megatron-LM configuration as a shell script, an sbatch script, or a Kubernetes
-manifest.
-"""
+"""Write a Megatron-LM configuration as a shell or sbatch script or a Kubernetes manifest."""
 
 import functools
 from typing import Any
@@ -50,7 +48,7 @@ _USER_FLAGS: tuple[tuple[str, Values], ...] = (
     ("your checkpoints (--save FOLDER --load FOLDER)", {"save-interval": 1000}),
     ("your logs", {"log-interval": 10, "log-throughput": True, "eval-iters": 0}),
 )
-"""Flags that the user replaces, with values that start a run."""
+"""Flags that the user must replace, with values that allow a run to start."""
 
 
 @functools.cache
@@ -60,7 +58,7 @@ def _published_flags() -> dict[str, dict[str, Any]]:
 
 
 def published_flags(setup: TrainingSetup) -> tuple[dict[str, list[str]], tuple[str, ...]]:
-    """Return flags of the model that do not affect estimates, and unknown flags."""
+    """Return the model's published flags that do not affect estimates, and the unknown ones."""
     m, name = setup.model, setup.model.name
     published = _published_flags().get(
         max(
@@ -88,8 +86,8 @@ def published_flags(setup: TrainingSetup) -> tuple[dict[str, list[str]], tuple[s
 
 
 def environment(setup: TrainingSetup) -> dict[str, str]:
-    """Return the environment variables that Megatron requires or that affect speed."""
-    if setup.parallel.zero_stage >= 2:  # FSDP rejects 1.
+    """Return the environment variables that Megatron requires or that affect its speed."""
+    if setup.parallel.zero_stage >= 2:  # Megatron FSDP rejects the value 1.
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "8"}
     connections = device_connections(workload=setup.workload, parallel=setup.parallel)
     if connections is None or (
@@ -100,12 +98,12 @@ def environment(setup: TrainingSetup) -> dict[str, str]:
 
 
 def all_flags(setup: TrainingSetup) -> dict[str, list[str]]:
-    """Return the flags of the configuration and the published flags of the model."""
+    """Return the flags of the configuration, and the model's published flags."""
     return flags(setup) | loop_flags(setup) | published_flags(setup)[0]
 
 
 def _fill_in_lines(setup: TrainingSetup) -> tuple[list[str], list[str]]:
-    """Return comments that list what the user must fill in, and the array of these flags."""
+    """Return comments that list the values to fill in, and the lines of their flag array."""
     lacking = published_flags(setup)[1]
     parts = list(_USER_FLAGS)
     if lacking:
@@ -125,7 +123,7 @@ def _fill_in_lines(setup: TrainingSetup) -> tuple[list[str], list[str]]:
 
 
 def torchrun_script(setup: TrainingSetup, *, script: str | None = None) -> str:
-    """Return a shell script that starts Megatron-LM with torchrun and appends its own arguments."""
+    """Return a shell script that starts Megatron-LM with torchrun and its own arguments."""
     nodes = setup.cluster.num_nodes
     launch = f"torchrun --nnodes {nodes} --nproc-per-node {setup.processes_per_node}"
     if nodes > 1:
@@ -148,7 +146,7 @@ def torchrun_script(setup: TrainingSetup, *, script: str | None = None) -> str:
 
 
 def _segment_option(setup: TrainingSetup) -> list[str]:
-    """Return the #SBATCH line with the number of nodes per rack, if a domain has several nodes."""
+    """Return the #SBATCH line for the nodes per rack, if an NVLink domain spans several nodes."""
     cluster = setup.cluster
     domain = domains(Candidates.alone(setup.parallel), cluster=cluster)
     if not domain.of_several_nodes:
@@ -162,7 +160,7 @@ def _segment_option(setup: TrainingSetup) -> list[str]:
 
 
 def _job_name(setup: TrainingSetup) -> str:
-    """Return the model's name with only letters, digits, dots and dashes."""
+    """Return the model's name reduced to letters, digits, dots and dashes."""
     return (
         "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "-" for c in setup.model.name)[
             :64

@@ -1,6 +1,4 @@
-"""Values of Megatron-LM's flags for values of a query (megatron/training/arguments.py, core
-0.16).
-"""
+"""Values of Megatron-LM's flags, by query value (megatron/training/arguments.py, core 0.16)."""
 
 from hp_tool.domain.declared import (
     BATCH_FIELDS,
@@ -13,7 +11,7 @@ from hp_tool.domain.declared import (
 
 TOOL = "Megatron-LM"
 Flags = dict[str, list[str]]
-"""Values of each flag, without its dashes; a switch has none."""
+"""Values by flag name without dashes. A switch has an empty list."""
 
 EXPRESSED_FIELDS = (
     DENSE_FIELDS | EXPERT_FIELDS | BATCH_FIELDS | SPLIT_FIELDS | OVERLAP_FIELDS
@@ -25,15 +23,15 @@ EXPRESSED_FIELDS = (
     context_parallel_communication hierarchical_context_parallel_sizes pipeline_layout
     moe_token_dispatcher_type data_parallel_shard_size rank_order
 """)
-"""Fields of a setup that these flags express; those of LATENT only under latent attention."""
+"""Setup fields that these flags express. Those in LATENT are expressed only with MLA."""
 
 PACKING_FIELDS = frozenset(
     {"dynamic_context_parallel", "sequence_lengths", "packed", "row_tokens", "row_squares"}
 )
-"""Fields that a packing scheduler represents; the lengths themselves are in the data."""
+"""Fields that a packing scheduler takes into account. The sequence lengths are part of the data."""
 
 PIPELINE_BEFORE_DATA = "tp-cp-ep-pp-dp"
-"""Order of ranks of --use-tp-pp-dp-mapping."""
+"""Rank order under --use-tp-pp-dp-mapping."""
 LAYOUT_FLAG = "pipeline-model-parallel-layout"
 FIRST_STAGE, LAST_STAGE = "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"
 WITH_EMBEDDING, WITH_LOSS = (
@@ -55,8 +53,8 @@ SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 CONTEXT = {name: (name,) for name in ("p2p", "a2a", "a2a+p2p")} | {
     "all_gather": ("all_gather", "allgather")
 }
-"""Values of --cp-comm-type: Transformer Engine's first, then other spellings in public scripts."""
+"""Values of --cp-comm-type: Transformer Engine's spelling first, then others in public scripts."""
 ATTENTION = {"flash": "auto", "unfused": "unfused"}
-"""auto: Transformer Engine selects a fused kernel for the heads; FlashAttention 2 does not support
-MLA's 192 and 128.
+"""`auto` lets Transformer Engine select a fused kernel. FlashAttention 2 does not support MLA's
+head sizes 192 and 128.
 """

@@ -24,7 +24,7 @@ from hp_tool.formats.writing import Values, headline, option_words, reject_inexp
 
 
 def flags(setup: TrainingSetup) -> Flags:
-    """Return the flags of a configuration, except data, learning rate and checkpoints.
+    """Return the flags of a configuration, without data, learning rate and checkpoints.
 
     Raises:
         UnsupportedError: The flags cannot express the setup.
@@ -42,7 +42,7 @@ def flags(setup: TrainingSetup) -> Flags:
 
 
 def loop_flags(setup: TrainingSetup) -> Flags:
-    """Return the flags that the training loop requires if CUDA graphs record whole iterations."""
+    """Return the flags that the training loop requires if CUDA graphs capture whole iterations."""
     records_iterations = cuda_graph_settings(setup)[0] == "local"
     return option_words(
         {
@@ -100,12 +100,11 @@ def _model_flags(setup: TrainingSetup) -> Values:
         "vocab-size": m.vocab_size,
         "make-vocab-size-divisible-by": 1,
         "group-query-attention": grouped
-        and not latent,  # Latent attention excludes it and does not use the groups.
+        and not latent,  # MLA excludes GQA, so the groups are not used.
         "num-query-groups": m.kv_heads if grouped else None,
         "swiglu": m.gated_mlp,
         "untie-embeddings-and-output-weights": not m.tie_word_embeddings,
-        "qk-layernorm": m.query_key_norm is not None
-        or latent,  # With latent attention, norms of the latents.
+        "qk-layernorm": m.query_key_norm is not None or latent,  # With MLA, norms of the latents.
         "disable-bias-linear": not m.has_mlp_bias,
         "add-qkv-bias": m.has_attention_bias > m.has_mlp_bias,
         **(experts if m.num_experts else {}),
@@ -115,7 +114,7 @@ def _model_flags(setup: TrainingSetup) -> Values:
         "qk-head-dim": m.qk_nope_head_dim if latent else None,
         "qk-pos-emb-head-dim": m.qk_rope_head_dim if latent else None,
         "v-head-dim": m.v_head_dim if latent else None,
-        "rope-type": "rope" if latent else None,  # The default for latent attention is YaRN.
+        "rope-type": "rope" if latent else None,  # MLA's default is YaRN.
         "no-rope-fusion": m.positions == "rotary" and not setup.switches["apply_rope_fusion"],
         "mtp-num-layers": m.num_nextn_predict_layers or None,
         "softmax-type": "learnable" if m.attention_sinks else None,
@@ -130,7 +129,7 @@ def max_positions(setup: TrainingSetup) -> int:
     """Return --max-position-embeddings, which is at least the sequence length.
 
     Raises:
-        UnsupportedError: A learned table is shorter.
+        UnsupportedError: The learned position embedding is shorter than the sequence.
     """
     m, length = setup.model, setup.workload.sequence_length
     if m.positions == "learned" and (m.max_position_embeddings or length) < length:
@@ -152,7 +151,7 @@ def _parallel_flags(setup: TrainingSetup) -> Values:
         **(end_stage_flags(setup) if layout is None else {}),
         words.LAYOUT_FLAG: layout.text
         if layout is not None
-        else None,  # The layout also contains the number of chunks.
+        else None,  # The layout already contains the number of chunks.
         "num-virtual-stages-per-pipeline-rank": chunks if layout is None and chunks > 1 else None,
         "context-parallel-size": c.context_parallel_size if context else None,
         "cp-comm-type": words.CONTEXT[setup.strategy.context_parallel_communication][0]
@@ -177,9 +176,9 @@ def _parallel_flags(setup: TrainingSetup) -> Values:
 
 
 def context_level_sizes(setup: TrainingSetup) -> list[str] | None:
-    """Return the two sizes of a2a+p2p: ranks that exchange heads, and such groups in the ring.
+    """Return the two group sizes of a2a+p2p: ranks per all-to-all group, and groups per ring.
 
-    The sizes are those of the cost model.
+    The sizes are those that the cost model assumes.
     """
     c, strategy = setup.parallel, setup.strategy
     if c.context_parallel_size == 1 or strategy.context_parallel_communication != "a2a+p2p":
@@ -205,7 +204,7 @@ def context_level_sizes(setup: TrainingSetup) -> list[str] | None:
 
 
 def max_packed_tokens(setup: TrainingSetup) -> int | None:
-    """Return the maximum number of tokens per rank under dynamic context parallelism; else None."""
+    """Return the maximum number of tokens per rank with dynamic context parallelism, else None."""
     size = setup.parallel.context_parallel_size
     return (
         setup.workload.sequence_length // size
@@ -215,10 +214,10 @@ def max_packed_tokens(setup: TrainingSetup) -> int | None:
 
 
 def num_shard_groups(setup: TrainingSetup) -> int | None:
-    """Return the number of replica groups that shard separately; None for one.
+    """Return the number of distributed optimizer instances; None for one.
 
     Raises:
-        UnsupportedError: Parameters are fully sharded, which has other flags.
+        UnsupportedError: Parameters or gradients are sharded too (ZeRO stage 2 or 3).
     """
     c = setup.parallel
     if not c.data_parallel_shard_size or c.data_parallel_shard_size == c.data_parallel_size:
@@ -232,7 +231,7 @@ def num_shard_groups(setup: TrainingSetup) -> int | None:
 
 
 def end_stage_flags(setup: TrainingSetup) -> Values:
-    """Return the numbers of layers of the first and last stages if stages cannot be equal."""
+    """Return the layer counts of the first and last pipeline stages, if stages cannot be equal."""
     first, last = setup.missing_layers
     if last <= 1:
         return {words.WITH_EMBEDDING: first == 1, words.WITH_LOSS: last == 1}
@@ -361,7 +360,8 @@ def num_offloaded_layers(setup: TrainingSetup) -> int:
     """Return the number of layers whose activations are offloaded to host memory.
 
     Raises:
-        UnsupportedError: TransformerConfig rejects it: all layers, a pipeline, recomputation.
+        UnsupportedError: TransformerConfig rejects offloading of all layers, and offloading with
+            pipeline parallelism or recomputation.
     """
     layers = setup.model.num_hidden_layers
     offloaded = round((setup.workload.offload_fraction or 1.0) * layers)
@@ -382,7 +382,7 @@ def num_offloaded_layers(setup: TrainingSetup) -> int:
 
 
 def state_precisions(workload: TrainingWorkload) -> tuple[str, str, str, bool]:
-    """Return the precisions of Adam's states and master copy, and if flags must set them."""
+    """Return the precisions of Adam's moments and master copy, and True if flags must set them."""
     first = workload.optimizer_precision or "fp32"
     second, master = workload.exp_avg_sq_precision or first, workload.master_precision or "fp32"
     return (
@@ -394,10 +394,10 @@ def state_precisions(workload: TrainingWorkload) -> tuple[str, str, str, bool]:
 
 
 def _overlap_flags(setup: TrainingSetup) -> Values:
-    """Return the flags that switch communication overlaps.
+    """Return the flags that enable or disable communication overlap.
 
     Raises:
-        UnsupportedError: No flag switches an overlap.
+        UnsupportedError: Megatron has no flag for an overlap.
     """
     overlap = setup.workload.overlap or OverlapSpec()
     if overlap.context_parallel is not None:
@@ -467,20 +467,20 @@ _RENAMED_FIELDS = {
     words.FIRST_STAGE: "num_layers_in_first_pipeline_stage",
     words.LAST_STAGE: "num_layers_in_last_pipeline_stage",
 }
-"""Fields of Megatron Core with another name than the flag."""
+"""Fields of Megatron Core whose names differ from the flag."""
 
 
 def field_name(flag: str) -> str:
-    """Return the field of Megatron Core's configuration that a flag sets."""
+    """Return the Megatron Core configuration field that a flag sets."""
     return _RENAMED_FIELDS.get(flag, flag.replace("-", "_"))
 
 
 def yaml_content(setup: TrainingSetup) -> dict[str, Any]:
-    """Return `flags` as keys and values of Megatron-LM's --yaml-cfg.
+    """Return `flags` as content of Megatron-LM's --yaml-cfg.
 
-    That file contains every argument, so these keys replace some of
-    examples/gpt3/gpt_config.yaml: fields of TransformerConfig under `language_model`, of
-    ModelParallelConfig under `model_parallel`, and others at the top level.
+    That file contains every argument, so these keys replace some in examples/gpt3/gpt_config.yaml.
+    Fields of TransformerConfig are under `language_model`, those of ModelParallelConfig under
+    `model_parallel`, and others at the top level.
 
     Raises:
         UnsupportedError: The file cannot express a flag.
@@ -531,7 +531,7 @@ def _yaml_value(name: str, values: list[str]) -> Any:
 
 
 def yaml_text(setup: TrainingSetup) -> str:
-    """Return the YAML file to merge into examples/gpt3/gpt_config.yaml."""
+    """Return the YAML keys to merge into examples/gpt3/gpt_config.yaml."""
     from yaml import safe_dump
 
     head = f"# {words.TOOL}: {headline(setup)}; lay over examples/gpt3/gpt_config.yaml\n"

@@ -25,7 +25,7 @@ def _is_its_file(evidence: Evidence) -> bool:
 
 
 def _contains_only_overrides(evidence: Evidence) -> bool:
-    """Return True if the text contains only overrides and at least one has a key of Bridge."""
+    """Return True if the text contains only overrides, at least one of them with a Bridge key."""
     return any(
         word.text.lstrip("+").startswith(("model.", "train.", "ddp.", "comm_overlap."))
         for word in parse_override_list(evidence.text)
@@ -41,7 +41,7 @@ def _read_any(source: Source, reading: Reading) -> None:
 
 
 def _layers_override(setup: TrainingSetup) -> list[str]:
-    """Return the override for the number of layers, which is otherwise the recipe's."""
+    """Return the override for the number of layers, which the recipe sets otherwise."""
     return [f"model.num_layers={setup.model.num_hidden_layers}"]
 
 

@@ -1,4 +1,4 @@
-"""Read commands that launch a recipe or preset of Megatron Bridge by its name."""
+"""Read commands that launch a Megatron Bridge recipe or preset by name."""
 
 import re
 from collections.abc import Mapping
@@ -57,22 +57,22 @@ _KEYS_OF_OPTIONS = {
     "cuda-graph-impl": "model.cuda_graph_impl",
     "cuda-graph-scope": "model.cuda_graph_scope",
 }
-"""Launcher options, with the keys that they override."""
+"""Configuration keys that launcher options override."""
 _SELECTING_OPTIONS = (
     *("recipe", "model", "mode", "model-recipe-name", "mr", "gpu", "g", "task"),
     *("compute-dtype", "c", "config-variant", "cv"),
 )
-"""Options that choose a recipe."""
+"""Options that select a recipe."""
 _OFF_FIELDS = {
     "training.cuda_graphs": False,
     "training.offload": "none",
     "training.gradient_precision": "fp32",
     "training.optimizer_precision": "fp32",
 }
-"""Values of fields that a key switches off; otherwise the recipe would set them."""
+"""Values of fields that a key switches off. Unset fields would get the recipe's values."""
 _TASKS = {"pretrain": "pretrain", "sft": "sft", "peft": "lora", "lora": "lora"}
 _RELEASE = re.compile(r"nemo[:+#-](\d\d\.\d\d(?:\.\d\d)?)(?!\d)")
-"""A release in the name of a container image."""
+"""Matches the release in a container image name."""
 
 
 def read_launch_command(source: Source, reading: Reading) -> None:
@@ -96,7 +96,7 @@ def read_launch_command(source: Source, reading: Reading) -> None:
     reading.query = {"kind": "training", "training": {}, "parallel": {}}
     _read_num_gpus(settings, reading)
     if any(each.unknown and each.name in _SELECTING_OPTIONS for each in written):
-        return  # Recorded as missing.
+        return  # Already recorded as missing.
     option_overrides = _option_overrides(settings)
     name = _first_text(settings, "recipe")
     if not name and (model := _first_text(settings, "model")):
@@ -125,7 +125,7 @@ def _unknown_name_error(option: str, name: str, similar: str) -> UnsupportedErro
 
 
 def _first_text(settings: Mapping[str, Setting], *names: str) -> str:
-    """Return the value of the first option that is set, or the default in the last argument."""
+    """Return the value of the first option that is set; the last argument is the default."""
     for name in names:
         if name in settings:
             return settings[name].text
@@ -165,7 +165,7 @@ def _named_release(settings: Mapping[str, Setting], source: Source) -> str | Non
 
 
 def _select_preset(settings: Mapping[str, Setting], source: Source, reading: Reading) -> Preset:
-    """Return the preset that options of Bridge's scripts/performance select.
+    """Return the preset that the options of Bridge's scripts/performance select.
 
     Raises:
         InputError: No preset matches.
@@ -220,7 +220,7 @@ def _split_words(value: Any) -> tuple[str, ...]:
 def _select_variant(rows: list[Preset], named: str, reading: Reading) -> Preset:
     """Return the preset of a variant (v1, v2).
 
-    Until 26.06, v2 means v1 if no v2 exists. Since then, both mean the preset without a variant.
+    Up to 26.06, v2 falls back to v1. Later, both names mean the preset without a variant.
 
     Raises:
         UnsupportedError: The preset has no such variant.
@@ -335,7 +335,7 @@ def _read_library(
     read_content(content, source=source, reading=reading)
     training = reading.query["training"]
     if not any(read_setting.field == "training.dropout" for read_setting in reading.read):
-        training.pop("dropout", None)  # Recipes' models have no dropout.
+        training.pop("dropout", None)  # Recipes use models without dropout.
     if recipe.task == "sft":
         training["task"] = "sft"
     if recipe.packed:
@@ -368,7 +368,7 @@ def _merge_content(
 
 
 def _drop_missing_shape(reading: Reading) -> None:
-    """Drop missing fields of the model's shape, because the recipe names the model."""
+    """Drop missing model shape fields, because the recipe's model determines them."""
     reading.missing = [
         missing_field
         for missing_field in reading.missing

@@ -1,4 +1,4 @@
-"""Parse overrides of a recipe (KEY=VALUE as in Hydra) as content of Bridge's YAML file."""
+"""Parse recipe overrides (KEY=VALUE as in Hydra) into the content of Bridge's YAML file."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ from hp_tool.formats.shell import Word
 
 _OVERRIDE_PATTERN = re.compile(r"[+~]{0,2}[A-Za-z_][\w-]*(\.[\w-]+)*(=|$)")
 _MISSING_SPACE = re.compile(r"([{,]\s*[\w.]+):(?=[^\s])")
-"""A key in a mapping as in Hydra; YAML requires a space after the colon."""
+"""Matches a key of a Hydra mapping without a space after the colon, which YAML requires."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +21,12 @@ class Override:
     """An override of one key, written KEY=VALUE."""
 
     key: str
-    """Dotted, without leading signs."""
+    """Dotted key without leading signs."""
     value: Any
-    """The value as YAML; text with an undefined variable is unchanged."""
+    """Value parsed as YAML. Text that contains an undefined variable stays as it is."""
     line: int
     deletes: bool = False
-    """`~KEY`, which removes the key."""
+    """True for `~KEY`, which deletes the key."""
 
 
 def is_override(text: str) -> bool:
@@ -65,7 +65,7 @@ def apply_overrides(content: dict[str, Any], overrides: Iterable[Override]) -> d
 
 
 def parse_override_list(text: str) -> list[Word]:
-    """Return the overrides of a text that has only overrides; an empty list for other text."""
+    """Return the overrides in a text of only overrides; an empty list for other text."""
     words = []
     for number, line in enumerate(text.splitlines(), 1):
         row = line.strip().removesuffix("\\").strip()

@@ -1,4 +1,4 @@
-"""Read YAML files of Megatron Bridge and NeMo, by converting their keys to Megatron's arguments."""
+"""Read YAML files of Megatron Bridge and NeMo by converting their keys to Megatron's arguments."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -34,26 +34,26 @@ _PRECISION_RECIPES = {
     "mxfp8": ("fp8-format=e4m3", "fp8-recipe=mxfp8"),
     "nvfp4": ("fp4-format=e2m1",),
 }
-"""Flags for parts of a mixed-precision recipe's name."""
+"""Megatron flags, by parts of a mixed-precision recipe's name."""
 _DTYPES = {theirs: ours for ours, theirs in DTYPES.items()} | {"half": "fp16", "uint8": "fp8"}
-"""Names in Megatron's arguments for torch's dtypes; the optimizer stores fp8 as uint8."""
+"""Megatron's names for torch dtypes. The optimizer stores fp8 as uint8."""
 _PROVIDER_KEYS = (
     "normalization",
     "position_embedding_type",
     "gated_linear_unit",
     "add_bias_linear",
 )
-"""Defaults of model provider classes."""
+"""Keys whose defaults depend on the model provider class."""
 _PLAIN_PROVIDERS = ("GPTModelProvider", "GPTConfig")
-"""Classes with Megatron Core's defaults."""
+"""Provider classes with Megatron Core's defaults."""
 _SHAPE_KEYS = {"num_layers", "hidden_size", "_target_", "encoder", "num_attention_heads"}
-"""Keys of `model` in a whole configuration; a file of overrides leaves them to its recipe."""
+"""Keys of `model` in a complete configuration. A file of overrides leaves them to its recipe."""
 _FIELDS_OF_PROVIDERS = (
     "training.dropout",
     "training.cross_entropy",
     "parallel.moe_token_dispatcher_type",
 )
-"""Fields for which model provider classes replace Megatron Core's defaults."""
+"""Fields for which model provider classes override Megatron Core's defaults."""
 _FIELDS_OF_RECIPES = (
     *_FIELDS_OF_PROVIDERS,
     "training.cuda_graphs",
@@ -61,7 +61,7 @@ _FIELDS_OF_RECIPES = (
     "training.optimizer_precision",
     "training.offload",
 )
-"""Fields for which recipes replace Megatron Core's defaults."""
+"""Fields for which recipes override Megatron Core's defaults."""
 _SEPARATELY_READ_KEYS = {
     "trainer.precision": "training.precision",
     "model.activation": "model.gated_mlp",
@@ -69,9 +69,9 @@ _SEPARATELY_READ_KEYS = {
     "optim.name": "parallel.zero_stage",
     "model.-target-": "model",
 }
-"""Fields determined by the file's own keys, which Megatron's table lacks."""
+"""Fields set by keys that Megatron's argument table lacks."""
 _DISTRIBUTED_OPTIMIZERS = ("mcore_distributed_optim", "distributed_fused_adam")
-"""NeMo's optimizers that shard their states over data parallelism."""
+"""NeMo's optimizers that shard optimizer states across data-parallel ranks."""
 
 
 def read(source: Source, reading: Reading) -> None:
@@ -118,11 +118,11 @@ _DECIDED_FIELDS = {
     "model.seq_length": "training.sequence_length",
     "mixed_precision": "training.precision",
 }
-"""Keys that every recipe sets, with the fields that they determine."""
+"""Keys that every recipe sets, and the fields that they determine."""
 
 
 def _read_overrides(content: dict[str, Any], *, source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of overrides of an unnamed recipe.
+    """Fill the reading with the query of overrides whose recipe is unknown.
 
     Fields that only the recipe sets are recorded as missing.
     """
@@ -147,7 +147,7 @@ def _read_overrides(content: dict[str, Any], *, source: Source, reading: Reading
 
 
 def _drop_unset_fields(reading: Reading, content: Mapping[str, Any], paths: Iterable[str]) -> None:
-    """Drop fields that no key sets, because they would have Megatron Core's defaults."""
+    """Drop fields that no key sets, so that the recipe's defaults apply, not Megatron Core's."""
     decided = decided_fields(content)
     for path in paths:
         if path not in decided:
@@ -186,7 +186,7 @@ def reject_shape_overrides(
 
 
 def _merge_content(content: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content merged with another mapping, section by section."""
+    """Merge two configurations section by section; `over` takes precedence."""
     merged = dict(content)
     for key, value in over.items():
         before = merged.get(key)
@@ -198,7 +198,7 @@ def _merge_content(content: Mapping[str, Any], over: Mapping[str, Any]) -> dict[
 
 
 def read_content(content: Mapping[str, Any], *, source: Source, reading: Reading) -> None:
-    """Fill the reading with the query of the content of a Megatron Bridge or NeMo file."""
+    """Fill the reading with the query of a Megatron Bridge or NeMo configuration."""
     num_gpus, spare = reading.num_gpus, source.ignore
     leaves = file_settings(content, text=source.text)
     reading.add_unknown_values(leaves, _SEPARATELY_READ_KEYS)
@@ -250,7 +250,7 @@ def read_content(content: Mapping[str, Any], *, source: Source, reading: Reading
     read_arguments(settings, reading=reading, num_gpus=num_gpus, spare=spare)
     if low_rank:
         _read_adapters([leaf for leaf in leaves if _outermost_key(leaf) == "peft"], reading=reading)
-    if provider and provider not in _PLAIN_PROVIDERS:  # The class has its own defaults.
+    if provider and provider not in _PLAIN_PROVIDERS:  # This class has its own defaults.
         _drop_unset_fields(reading, content, _FIELDS_OF_PROVIDERS)
 
 

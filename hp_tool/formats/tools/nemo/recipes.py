@@ -1,4 +1,4 @@
-"""Look up recipes and presets of Megatron Bridge by name."""
+"""Look up Megatron Bridge's recipes and presets by name."""
 
 import csv
 import difflib
@@ -18,7 +18,7 @@ PRECISIONS: dict[str, dict[str, str]] = {
     "fp8_mx": {"precision": "mxfp8"},
     "nvfp4": {"precision": "nvfp4"},
 }
-"""Values of --compute_dtype, with the fields of `training` that they determine."""
+"""Fields of `training`, by value of --compute_dtype."""
 _SIZE_KEYS = {
     "micro_batch_size": "train.micro_batch_size",
     "tensor_parallel_size": "model.tensor_model_parallel_size",
@@ -34,7 +34,7 @@ _REQUIRED_SIZES = ("micro_batch_size", "tensor_parallel_size", "pipeline_paralle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """A recipe of Bridge's library: every key that affects time or memory."""
+    """A recipe of Bridge's library: all keys that affect time or memory."""
 
     model: str
     keys: Mapping[str, Any]
@@ -44,7 +44,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """The layout of a preset of Bridge's scripts/performance."""
+    """The layout of a preset in Bridge's scripts/performance."""
 
     releases: tuple[str, ...]
     function: str
@@ -111,12 +111,12 @@ def _preset_of_row(row: Mapping[str, str], lengths: set[int]) -> Preset:
 
 
 def preset_of(function: str) -> Preset | None:
-    """Return the preset that a function of the newest release defines; None if it defines none."""
+    """Return the preset that a function of the newest release defines; None if there is none."""
     return next((preset for preset in presets() if preset.function == function), None)
 
 
 def library_recipe(name: str) -> Library | None:
-    """Return a library recipe by the name of its function or an alias; None if it is unknown."""
+    """Return a library recipe by function name or alias; None if unknown."""
     table = _library_file()
     entry = table["recipes"].get(table["aliases"].get(name, name))
     if entry is None:
@@ -132,7 +132,7 @@ def library_recipe(name: str) -> Library | None:
 
 
 def nearest_names(name: str, *, among: Sequence[str] | None = None) -> str:
-    """Return the names most similar to an unknown one, for an error."""
+    """Return the names most similar to an unknown name, for an error."""
     table = _library_file()
     names = among
     if names is None:

@@ -63,25 +63,25 @@ _RECIPES: dict[str, tuple[str, Values]] = {
 }
 """Named recipes of megatron/bridge/training/mixed_precision.py, and their fields.
 
-Those of fp8 and mxfp8, except blockwise, store parameters in 8 bits, and all except fp16's reduce
-gradients in fp32.
+The fp8 and mxfp8 recipes, except blockwise, store parameters in 8 bits. All recipes except fp16's
+reduce gradients in fp32.
 """
 _DTYPES = {ours: f"torch.{theirs}" for ours, theirs in DTYPES.items()} | {"fp8": "torch.uint8"}
-"""Types of the optimizer's tensors; uint8 is fp8, as in Megatron-LM's own arguments."""
+"""torch dtypes of the optimizer's tensors. uint8 means fp8, as in Megatron-LM's arguments."""
 
 _INEXPRESSIBLE_FIELDS = {"pipeline_layout", "kernel_fusion", "task", "attention"}
-"""Fields for which Megatron-LM has flags and Bridge has no plain key."""
+"""Fields that have Megatron-LM flags but no simple key in Bridge."""
 FUSION_KEYS = (
     "apply_rope_fusion",
     "gradient_accumulation_fusion",
     "moe_grouped_gemm",
     "moe_permute_fusion",
 )
-"""Switches that are fields of Bridge's model providers."""
+"""Fusion switches that are fields of Bridge's model providers."""
 
 
 def overrides(setup: TrainingSetup) -> dict[str, str]:
-    """Return dotted keys and values; the recipe sets the model's shape.
+    """Return overrides as dotted keys and values. The recipe sets the model's shape.
 
     Raises:
         UnsupportedError: Overrides cannot express the setup.
@@ -125,8 +125,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
         "train.global_batch_size": w.global_batch_size,
         **_precision_fields(w),
         "ddp.use_distributed_optimizer": c.zero_stage >= 1,
-        # comm_overlap's setting, or by default Bridge's own, overrides ddp's
-        # (CommOverlapConfig.setup).
+        # comm_overlap, set here or by Bridge's default, overrides ddp (CommOverlapConfig.setup).
         **{
             f"{section}.{name}": setup.switches[name]
             for section in ("ddp", "comm_overlap")
@@ -166,7 +165,7 @@ def overrides(setup: TrainingSetup) -> dict[str, str]:
 
 
 def _hydra_texts(values: Values) -> dict[str, str]:
-    """Return the values as Hydra reads them; None is omitted."""
+    """Return the values in Hydra's syntax, without those that are None."""
 
     def hydra_text(value: object) -> str:
         if isinstance(value, list):
@@ -177,7 +176,7 @@ def _hydra_texts(values: Values) -> dict[str, str]:
 
 
 def _context_fields(setup: TrainingSetup) -> Values:
-    """Return the context exchange, and how sequences are packed over context-parallel ranks."""
+    """Return the context-parallel communication, and how sequences are packed across its ranks."""
     if setup.parallel.context_parallel_size == 1:
         return {}
     packed = max_packed_tokens(setup)
@@ -216,9 +215,9 @@ def _offload_fields(setup: TrainingSetup) -> Values:
 
 
 def _precision_fields(w: TrainingWorkload) -> dict[str, str]:
-    """Return the named recipe, or its fields if gradients or parameters differ.
+    """Return the named recipe, or its fields if gradients or parameters differ from it.
 
-    They override `ddp` before training (MixedPrecisionConfig.setup).
+    The fields override `ddp` before training starts (MixedPrecisionConfig.setup).
     """
     kind = f"{w.precision} {w.fp8_recipe or 'delayed'}" if w.precision == "fp8" else w.precision
     if kind not in _RECIPES:
@@ -259,7 +258,7 @@ def _precision_fields(w: TrainingWorkload) -> dict[str, str]:
 
 
 def _adapter_fields(w: TrainingWorkload) -> Values:
-    """Return the LoRA settings of a recipe; none if all weights are trained."""
+    """Return the recipe's LoRA settings; none for full training."""
     if w.lora is None:
         return {}
     computed = "fp16" if w.precision == "fp16" else "bf16"
@@ -288,7 +287,7 @@ def _adapter_fields(w: TrainingWorkload) -> Values:
 
 
 def _state_fields(w: TrainingWorkload) -> Values:
-    """Return the precision-aware optimizer's settings; none if all states are fp32."""
+    """Return the precision-aware optimizer's settings; none if all optimizer states are fp32."""
     first, second, master, aware = state_precisions(w)
     if not aware:
         return {}
@@ -307,7 +306,7 @@ def _state_fields(w: TrainingWorkload) -> Values:
 
 
 def _model_fields(values: Values) -> dict[str, str]:
-    """Return Megatron-LM's flags as fields of the model."""
+    """Return Megatron-LM's flags as fields of Bridge's model configuration."""
     return {f"model.{field_name(name)}": text for name, text in _hydra_texts(values).items()}
 
 
