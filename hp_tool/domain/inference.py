@@ -1,5 +1,5 @@
-"""Inference section of a query: lengths, arrivals, engine and features of a serving load,
-independent of the parallelism.
+"""Inference section of a query: token lengths, arrivals, engine and features of a serving load. It
+is independent of the parallelism.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hp_tool.domain.fields import (
 from hp_tool.domain.hardware import Precision
 
 RATE_PATH = "inference.request_rate_per_second"
-"""Path of the request rate in `set`, if a ranking chose it."""
+"""Path of the request rate in `set` if a ranking chose the rate."""
 MAX_TRACE_REQUESTS = 10_000
 """Maximum number of requests of a trace inside a query; files may have more."""
 

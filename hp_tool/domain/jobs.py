@@ -1,4 +1,4 @@
-"""Jobs of a cluster engine: plans and reasons for waiting."""
+"""Jobs of a cluster engine: launch plans, and reasons for waiting."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
-    """A planned job. Pure, printable data that golden tests compare."""
+    """A planned job, as pure, printable data that golden tests compare."""
 
     job_name: str
-    """Name of the job, stored with the run before the submit so that a restarted worker finds its
-    jobs. It ends with the random run id, because a database restored from a backup reuses run
-    numbers.
+    """Name of the job. It is stored with the run before submission, so that a restarted worker
+    finds its jobs. It ends with the random run id, because a database restored from a backup reuses
+    run numbers.
     """
     command: tuple[str, ...]
     """argv; never a shell string."""
@@ -32,7 +32,7 @@ class LaunchPlan:
     excluded_hosts: tuple[str, ...] = ()
     """Nodes to avoid, if the engine supports it."""
     returns: tuple[str, ...] = ()
-    """Files besides its result that the job may write into its folder, for output()."""
+    """Files that the job may write into its folder besides its result, for output()."""
     search: str = ""
     """Search id, for the site's accounting."""
     owner: str = ""

@@ -1,8 +1,8 @@
-"""Facts about keys of `training`: whether they change the numerics, who may set them besides the
-query, and which values profile runs support.
+"""Facts about the keys of `training`: whether they change the numerics, what may set them besides
+the query, and which values profile runs support.
 
-A key without a row in KNOBS is set only by queries, and runs use its default. A key that may be a
-list of values has the type `fields.Choice`.
+A key without a row in KNOBS is set only by queries, and profile runs use its default. A key that
+accepts a list of values has the type `fields.Choice`.
 """
 
 from collections.abc import Collection, Mapping
@@ -10,25 +10,27 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 ENGINES = ("megatron-core", "torch-fsdp")
-"""Frameworks that the built-in profiler has an engine for."""
+"""Frameworks for which the built-in profiler has an engine."""
 Runs = Mapping[str, Collection[Any] | None]
-"""Values besides the default that each engine of the profiler runs; None: all."""
+"""Values besides the default that each engine of the profiler supports; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """Facts about a key of `training` that are not part of a formula."""
+    """Facts about one key of `training` that are not part of a formula."""
 
     trains: bool = False
-    """Whether it changes the numerics; a ranking varies it only if the query lists values."""
+    """Whether the key changes the numerics. A ranking varies such a key only if the query lists
+    values for it.
+    """
     set_by: Literal["recipe", "recipe or ranking"] | None = None
-    """Who may set the key if the query omits it. A ranking sets only keys that do not change the
+    """What may set the key if the query omits it. A ranking sets only keys that do not change the
     numerics.
     """
     runs: Runs = field(default_factory=dict)
     plain: Collection[Any] | None = None
-    """Values in the measured runs of plain frameworks (`FrameworkFacts.is_plain`), which accept no
-    others; None: any.
+    """Supported values under plain frameworks (`FrameworkFacts.is_plain`), from their measured
+    runs; None: any.
     """
 
 
@@ -49,7 +51,7 @@ KNOBS: Mapping[str, Knob] = {
     "global_batch_size": Knob(trains=True, runs=_ANY),
     "precision": Knob(
         trains=True,
-        # torch-fsdp casts the weights that it gathers; it stores fp32.
+        # torch-fsdp stores fp32 weights and casts them when it gathers them.
         runs=_megatron("fp16", "fp32", "fp8", others=("fp32",)),
         plain=("bf16",),
     ),
@@ -87,13 +89,13 @@ KNOBS: Mapping[str, Knob] = {
 """All knobs by key of `training`, in the order in which answers list assumed values."""
 
 OF_RECIPES = tuple(name for name, knob in KNOBS.items() if knob.set_by)
-"""Keys of `training` that a recipe may set in addition to the framework."""
+"""Keys of `training` that a recipe may set besides the framework."""
 FREE_PATHS = frozenset(
     f"training.{n}" for n, knob in KNOBS.items() if knob.set_by == "recipe or ranking"
 )
-"""Query paths that a ranking sets if that improves the result."""
+"""Query paths that a ranking may set to improve its result."""
 
 
 def run_by(engine: str) -> dict[str, Collection[Any] | None]:
-    """Return the values that an engine runs, by key of `training`; see `declared.Declared`."""
+    """Return the values that an engine supports, by key of `training`; see `declared.Declared`."""
     return {name: knob.runs[engine] for name, knob in KNOBS.items() if engine in knob.runs}

@@ -1,4 +1,4 @@
-"""Latencies of a request, with the keys and labels that targets, searches, tables and pages use."""
+"""Latencies of a request, with the keys and labels used by targets, searches, tables and pages."""
 
 from dataclasses import dataclass
 
@@ -10,9 +10,9 @@ class Latency:
     key: str
     """Key in JSON and in `targets`."""
     quantile_key: str
-    """Prefix of its targets on quantiles, such as `tpot` in tpot_p99_s."""
+    """Prefix of its quantile targets, such as `tpot` in tpot_p99_s."""
     head: str
-    """Column head in tables of the terminal."""
+    """Column head in terminal tables."""
     label: str
     """Label on pages."""
     per: str

@@ -1,4 +1,4 @@
-"""Measurements of profile runs, and the requests that produce them."""
+"""Measurements of profile runs, and the requests that start them."""
 
 import re
 import statistics
@@ -17,12 +17,14 @@ from hp_tool.domain.workload import TrainingWorkload
 MeasurementStatus = Literal["ok", "oom", "timeout", "crashed", "preempted"]
 Runner = Literal["megatron-core", "vllm", "endpoint"]
 KILLED_CAUSE = "a process was killed by signal 9"
-"""Cause of a run that was killed from outside. The run is repeated once before the configuration is
-blamed.
+"""Cause of a run that was killed from outside. Such a run is repeated once before the failure is
+attributed to the configuration.
 """
 
 GRAPHS_AFTER = 2
-"""Number of steps before CUDA graphs are replayed: one normal step and one that records."""
+"""Number of steps before CUDA graphs are replayed: one eager step and one that captures the
+graphs.
+"""
 LocalOperation = Literal["matmul", "attention", "add", "activation", "norm", "loss"]
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 Seconds = Annotated[float, Interval(ge=1e-6, le=1e7)]
@@ -325,14 +327,18 @@ class Measurement(Strict):
 
     @property
     def objective_s(self) -> float | None:
-        """Seconds that a search minimizes: the whole step, or the penalized serving latency."""
+        """Objective value that a search minimizes, in seconds: the step time of the complete
+        configuration, or the penalized serving latency.
+        """
         if self.load is not None:
             return self.load.penalised_latency_s
         return self.step_s if self.fidelity.is_whole else self.extrapolated_step_s
 
     @property
     def measured_s(self) -> float | None:
-        """Seconds of the whole configuration's step, or for serving the mean request latency."""
+        """Step time of the complete configuration in seconds; for serving, the mean request
+        latency.
+        """
         return self.objective_s if self.load is None else self.load.request_latency_s
 
     @property
@@ -352,7 +358,7 @@ class JobResult(Measurement):
 
     @property
     def first_measurement(self) -> Measurement:
-        """Measurement of the first configuration, with `wall_s` reduced to its part of the job."""
+        """Measurement of the first configuration, with `wall_s` reduced by that of the others."""
         rivals_s = sum(rival.wall_s or 0.0 for rival in self.rivals)
         values = {field.name: getattr(self, field.name) for field in fields(Measurement)}
         return Measurement(
@@ -374,7 +380,7 @@ class Request(Strict):
 
     @property
     def num_processes(self) -> int:
-        """Processes that torchrun starts."""
+        """Number of processes that torchrun starts."""
         return self.num_gpus
 
 

@@ -12,28 +12,29 @@ from hp_tool.domain.serving import RunConfig
 MeasurementSource = Literal["profile", "reported", "file"]
 MeasurementState = Literal["accepted", "held", "excluded", "deleted"]
 """accepted: calibrates predictions; held: so far from its prediction that someone should check it;
-excluded: does not calibrate; deleted: also omitted from lists. Each can be accepted again.
+excluded: does not calibrate; deleted: also hidden in lists. A measurement can be accepted again
+from any state.
 """
 WARNING_RATIO = 3.0
-"""Ratio between a figure and its prediction from which a warning is shown."""
+"""Ratio between a measured and a predicted figure from which a warning is shown."""
 COMPARED_FIGURES = {"step_s": "step_s", "peak_memory_bytes": "memory_allocated_bytes"}
-"""Measured figures by the predicted figure they are compared with."""
+"""Predicted figure with which each measured figure is compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewMeasurement:
-    """A measurement to store, with what it was measured on."""
+    """A measurement to store, with the problem that was measured."""
 
     source: MeasurementSource
-    """profile: a run of a search; reported: sent by a training; file: imported."""
+    """profile: a run of a search; reported: sent by a training run; file: imported."""
     cluster_key: str
-    """Key of the GPU and cluster whose measurements one calibration uses."""
+    """Key of the GPU and cluster. One calibration uses the measurements of one key."""
     gpu: str
     framework: str
     model: str
     """Name of the model."""
     query: JsonObject
-    """The query, detailed enough to predict it again."""
+    """The query, complete enough to repeat its prediction."""
     parallel: RunConfig
     measurement: Measurement
     predicted: JsonObject = field(default_factory=dict)
@@ -44,12 +45,12 @@ class NewMeasurement:
     """
     state: MeasurementState = "accepted"
     trusted: bool = True
-    """Whether it calibrates everybody's predictions; if false, only its owner's."""
+    """Whether the measurement calibrates everybody's predictions. False: only its owner's."""
     owner: str | None = None
 
     @property
     def distances(self) -> dict[str, float]:
-        """Ratio (at least 1) of each figure to its prediction.
+        """Ratio of each figure to its prediction or the inverse, whichever is at least 1.
 
         Empty for profile runs, reduced runs and CPUs, whose speed and memory depend on the host.
         """
@@ -63,7 +64,7 @@ class NewMeasurement:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Warnings about figures that are far from their prediction."""
+        """Warnings about figures that differ strongly from their predictions."""
         unless_accepted = (
             "; not used for calibration until it is accepted" if self.state == "held" else ""
         )
@@ -77,7 +78,7 @@ class NewMeasurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DueRefit:
-    """A measurement whose state changed after the calibrations of its cluster were fitted."""
+    """A measurement whose state changed after its cluster's calibrations were fitted."""
 
     id: str
     cluster_key: str
@@ -99,7 +100,7 @@ class MeasurementRecord(NewMeasurement):
 
     @property
     def set(self) -> ChosenValues:
-        """Query values that its search chose besides `parallel`, by path."""
+        """Query values other than `parallel` that its search chose, by path."""
         return dict(self.predicted.get(SET, {}))
 
 
@@ -116,14 +117,14 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """Result of importing a list of reports, each of which is stored or rejected independently."""
+    """Result of importing a list of reports. Each report is stored or rejected independently."""
 
     stored: tuple[MeasurementRecord, ...]
     refused: tuple[Refused, ...]
 
 
 class MeasurementQuery(Paging, total=False):
-    """Filters of a list of measurements; None matches everything."""
+    """Filters for a list of measurements; None matches everything."""
 
     cluster_key: str | None
     gpu: str | None
@@ -132,21 +133,21 @@ class MeasurementQuery(Paging, total=False):
     source: MeasurementSource | None
     status: MeasurementStatus | None
     state: MeasurementState | None
-    """None for all but deleted ones."""
+    """None: all states except `deleted`."""
     teaches: str | None
-    """Measurements that may calibrate this owner's predictions; "" for everybody's."""
+    """Owner whose predictions the measurements may calibrate; "": everybody's."""
     search_id: str | None
     problem_digest: str | None
     digest: str | None
     repeats: int | None
-    """Maximum number of the newest measurements per problem, configuration and outcome; None for
+    """Maximum number of measurements per problem, configuration and outcome, newest first; None:
     all.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredCluster:
-    """A cluster and framework with measurements."""
+    """A cluster and framework that have measurements."""
 
     cluster_key: str
     gpu: str

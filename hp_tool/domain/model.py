@@ -1,5 +1,5 @@
-"""The model that is trained or served: the shape of a transformer, in Hugging Face's config.json
-names.
+"""The model that is trained or served: the shape of a transformer, with the field names of Hugging
+Face's config.json.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OutputGate = Literal["channel", "head"]
 
 Layers = Annotated[int, Interval(ge=1, le=10_000)]
 Size = Annotated[int, Interval(ge=1, le=1 << 26)]
-"""A size; bounded far above any real model's."""
+"""A size, with an upper bound far above that of any real model."""
 ZeroOrMore = Annotated[int, Interval(ge=0, le=1 << 26)]
 
 AttentionKind = Literal["grouped", "latent"]
@@ -36,8 +36,8 @@ T = TypeVar("T")
 def _optional_or(
     field: Callable[[ModelSpec], T | None], otherwise: Callable[[ModelSpec], T]
 ) -> cached_property[T]:
-    """Return a property that returns the field's value or, if that is None, the value derived from
-    other fields.
+    """Return a property with the field's value or, if that is None, the value derived from other
+    fields.
     """
 
     def value(model: ModelSpec) -> T:
@@ -48,7 +48,7 @@ def _optional_or(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKind:
-    """Kind of one layer. Layers of one kind have the same matrices."""
+    """Kind of a layer. Layers of one kind have the same matrices."""
 
     attention: AttentionKind = "grouped"
     """grouped: query heads that share key/value heads (MHA, GQA, MQA); latent: multi-head latent
@@ -295,7 +295,7 @@ class ModelSpec(Strict):
     decoder_layers = _optional_or(
         lambda model: model.num_decoder_layers, lambda model: model.num_hidden_layers
     )
-    """encoder_decoder: number of decoder layers."""
+    """encoder_decoder only: number of decoder layers."""
     kv_heads = _optional_or(
         lambda model: model.num_key_value_heads, lambda model: model.num_attention_heads
     )
@@ -303,7 +303,7 @@ class ModelSpec(Strict):
         lambda model: model.head_dim, lambda model: model.hidden_size // model.num_attention_heads
     )
     qk_nope_size = _optional_or(lambda model: model.qk_nope_head_dim, lambda model: model.head_size)
-    """MLA: width of the part of a query or key head without rotary embedding."""
+    """MLA: width of the part of a query or key head that has no rotary embedding."""
     ffn_size = _optional_or(
         lambda model: model.intermediate_size, lambda model: 4 * model.hidden_size
     )
@@ -333,15 +333,18 @@ class ModelSpec(Strict):
 
     @cached_property
     def total_layers(self) -> int:
-        """Total number of layers; for an encoder-decoder model, of both sides."""
+        """Total number of layers. For an encoder-decoder model, this includes both sides."""
         both = self.architecture == "encoder_decoder"
         return self.num_hidden_layers + self.decoder_layers if both else self.num_hidden_layers
 
     @cached_property
     def kinds(self) -> tuple[tuple[int, ModelSpec], ...]:
-        """(layers, a model of these layers alone) for each kind of layer, in order of first
-        appearance: those of `blocks`, or the leading dense layers and those with experts, or all
-        layers and the model itself. Layers of a model without `blocks` are windowed on average.
+        """(number of layers, model with only these layers) for each kind of layer, in order of
+        first appearance.
+
+        The kinds are those of `blocks`. Without `blocks`, they are the leading dense layers and the
+        layers with experts, or a single kind with the model itself, and each layer is windowed on
+        average.
         """
         if self.blocks is None:
             sparse = self.moe_layers
@@ -363,7 +366,7 @@ class ModelSpec(Strict):
 
     @cached_property
     def pattern(self) -> tuple[int, ...]:
-        """Index in `kinds` of each layer, in order."""
+        """Index into `kinds` for each layer, in order."""
         if self.blocks is None:
             counts = (count for count, _ in self.kinds)
             return tuple(place for place, count in enumerate(counts) for _ in range(count))
@@ -377,9 +380,10 @@ class ModelSpec(Strict):
 
     @cached_property
     def mtp_kinds(self) -> tuple[int, ...]:
-        """Number of layers of each kind in one layer of multi-token prediction. It equals the last
-        layer or, if mixers and feed-forwards are separate layers, has one with attention and the
-        last feed-forward (Nemotron 3: `*E`).
+        """Number of layers of each kind in one multi-token-prediction layer.
+
+        It is the same kind as the last layer. If mixers and FFNs are separate layers, it combines
+        attention with the last FFN (Nemotron 3: `*E`).
         """
         own = self.pattern[-1]
         both = [
@@ -399,7 +403,7 @@ class ModelSpec(Strict):
         return tuple(int(place in chosen) for place in range(len(self.kinds)))
 
     def _repeated(self, layers: int) -> ModelSpec:
-        """Return a model with `layers` such layers, of which the same fraction is windowed."""
+        """Return a model with this many layers, of which the same fraction is windowed."""
         windowed = self.sliding_window_layers
         sizes: dict[str, Any] = {"num_hidden_layers": layers}
         if windowed is not None:
@@ -407,7 +411,7 @@ class ModelSpec(Strict):
         return replace(self, **sizes)
 
     def _alone(self, block: Block, count: int) -> ModelSpec:
-        """Return a model with only `count` such layers."""
+        """Return a model with only `count` layers like those of the block."""
         own = {
             field.name: value
             for field in fields(block)
@@ -432,14 +436,16 @@ class ModelSpec(Strict):
 
     @cached_property
     def is_uniform(self) -> bool:
-        """Whether every layer has attention and an MLP; `sliding_window_layers` and
-        `first_k_dense_replace` distinguish the layers.
+        """Whether every layer has attention and an MLP. Layers may still differ by
+        `sliding_window_layers` and `first_k_dense_replace`.
         """
         return self.blocks is None and self.mixer == "attention" and self.feed_forward != "none"
 
     @cached_property
     def is_recurrent(self) -> bool:
-        """Whether its layers, which are all equal, keep a state instead of keys and values."""
+        """Whether the layers, which are all identical, store a recurrent state instead of keys and
+        values.
+        """
         return self.mixer in RECURRENT_MIXERS
 
     @cached_property
@@ -448,12 +454,12 @@ class ModelSpec(Strict):
 
     @cached_property
     def layer_kind(self) -> LayerKind:
-        """Kind of the model's layers; of a MoE model, the kind of the layers with experts."""
+        """Kind of the model's layers; for a MoE model, the kind of the layers with experts."""
         return LayerKind(attention=self.attention, mlp="experts" if self.num_experts else "dense")
 
     @cached_property
     def without_experts(self) -> ModelSpec:
-        """The model with only its dense layers; itself if it has no experts."""
+        """The model with only its dense layers, or the model itself if it has no experts."""
         if not self.num_experts:
             return self
         return replace(
@@ -466,7 +472,9 @@ class ModelSpec(Strict):
 
     @cached_property
     def moe_layers(self) -> int:
-        """Number of layers with experts: all but the leading dense ones; 0 in a dense model."""
+        """Number of layers with experts: all except the leading dense layers; 0 for a dense
+        model.
+        """
         if self.blocks is not None:
             return sum(kind.moe_layers for _, kind in self.kinds)
         return (
@@ -499,7 +507,7 @@ class ModelSpec(Strict):
 
     @cached_property
     def mlp_inputs(self) -> int:
-        """Number of matrices that read an MLP's input: up, and gate if it has one."""
+        """Number of matrices that read an MLP's input: up, and gate if there is one."""
         return 2 if self.gated_mlp else 1
 
     @cached_property
@@ -511,21 +519,21 @@ class ModelSpec(Strict):
 
     @cached_property
     def is_gpt_like(self) -> bool:
-        """Whether the model has layernorm and no gates: such models have biases and learned
-        positions by default.
+        """Whether the model has layernorm and no gated MLP. Such models have biases and learned
+        position embeddings by default.
         """
         return self.normalization == "layernorm" and not self.gated_mlp
 
     @cached_property
     def vectors_per_norm(self) -> int:
-        """Trained vectors of a norm: weight and bias, a weight, or none."""
+        """Number of trained vectors per norm: two (weight and bias), one (weight), or none."""
         of_normalization: Vectors = "weight_bias" if self.normalization == "layernorm" else "weight"
         return _VECTORS[self.norm_vectors or of_normalization]
 
     @cached_property
     def head_dense_vectors(self) -> int:
-        """Trained vectors of the dense layer's norm in the head: weight and bias, a weight, or
-        none.
+        """Number of trained vectors in the norm of the head's dense layer: two (weight and bias),
+        one (weight), or none.
         """
         of_architecture: Vectors = "weight_bias" if self.architecture == "encoder" else "none"
         return _VECTORS[self.head_dense or of_architecture]

@@ -1,4 +1,4 @@
-"""Parallelism: one configuration, or the axes that a search may vary."""
+"""Parallelism: a single configuration, or the axes that a search may vary."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
@@ -40,7 +40,7 @@ class Recompute(Strict):
 
 
 def recompute_name(recompute: RecomputeName | Recompute) -> str:
-    """Return `selective`, or `full block 4` if details are set."""
+    """Return `selective`, or with details `full block 4`."""
     if isinstance(recompute, str):
         return recompute
     modules = (
@@ -94,23 +94,25 @@ QUERY_STRATEGY_FIELDS = (
     "hierarchical_context_parallel_sizes",
     "dynamic_context_parallel",
 )
-"""Fields of ParallelConfig that are the same for all candidates."""
+"""Fields of ParallelConfig that have the same value for all candidates of a query."""
 STRATEGY_FIELDS = (*QUERY_STRATEGY_FIELDS, "moe_token_dispatcher_type")
-"""Fields that apply to one framework only and determine a query's Strategy."""
+"""Fields that apply to one framework only. They determine the Strategy of a query."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy(Strict):
-    """Settings of the parallel dimensions that all candidates of a query share."""
+    """Settings that all candidates of a query have in common, such as the rank order and the
+    context exchange.
+    """
 
     context_parallel_communication: ContextCommunication = "p2p"
     hierarchical_context_parallel_sizes: tuple[int, int] | None = None
-    """a2a+p2p: (ranks that exchange heads, number of such groups in the ring). None: the largest
-    number of ranks that share an NVLink domain and divide the heads.
+    """a2a+p2p: (ranks per Ulysses group, number of such groups in the ring). None: the Ulysses
+    group is as large as possible within an NVLink domain, and its size divides the heads.
     """
     dynamic_context_parallel: bool = False
     moe_token_dispatcher_type: TokenDispatcher = "alltoall"  # noqa: S105 (a token is no password here)
-    """Dispatcher of candidates that name none."""
+    """Dispatcher of candidates that do not set one."""
     pipeline_layout: PipelineLayout | None = None
     """Pipeline layout; None: equal stages, see `cost.pipeline_stages`."""
 
@@ -243,8 +245,8 @@ class ParallelQuery(Strict):
 
 
 def common_settings(query: ParallelQuery, *, context_parallel_size: int) -> dict[str, Any]:
-    """Return, by field, the query's settings for all candidates that apply to a given size. Levels
-    of context parallelism apply only if their product is the size.
+    """Return the query's settings that apply to all candidates of this context-parallel size, by
+    field. The levels of context parallelism apply only if their product is this size.
     """
     values = {name: getattr(query, name) for name in QUERY_STRATEGY_FIELDS}
     sizes = query.hierarchical_context_parallel_sizes
@@ -259,7 +261,7 @@ Value = TypeVar("Value")
 
 
 def axis_values(value: Value | tuple[Value, ...] | None) -> tuple[Value, ...]:
-    """Return the distinct values that a query gives an axis: none, one, or those of a list."""
+    """Return the distinct values of an axis in a query: none, a single one, or those of a list."""
     if value is None:
         return ()
     return tuple(dict.fromkeys(value)) if isinstance(value, tuple) else (value,)

@@ -1,5 +1,5 @@
-"""Parts of a training step, of memory and of a request's latency, with their names, groups and
-colours in the cost model, calibrations, explanations, the terminal and pages.
+"""Parts of a training step, of memory and of a request's latency. The cost model, calibrations,
+explanations, the terminal and pages use their names, groups and colours.
 """
 
 from __future__ import annotations
@@ -8,34 +8,36 @@ from dataclasses import dataclass
 from typing import Literal
 
 Factor = Literal["compute", "attention", "communication", "memory_bound"]
-"""Groups of parts whose seconds a calibration multiplies by one factor."""
+"""Calibration groups. A calibration multiplies the seconds of all parts in a group by one
+factor.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One part; the parts of a quantity sum to it."""
+    """One part of a quantity; the parts sum to the quantity."""
 
     key: str
     """Name in JSON."""
     label: str
     """Label in tables and figures."""
     noun: str = ""
-    """Name in a sentence; empty: as `label`."""
+    """Name in a sentence; empty: the same as `label`."""
     colour: int | None
     """Index in the palette of figures; None: the colour of idle time."""
     factor: Factor = "compute"
-    """Group of the factor that a calibration applies to it."""
+    """Calibration group of the part."""
     per_micro_batch: bool = False
-    """Whether a stage repeats it for each micro-batch."""
+    """Whether a stage repeats the part for each micro-batch."""
     computes: bool = False
-    """Whether kernels of the model run in it, so that it hides communication."""
+    """Whether the part consists of the model's kernels, which can hide communication."""
     communicates: bool = False
-    """Whether it uses a link."""
+    """Whether the part uses a link."""
     sharded: bool = False
-    """Whether it depends on how optimizer states, gradients and weights are sharded."""
+    """Whether the part depends on how optimizer states, gradients and weights are sharded."""
     measured: bool = True
-    """Whether a trace can determine a factor for it. A bubble is other ranks' compute, and overhead
-    can have any cause.
+    """Whether a trace can determine a calibration factor for the part. A bubble is caused by the
+    compute of other ranks, and overhead can have any cause.
     """
 
     @property
@@ -144,12 +146,12 @@ STEP = (
         measured=False,
     ),
 )
-"""Parts of a training step, in exposed seconds."""
+"""Parts of a training step, in seconds of exposed time."""
 
 UNKNOWN_KERNELS = Part(
     key="unknown", label="unknown", noun="unknown kernels", colour=11, computes=True
 )
-"""Part for kernels of a recorded step that no rule recognizes."""
+"""Part for kernels of a recorded step that match no rule."""
 
 MEMORY = (
     Part(key="weights", label="weights", colour=1),
@@ -160,7 +162,7 @@ MEMORY = (
     Part(key="buffers", label="buffers", noun="communication buffers", colour=6),
     Part(key="overhead", label="overhead", colour=11),
 )
-"""Parts of a training's memory on one device, in bytes."""
+"""Parts of the memory of a training run on one device, in bytes."""
 
 SERVING_MEMORY = (
     Part(key="weights", label="weights", colour=1),
@@ -196,14 +198,16 @@ TIMED = (
     ),
     Part(key="rest", label="rest", noun="time outside all timers", colour=11),
 )
-"""Parts of a step that a log's timers measure, in addition to parts of STEP."""
+"""Parts of a step that a log's timers measure in addition to those in STEP."""
 
 PARTS: dict[str, Part] = {
     part.key: part
     for parts in (MEMORY, SERVING_MEMORY, REQUEST, TIMED, (UNKNOWN_KERNELS,), STEP)
     for part in parts
 }
-"""All parts by key. Parts of memory and of a step with the same key share label and colour."""
+"""All parts by key. A key that occurs both for memory and for a step has the same label and colour
+in both.
+"""
 STEP_KEYS = tuple(part.key for part in STEP)
 MEMORY_KEYS = tuple(part.key for part in MEMORY)
 SERVING_MEMORY_KEYS = tuple(part.key for part in SERVING_MEMORY)
@@ -212,7 +216,7 @@ PER_MICRO_BATCH = tuple(part.key for part in STEP if part.per_micro_batch)
 ONCE_A_STEP = tuple(part.key for part in STEP if not part.per_micro_batch)
 SHARDED = tuple(part.key for part in STEP if part.sharded)
 COMPUTING = tuple(part.key for part in STEP if part.computes and part.per_micro_batch)
-"""Parts that are passes of the model: all computing parts except the optimizer."""
+"""Keys of parts that are passes of the model: all computing parts except the optimizer."""
 
 
 def factor(key: str) -> Factor:

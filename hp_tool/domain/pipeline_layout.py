@@ -2,8 +2,9 @@
 `Et*3|(tt|)*29,m|L`.
 
 A `|` ends a model chunk. E is the embedding, t a transformer layer, m a multi-token-prediction
-layer, and L the output layer with the loss. `x*n` and `(...)*n` repeat; commas are ignored. Chunk i
-is on pipeline rank i mod p. Source: Megatron Core, transformer/pipeline_parallel_layer_layout.py.
+layer, and L the output layer with the loss. `x*n` and `(...)*n` are repetitions; commas are
+ignored. Chunk i is on pipeline rank i mod p. Source: Megatron Core,
+transformer/pipeline_parallel_layer_layout.py.
 """
 
 import functools
@@ -20,7 +21,9 @@ MAX_TEXT = 4_096
 MAX_EXPANDED_CHARACTERS = 65_536
 """Maximum number of characters after all repetitions are expanded."""
 _REPETITIONS = (re.compile(r"\(([^()]+)\)\*(\d+)"), re.compile(r"([^*()\d])\*(\d+)"))
-"""Regular expressions of repetitions, groups first so that their content may repeat too."""
+"""Regular expressions for repetitions. Groups are expanded first, so that their content may contain
+repetitions.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +36,7 @@ class LayoutChunk:
     """Number of multi-token-prediction layers."""
     loss: int
     layers_before: int
-    """Number of layers in the chunks before it."""
+    """Number of layers in earlier chunks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +45,16 @@ class PipelineLayout:
 
     text: str
     chunks: tuple[LayoutChunk, ...]
-    """Chunks in the order in which a micro-batch passes them."""
+    """Chunks in the order in which a micro-batch passes through them."""
 
     def stage(self, rank: int, *, stages: int) -> tuple[LayoutChunk, ...]:
-        """Return the chunks of one rank in a pipeline of a given number of ranks."""
+        """Return the chunks on one rank of a pipeline with `stages` ranks."""
         return self.chunks[rank::stages]
 
 
 @functools.lru_cache(maxsize=256)
 def parse_layout(text: str) -> PipelineLayout:
-    """Return the layout that a text describes.
+    """Return the layout described by a text.
 
     Raises:
         InputError: The text is not a layout, or the layout is too large.
@@ -98,7 +101,7 @@ def check_layout(layout: PipelineLayout, *, num_layers: int, mtp_layers: int) ->
     """Check that a layout has the model's number of layers.
 
     Raises:
-        InputError: It has another number.
+        InputError: The layout has a different number of layers.
     """
     for count, wanted, letter, name in (
         (sum(chunk.layers for chunk in layout.chunks), num_layers, "t", "num_hidden_layers"),
@@ -118,7 +121,7 @@ def check_layout(layout: PipelineLayout, *, num_layers: int, mtp_layers: int) ->
 
 def _expand_repetitions(text: str) -> str:
     for pattern in _REPETITIONS:
-        # More than seven digits are always too many.
+        # A number with more than seven digits is always too large.
         length = len(text) + sum(
             len(match[1]) * int(match[2].lstrip("0")[:7] or 0) for match in pattern.finditer(text)
         )
@@ -148,11 +151,11 @@ def _expand_repetitions(text: str) -> str:
 def missing_layers(
     *, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool = False
 ) -> tuple[Any, Any]:
-    """Return the numbers of layers that the first and the last stage have fewer than a full stage.
+    """Return how many layers the first and the last stage lack compared with a full stage.
 
-    Their sum is the distance from L to the next multiple of p v, 0 if p v divides L. The last stage
-    lacks more, because it also has the output layer. With `begins_dense`, only the last stage lacks
-    layers, if it still has one.
+    The sum of both is the distance from L to the next multiple of p v, which is 0 if p v divides L.
+    The last stage lacks more layers, because it also has the output layer. With `begins_dense`,
+    only the last stage lacks layers, provided that it keeps at least one.
     """
     missing = -num_layers % (stages * chunks)
     first = missing // 2
@@ -164,11 +167,11 @@ def missing_layers(
 def ends_are_shorter(
     *, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool = False
 ) -> Any:
-    """Return whether Megatron Core's settings for the first and the last stage describe the layers
-    of all stages.
+    """Return whether Megatron Core's settings for the first and the last stage are sufficient to
+    describe the layers of all stages.
 
-    This is so if both stages lack at most one layer each, or with one chunk per rank if the last
-    stage still has a layer.
+    They are if both stages lack at most one layer or, with one chunk per rank, if the last stage
+    has at least one layer.
     """
     _, last = missing_layers(
         num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense
@@ -177,8 +180,8 @@ def ends_are_shorter(
 
 
 def _only_ends_lack_layers(*, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool) -> Any:
-    """Return whether all stages but the first and the last are full, even if Megatron Core has no
-    setting for it.
+    """Return whether all stages except the first and the last are full, even if Megatron Core has
+    no setting for this.
     """
     sizes = {
         "num_layers": num_layers,
@@ -191,8 +194,8 @@ def _only_ends_lack_layers(*, num_layers: Any, stages: Any, chunks: Any, begins_
 
 
 def splits_unevenly(*, num_layers: Any, stages: Any, chunks: Any) -> Any:
-    """Return whether L layers can be divided unevenly into p v chunks: each has a layer, except
-    possibly the first and the last.
+    """Return whether L layers can be split unevenly into p v chunks, where every chunk except
+    possibly the first and the last has a layer.
     """
     _, last = missing_layers(num_layers=num_layers, stages=stages, chunks=chunks)
     return (stages > 1) & ((num_layers > stages * chunks) | ((chunks > 1) & (last == 1)))
@@ -201,7 +204,7 @@ def splits_unevenly(*, num_layers: Any, stages: Any, chunks: Any) -> Any:
 def stage_layers(
     *, num_layers: Any, stages: Any, chunks: Any, late: bool = False, begins_dense: bool = False
 ) -> tuple[Any, Any, Any]:
-    """Return the numbers of layers of the first, the last and the fullest stage; `late` as in
+    """Return the numbers of layers on the first, the last and the fullest stage. For `late`, see
     `chunk_layers`.
     """
     p = stages
@@ -227,8 +230,8 @@ def stage_layers(
 def v_stage_layers(
     *, num_layers: Any, stages: Any, chunks: Any, begins_dense: bool = False
 ) -> tuple[Any, Any, Any]:
-    """Return the numbers of layers of the first, the last and the fullest stage in a V-shaped
-    pipeline, whose rank r has the chunks r and 2p - 1 - r.
+    """Return the numbers of layers on the first, the last and the fullest stage of a V-shaped
+    pipeline, where rank r has the chunks r and 2p - 1 - r.
     """
     first, last = missing_layers(
         num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense
@@ -242,10 +245,10 @@ def v_stage_layers(
 def chunk_layers(
     *, num_layers: int, stages: int, chunks: int, late: bool = False, begins_dense: bool = False
 ) -> list[int]:
-    """Return the layers of each of the p v model chunks, in the order in which a micro-batch passes
-    them.
+    """Return the number of layers in each of the p v model chunks, in the order in which a
+    micro-batch passes through them.
 
-    With `late`, the last chunks have the remaining layers.
+    With `late`, the last chunks get the remaining layers.
     """
     first, last = missing_layers(
         num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense
@@ -269,7 +272,9 @@ def chunk_layers(
 def layout_text(
     *, num_layers: int, mtp_layers: int, stages: int, chunks: int, begins_dense: bool = False
 ) -> str:
-    """Return the split of `chunk_layers` in the notation of this module: `Et*5|(t*6|)*10t*5L`."""
+    """Return the split computed by `chunk_layers` in this module's notation:
+    `Et*5|(t*6|)*10t*5L`.
+    """
     return text_of_chunks(
         chunk_layers(
             num_layers=num_layers, stages=stages, chunks=chunks, begins_dense=begins_dense
@@ -279,8 +284,8 @@ def layout_text(
 
 
 def text_of_chunks(sizes: Iterable[int], *, mtp_layers: int) -> str:
-    """Return two or more model chunks with these numbers of layers in the same notation;
-    multi-token prediction is in the last one.
+    """Return two or more model chunks with these numbers of layers in the same notation.
+    Multi-token prediction is in the last chunk.
     """
     first, *between, last = map(_layers_text, sizes)
     runs = ((text, len(list(same))) for text, same in itertools.groupby(between))

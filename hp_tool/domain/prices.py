@@ -1,4 +1,4 @@
-"""Rental prices of machines, and emissions of electricity grids."""
+"""Rental prices of machines, and CO2 emissions of electricity grids."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,36 +7,40 @@ from hp_tool.domain.fields import NonNegative, Strict
 
 Market = Literal["on_demand", "reserved", "spot"]
 PRICED = "priced"
-"""Name that stands for every machine of the price list, in place of a cluster's or a GPU's name."""
+"""Name that stands for every machine in the price list, in place of a cluster or GPU name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer(Strict):
-    """A machine for rent, as one page lists it on one day. Prices are US dollars per GPU-hour."""
+    """A machine for rent, as listed on one page on one day. Prices are in US dollars per
+    GPU-hour.
+    """
 
     name: str
     provider: str
     node_type: str | None = None
-    """The server or cloud instance of the catalogue; None: the GPU's usual server and network are
-    assumed.
+    """The catalogue's server or cloud instance; None: a server and network that are usual for the
+    GPU.
     """
     gpu: str | None = None
-    """Catalogue name of its GPU; None: that of node_type."""
+    """Catalogue name of the GPU; None: that of node_type."""
     region: str | None = None
     grid: str | None = None
-    """Catalogue name of its electricity grid; None: the page does not state a location."""
+    """Catalogue name of the electricity grid; None: the page states no location."""
     on_demand: NonNegative | None = None
     reserved: NonNegative | None = None
     """Lowest price for a longer commitment."""
     spot: NonNegative | None = None
     interruptions_per_node_day: NonNegative | None = None
-    """How often the provider reclaims a spot node, if published."""
+    """How often the provider reclaims a spot node, in interruptions per node and day, if
+    published.
+    """
     date: str
     """Date of the page, YYYY-MM-DD."""
     source: str
     """URL of the page."""
     line: str
-    """Line of the page that states the price."""
+    """Line of the page with the price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,5 @@
 """Fields that the built-in profilers support. A search checks them before its first run, and a
-profiler before each run. Fields that are not declared here are rejected.
+profiler before each run. Undeclared fields are rejected.
 """
 
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ Unsupported = Iterator[tuple[str, str]]
 Sizes: TypeAlias = Any
 """A ParallelConfig, or the same fields of n candidates as arrays of shape (n,)."""
 MIN_VLLM_BATCHED_TOKENS = 10_000
-"""`vllm bench latency` draws its prompts from this many tokens."""
+"""`vllm bench latency` draws its prompts from this many token ids."""
 
 _ENCODER_ONLY_FIELDS: Declared = {
     "output_bias": (False,),
@@ -43,7 +43,7 @@ _ENCODER_ONLY_FIELDS: Declared = {
     "sentence_head": (False,),
     "type_vocab_size": (0,),
 }
-"""Fields of encoder parts, with the values that a decoder without these parts may have."""
+"""Fields of encoder-only parts, with the values that a decoder may have."""
 _DECODER_FIELDS: Declared = {
     **allow_any_value(DENSE_FIELDS, parse_names("position_embedding_offset")),
     **_ENCODER_ONLY_FIELDS,
@@ -70,27 +70,27 @@ _SIZE_FIELDS = {
         virtual_pipeline_parallel_size micro_batch_size zero_stage data_parallel_shard_size
     """),
 }
-"""Fields of `parallel` that each engine supports, in addition to recomputation."""
+"""Fields of `parallel` that each engine supports, besides recomputation."""
 _RECOMPUTE_COLUMNS = parse_names("recompute_method recompute_num_layers recompute_modules")
-"""Recomputation of many candidates, as columns."""
+"""Fields of the recomputation of many candidates, as columns."""
 _BATCH_FIELDS = parse_names("input_length output_length concurrency precision")
 _ENDPOINT_FIELDS = _BATCH_FIELDS | parse_names("""
     kv_cache_precision request_rate_per_second prefix_cache_hit_rate memory_fraction max_model_len
 """)
-"""Fields of a load for a server that was started with its own precisions, memory fraction and
-longest request.
+"""Fields of a load that a running server supports. The server was started with its own precisions,
+memory fraction and maximum request length.
 """
 
 
 def _declared_workload(training: TrainingWorkload) -> Declared:
-    """Return the workload fields that the engine supports."""
+    """Return the supported fields of the workload, for its engine."""
     declared = run_by(_profiler_engine(training))
     if training.framework == "torch-fsdp":
         return declared
     stored = "bf16" if training.precision == "fp8" else training.precision
     return {
         **declared,
-        # Transformer Engine's ring always overlaps.
+        # Transformer Engine's ring attention always overlaps.
         **allow_any_value(OVERLAP_FIELDS - {"overlap.context_parallel"}),
         "parameter_precision": (stored,),
         "gradient_precision": ("fp32", stored),
@@ -111,9 +111,9 @@ def unsupported_model_fields(
     sequence_length: int,
     of: str,
 ) -> Unsupported:
-    """Yield (field, words) for features of a model that runs cannot build.
+    """Yield (field, words) for each model feature that profile runs cannot build.
 
-    `of` is the query's field that gives the length of sequences.
+    `of` is the query field that gives the sequence length.
     """
     if model.kv_lora_rank is not None and declared is _PREDICTING_DECODER_FIELDS:
         declared = {**declared, **allow_any_value(LATENT_FIELDS)}
@@ -160,7 +160,9 @@ def unsupported_training(*, model: ModelSpec, training: TrainingWorkload, gpu: s
 
 
 def unsupported_layout(cluster: ClusterSpec, strategy: Strategy) -> Unsupported:
-    """Yield (field, words) for each setting of cluster and rank layout that runs do not support."""
+    """Yield (field, words) for each setting of cluster and rank layout that profile runs do not
+    support.
+    """
     yield from _undeclared_words(
         strategy, section="parallel", declared=allow_any_value(_SIZE_FIELDS["megatron-core"])
     )
@@ -175,10 +177,10 @@ def unsupported_sizes(
     gpu: str,
     communication: ContextCommunication | None,
 ) -> Iterator[tuple[Any, str]]:
-    """Yield (whether it applies, words) for each setting of a configuration that runs do not
-    support; bools, or arrays of shape (n,).
+    """Yield (whether it applies, words) for each setting of a configuration that profile runs do
+    not support. The first item is a bool, or an array of shape (n,).
 
-    `communication` is that of context parallelism. Rings and head exchanges come from Transformer
+    `communication` is the context exchange. Ring attention and Ulysses come from Transformer
     Engine, which has no CPU version.
     """
     yield from _undeclared_sizes(sizes, followed=_SIZE_FIELDS[_profiler_engine(training)])
@@ -239,14 +241,14 @@ def _undeclared_sizes(sizes: Sizes, *, followed: frozenset[str]) -> Iterator[tup
             name not in followed | _RECOMPUTE_COLUMNS
             and f"parallel.{name}" not in ACCOUNTING_FIELDS
         ):
-            default = getattr(usual, name, None)  # For names, the code 0.
+            default = getattr(usual, name, None)  # For names, this is the code 0.
             yield getattr(sizes, name) != (0 if default is None else default), name
 
 
 def unsupported_serving(
     *, model: ModelSpec, inference: InferenceWorkload, runner: Runner
 ) -> Unsupported:
-    """Yield (field, words) for each setting of a serving query that runs do not support."""
+    """Yield (field, words) for each setting of a serving query that profile runs do not support."""
     running = runner == "endpoint"
     by_rate = running and isinstance(inference.request_rate_per_second, int | float)
     if not running and inference.precision not in ("bf16", "fp16", "fp32"):
@@ -256,7 +258,7 @@ def unsupported_serving(
             "inference.concurrency",
             "a load without one concurrency" + (" or request rate" if running else ""),
         )
-    if running and inference.think_time_s:  # The number of such users' requests in flight varies.
+    if running and inference.think_time_s:  # Then requests in flight vary.
         yield (
             "inference.think_time_s",
             "think_time_s: users with think time send requests at a rate; set "
@@ -296,8 +298,10 @@ def unsupported_serving_sizes(
     parallel: ServingConfig,
     runner: Runner = "megatron-core",
 ) -> Unsupported:
-    """Yield (field, words) for settings of this configuration that runs do not support."""
-    if runner == "endpoint":  # The server was started with this configuration.
+    """Yield (field, words) for each setting of this configuration that profile runs do not
+    support.
+    """
+    if runner == "endpoint":  # The server already runs with this configuration.
         yield from _undeclared_words(
             parallel, section="parallel", declared=allow_any_value(SERVER_FIELDS)
         )

@@ -22,15 +22,17 @@ Reducible = Literal["layers", "replicas", "micro_batches"]
 Objective = Literal["throughput", "days", "cost", "min_gpus", "throughput_per_gpu", "ttft", "tpot"]
 RankBy = Literal["expected", "mean"]
 MAX_DEVICES = 1_024
-"""Maximum number of devices for objective min_gpus if the query names a GPU but no number."""
+"""Maximum number of devices for objective min_gpus, if the query sets a GPU but no number of
+devices.
+"""
 
 
 class OwnFile(str):
-    """A name in a query that may be the path of a local file. A plain string is the name of a
-    catalogue entry and is never opened as a file.
+    """A name in a query that may be the path of a local file. A plain string is a catalogue name
+    and is never opened as a file.
 
-    Parsers of JSON and YAML do not create this type, so that queries from HTTP or the database
-    cannot name local files.
+    JSON and YAML parsers do not create this type, so queries from HTTP or the database cannot read
+    local files.
     """
 
     __slots__ = ()
@@ -218,17 +220,17 @@ class Query(Strict):
     """Your own training command, or the name of one that the administrator registered."""
 
     def with_num_gpus(self, num_gpus: int) -> Query:
-        """Return this query with a given number of devices of the same kind of cluster."""
+        """Return this query with a given number of devices in the same kind of cluster."""
         cluster = (
             ClusterQuery(node_type=self.cluster) if isinstance(self.cluster, str) else self.cluster
         )
         return replace(self, cluster=replace(cluster, num_gpus=num_gpus))
 
     def check_num_gpus(self) -> None:
-        """Check that the number of devices is given, unless objective min_gpus finds it.
+        """Check that the query sets the number of devices, unless objective min_gpus determines it.
 
         Raises:
-            InputError: The query leaves it open.
+            InputError: The query sets no number of devices.
         """
         if self.leaves_num_gpus_open():
             raise InputError(
@@ -239,10 +241,10 @@ class Query(Strict):
             )
 
     def leaves_num_gpus_open(self) -> bool:
-        """Return True if objective min_gpus has to find the number of a named GPU, and the query
-        sets no maximum.
+        """Return True if objective min_gpus has to find the number of devices and the query sets no
+        maximum.
 
-        A list of machines leaves nothing open, because each is a separate query.
+        For a list of machines, return False, because each machine is a separate query.
         """
         cluster = self.cluster
         if (
@@ -254,8 +256,8 @@ class Query(Strict):
         return cluster.num_gpus is None and cluster.node_type is None and cluster.stages is None
 
     def with_most_devices(self) -> Query:
-        """Return the query with MAX_DEVICES, in whole nodes, as the maximum if it leaves the number
-        of devices open.
+        """Return the query with a maximum of MAX_DEVICES devices, in whole nodes, if it leaves the
+        number of devices open.
         """
         if isinstance(self.cluster, str) or not self.leaves_num_gpus_open():
             return self

@@ -1,6 +1,4 @@
-"""Recipes: settings besides the layout that a published recipe uses, and the trainings to which
-they apply.
-"""
+"""Recipes: published settings other than the layout, and the training runs to which they apply."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -13,7 +11,7 @@ from hp_tool.domain.workload import TrainingWorkload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeRule(Strict):
-    """Settings that apply to trainings that meet all conditions of the rule."""
+    """Settings for training runs that meet all conditions of the rule."""
 
     models: tuple[str, ...] = ()
     """Catalogue names; empty: any."""
@@ -22,16 +20,16 @@ class RecipeRule(Strict):
     latent_attention: bool | None = None
     """Whether keys and values are compressed (multi-head latent attention)."""
     gpus: tuple[str, ...] = ()
-    """Catalogue names or dies (b200 is also GB200's); empty: any."""
+    """Catalogue names or dies (b200 includes GB200); empty: any."""
     precisions: tuple[Precision, ...] = ()
     tasks: tuple[Literal["pretrain", "sft", "lora"], ...] = ()
     min_gpus: int | None = None
     max_gpus: int | None = None
     min_batch: int | None = None
-    """Minimum sequences per step."""
+    """Minimum number of sequences per step."""
     max_batch: int | None = None
     training: dict[str, Any] = field(default_factory=dict)
-    """Values for keys of `training`; null removes the value of an earlier rule."""
+    """Values for keys of `training`; null removes the value set by an earlier rule."""
     parallel: dict[str, Any] = field(default_factory=dict)
     """Values for keys of `parallel`."""
 
@@ -48,7 +46,9 @@ class RecipeRule(Strict):
 
     @property
     def conditions(self) -> str:
-        """The conditions as text: `model deepseek-v3, gpu h100`; empty: every training."""
+        """The conditions as text: `model deepseek-v3, gpu h100`; empty if the rule always
+        applies.
+        """
         experts = {None: "", True: "models with experts", False: "dense models"}[self.experts]
         latent = {None: "", True: "with latent attention", False: "without latent attention"}[
             self.latent_attention
@@ -70,7 +70,7 @@ class RecipeRule(Strict):
         return ", ".join(filter(None, (experts, latent, *named, *bounds)))
 
     def covers(self, other: "RecipeRule") -> bool:
-        """Return whether this rule applies to every training to which the other applies."""
+        """Return whether this rule applies whenever the other rule applies."""
         return (
             self.experts in (None, other.experts)
             and self.latent_attention in (None, other.latent_attention)
@@ -87,7 +87,7 @@ class RecipeRule(Strict):
     def applies_to(
         self, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int, workload: TrainingWorkload
     ) -> bool:
-        """Return whether the rule applies to this training."""
+        """Return whether the rule applies to this training run."""
         batch = workload.global_batch_size
         return (
             (not self.models or model.name in self.models)
@@ -102,30 +102,30 @@ class RecipeRule(Strict):
 
 
 def _includes_all(names: tuple[str, ...], others: tuple[str, ...]) -> bool:
-    """Return whether `names` contains all `others`; empty `names` contain everything."""
+    """Return whether `names` includes all `others`. An empty `names` includes everything."""
     return not names or (bool(others) and set(others) <= set(names))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe(Strict):
-    """A recipe of the catalogue. Later rules override earlier ones, and the query overrides
-    both.
+    """A recipe of the catalogue. Later rules override earlier ones, and the query overrides all
+    rules.
     """
 
     name: str
     description: str
     source: str
     date: str = ""
-    """Month of the software that the recipe describes, such as 2024-07; empty: its rules name a
-    release.
+    """Release month of the software that the recipe describes, such as 2024-07; empty: its rules
+    name a release.
     """
     models: tuple[str, ...] = ()
-    """Models for which the source publishes trainings. Another model gets the settings of a similar
-    one, or those of the rules that name no model.
+    """Models for which the source publishes settings. Other models get the settings of a similar
+    model, or those of the rules that name no model.
     """
     gpus: tuple[str, ...] = ()
-    """GPUs for which the source publishes trainings. Another GPU gets the settings of the
-    nearest.
+    """GPUs for which the source publishes settings. Other GPUs get the settings of the most similar
+    one.
     """
     rules: tuple[RecipeRule, ...]
 

@@ -1,6 +1,6 @@
-"""Stored records: searches, runs, measurements, calibrations, registrations and events.
+"""Stored records: searches, runs, calibrations, registrations, workers and events.
 
-Timestamps are timezone-aware UTC. JSON values contain no infinity and no NaN.
+Timestamps are timezone-aware UTC. JSON values contain neither infinity nor NaN.
 """
 
 from dataclasses import dataclass, field
@@ -18,24 +18,24 @@ JsonObject = dict[str, Any]
 RegistrationKind = Literal["cluster", "model", "trace"]
 T = TypeVar("T")
 ANY_KEY = None
-"""Value of `api_key_id` in a limit that covers all searches together."""
+"""`api_key_id` of a limit that covers all searches together."""
 REUSED = "reused_measurement_id"
-"""Key, in a run's prediction, of the id of the earlier measurement that replaces the run."""
+"""Key in a run's prediction: the id of the earlier measurement that replaces the run."""
 SET = "set"
-"""Key, in a run's prediction, of query values that the search chose besides `parallel`, by path."""
+"""Key in a run's prediction: query values other than `parallel` that the search chose, by path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Right of a worker to coordinate a search. Writes with an older `token` are rejected; an
+    """A worker's right to coordinate a search. Writes with an older `token` are rejected. An
     expired lease only allows another claim.
     """
 
     search_id: str
     holder: str
-    """Host, process and start time of the worker."""
+    """Host, process id and start time of the worker."""
     token: int
-    """Grows with every claim; writes with an older token are rejected."""
+    """Fencing token, which grows with every claim. Writes with an older token are rejected."""
     expires_at: datetime
     heartbeat_at: datetime
 
@@ -56,26 +56,26 @@ class SearchRecord:
     id: str
     state: SearchState
     query: JsonObject
-    """The query with registered names replaced by their specifications."""
+    """The query, with registered names replaced by their specifications."""
     edition: int | None = None
-    """Edition of the hp-tool that stored it (`queries.edition`); None: unknown, so that every
+    """Edition of the hp-tool that stored the search (`queries.edition`); None: unknown, so every
     worker may run it.
     """
     owner: str | None = None
     api_key_id: str | None = None
-    """Key that it was submitted with and whose quota it uses."""
+    """API key that submitted the search and whose quota it uses."""
     cluster: str | None = None
-    """Launcher and cluster that it occupies; None for old records."""
+    """Launcher and cluster that the search uses; None for old records."""
     priority: int = 0
-    """Higher is claimed first."""
+    """Searches with higher priority are claimed first."""
     lost_claims: int = 0
-    """Workers lost in a row without progress of a run."""
+    """Number of workers lost in a row without progress of a run."""
     requested: Literal["cancel", "pause"] | None = None
-    """Request for its coordinator, read with every heartbeat."""
+    """Request to the coordinator, which reads it with every heartbeat."""
     lease: Lease | None = None
     progress: JsonObject = field(default_factory=dict)
     result: JsonObject | None = None
-    """None in lists, because of its size."""
+    """Omitted (None) in lists because of its size."""
     error: JsonObject | None = None
     """{code, message, field} of a failed search."""
     stopped_because: str | None = None
@@ -93,9 +93,9 @@ class Offer:
     launcher: str
     gpu: str
     num_gpus: int
-    """Maximum for one job."""
+    """Maximum number of devices per job."""
     profiler: bool = True
-    """False if torch or megatron-core is missing, so only a query's own `trainer` can run."""
+    """False if torch or megatron-core is missing. Then only a query's own `trainer` can run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +115,13 @@ class RunAccount(TypedDict, total=False):
     queue_s: float
     """Seconds from submission to start."""
     wall_s: float
-    """Seconds for which the job used its devices."""
+    """Seconds during which the job used its devices."""
     hosts: list[str]
-    """Nodes of an abandoned job; for others see the measurement."""
+    """Nodes of an abandoned job. For other jobs, the measurement contains the nodes."""
     log_tail: str
     """End of an abandoned job's log."""
     suspects: list[str]
-    """Nodes that may have caused its end."""
+    """Nodes that may have caused the end of the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,28 +131,28 @@ class RunRecord:
     id: str
     search_id: str
     number: int
-    """Position in order of intent, from 0."""
+    """Index in order of intent, from 0."""
     digest: str
     """digests.configuration_digest of parallel and fidelity."""
     attempt: int
-    """From 0; earlier attempts were abandoned."""
+    """Attempt number, from 0. Earlier attempts were abandoned."""
     state: RunState
     parallel: RunConfig
-    """Complete configuration; of a serving configuration, one replica runs."""
+    """Complete configuration. For serving, one replica of it runs."""
     fidelity: Fidelity
     predicted: JsonObject
-    """Predictions before the run: `step_s` (the minimized seconds), memory and others."""
+    """Predictions before the run: `step_s` (the objective value in seconds), memory and others."""
     job_name: str
-    """Search, number, fencing token and random run id, so that no name is used twice."""
+    """Search, run number, fencing token and random run id, so that no name is used twice."""
     token: int
     handle: str | None = None
     """Engine's id of the job."""
     gpu_seconds: float | None = None
-    """Devices x wall seconds."""
+    """Devices x seconds of wall time."""
     cause: str | None = None
-    """Why it was abandoned."""
+    """Reason why the run was abandoned."""
     account: JsonObject | None = None
-    """Times, nodes and log of its job (`RunAccount`)."""
+    """Times, nodes and log of the job (`RunAccount`)."""
     measurement_id: str | None = None
     measurement: Measurement | None = None
     created_at: datetime
@@ -161,28 +161,30 @@ class RunRecord:
 
     @property
     def set(self) -> ChosenValues:
-        """Query values that the search chose besides `parallel`, by path."""
+        """Query values other than `parallel` that the search chose, by path."""
         return dict(self.predicted.get(SET, {}))
 
     @property
     def status(self) -> MeasurementStatus | None:
-        """Status of its measurement; None without one."""
+        """Status of the measurement; None without a measurement."""
         return None if self.measurement is None else self.measurement.status
 
     @property
     def shown_state(self) -> RunState | Outcome:
-        """State shown to users: the run's outcome, or its own state without a measurement."""
+        """State to show: the outcome, or the run's own state if it has no measurement."""
         return Outcome(self.status) if self.status else self.state
 
     @property
     def objective_s(self) -> float | None:
-        """`Measurement.objective_s`, which a search minimizes; None without a measurement."""
+        """Objective value that the search minimizes (`Measurement.objective_s`); None without a
+        measurement.
+        """
         return None if self.measurement is None else self.measurement.objective_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """A run's figures without logs and step lists, for long lists and charts."""
+    """A run's figures without logs and lists of steps, for long lists and charts."""
 
     id: str
     number: int
@@ -190,12 +192,12 @@ class RunFigures:
     parallel: RunConfig
     fidelity: Fidelity
     predicted_step_s: float | None
-    """Predicted by the cost model alone."""
+    """Step time predicted by the cost model alone."""
     expected_step_s: float | None
-    """Predicted with all measurements known when the run was chosen."""
+    """Step time predicted with all measurements that were available when the run was chosen."""
     expected_step_s_interval: tuple[float, float] | None
     predicted_memory_bytes: float | None
-    """Allocated on the worst rank, predicted by the cost model."""
+    """Memory allocated on the fullest rank, predicted by the cost model."""
     chosen_by: str | None
     status: MeasurementStatus | None
     """None without a measurement."""
@@ -204,9 +206,9 @@ class RunFigures:
     tokens_per_second_per_gpu: float | None
     peak_memory_bytes: int | None
     latencies: Latencies | None
-    """Latencies of a serving run under the whole load."""
+    """Latencies of a serving run under the full load."""
     cause: str | None
-    """Why it was abandoned or failed."""
+    """Reason why the run was abandoned or failed."""
     gpu_seconds: float | None
     finished_at: datetime | None
 
@@ -217,7 +219,7 @@ class RunFigures:
 
 
 class Paging(TypedDict, total=False):
-    """Range and order of a list. A cursor is valid only for the same order and filters."""
+    """Range and order of a list. A cursor is valid only with the same order and filters."""
 
     since: datetime | None
     """Created at this time or later."""
@@ -230,7 +232,9 @@ class Paging(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationRecord:
-    """A version of a calibration, numbered from 1 per cluster, framework, family and owner."""
+    """One version of a calibration. Versions are numbered from 1 per cluster, framework, model
+    family and owner.
+    """
 
     id: str
     version: int
@@ -239,8 +243,8 @@ class CalibrationRecord:
     model_family: str = ""
     """Empty for all families."""
     owner: str = ""
-    """Only this owner's predictions use it, because it includes their own untrusted reports; empty
-    for everybody.
+    """Owner whose predictions use the calibration, because it includes their untrusted reports;
+    empty: everybody's predictions use it.
     """
     payload: JsonObject
     num_measurements: int
@@ -248,7 +252,7 @@ class CalibrationRecord:
 
     @property
     def applied(self) -> dict[str, float]:
-        """Fractions of the correction that hold for held-out runs and held-out models, by name."""
+        """Fraction of the correction that held on held-out runs and on held-out models, by name."""
         fit = self.payload.get("step_time") or {}
         return {name: fit[name] for name in ("applied", "applied_elsewhere") if name in fit}
 
@@ -261,7 +265,7 @@ class RegistrationRecord:
     name: str
     spec: JsonObject
     owner: str | None = None
-    """None if shared with everybody."""
+    """None if shared by all owners."""
     created_at: datetime
     updated_at: datetime
 
@@ -272,18 +276,20 @@ class Head:
 
     state: SearchState
     seq: int
-    """Number of its last event; 0 if it has none."""
+    """Sequence number of the last event; 0 without events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventRecord:
-    """An event of a search. `seq` has no gaps and follows commit order, so readers miss nothing."""
+    """An event of a search. `seq` has no gaps and follows commit order, so readers miss no
+    event.
+    """
 
     search_id: str
     seq: int
-    """From 1."""
+    """Sequence number, from 1."""
     kind: str
-    """`state` or `run` (from the store), or a coordinator's own kind."""
+    """`state` or `run` if stored by the store, else a kind defined by the coordinator."""
     payload: JsonObject
     at: datetime
 
@@ -294,7 +300,7 @@ class Page(Generic[T]):
 
     items: tuple[T, ...]
     next_cursor: str | None
-    """Opaque; None on the last page."""
+    """Opaque cursor; None on the last page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

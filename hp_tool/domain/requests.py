@@ -1,4 +1,4 @@
-"""Requests that launchers pass to the profiler: a training run, a short real serving run, or single
+"""Requests that launchers pass to the profiler: a training run, a short serving run, or single
 operations.
 """
 
@@ -18,26 +18,26 @@ class InferenceRequest(Request):
     kind: Literal["inference"] = "inference"
     model: ModelSpec
     inference: InferenceWorkload
-    """Lengths, precision, and `concurrency`: the number of prompts served at once."""
+    """Lengths, precision and `concurrency`, the number of prompts served at once."""
     parallel: ServingConfig
     runner: Runner = "megatron-core"
-    """megatron-core: Megatron Core's layers over a KV cache, greedy; vllm: `vllm bench latency`, if
-    vLLM is installed; endpoint: requests to a running server.
+    """megatron-core: Megatron Core's layers with a KV cache and greedy decoding; vllm: `vllm bench
+    latency`, if vLLM is installed; endpoint: requests to a running server.
     """
     repetitions: int = 5
     warmup: int = 1
     num_requests: int = 1
-    """Requests in flight in each repetition that measures an endpoint. For a batch, the load's
-    concurrency applies instead.
+    """Number of requests in flight in each repetition that measures an endpoint. Batches use the
+    load's concurrency instead.
     """
     trace: TraceSpec | None = None
-    """Requests to send to an endpoint in turn, repeatedly; None: requests of equal length, as in
-    the load.
+    """Requests to send to an endpoint in sequence, repeated from the start; None: requests of equal
+    length, as in the load.
     """
 
     @property
     def num_processes(self) -> int:
-        """Processes that torchrun starts; vLLM starts its own workers."""
+        """Number of processes that torchrun starts. vLLM starts its own workers."""
         return 1 if self.runner == "vllm" else self.num_gpus
 
 
@@ -48,7 +48,7 @@ class BenchmarkRequest(Request):
     kind: Literal["benchmark"] = "benchmark"
     operations: tuple[Operation, ...]
     budget_s: float = 0.1
-    """Seconds spent on the repetitions of one operation; at least three are run."""
+    """Seconds for the repetitions of one operation. At least three repetitions run."""
 
 
 RunRequest = ProfileRequest | InferenceRequest | BenchmarkRequest

@@ -1,4 +1,4 @@
-"""Port to a cluster engine; `hp_tool.cluster.launchers` has its adapters."""
+"""Port to a cluster engine. The adapters are in `hp_tool.cluster.launchers`."""
 
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
@@ -14,41 +14,46 @@ class Launcher(Protocol):
 
     Guarantees:
     - `plan` is pure.
-    - `submit` is called after the intent is stored. Repeated with the same job_name, it returns the
-      existing job's handle and starts nothing. The same holds if any process cancelled the name
-      before or during the submit; the job is then CANCELLED.
-    - A job that exceeds timeout_s is ended with its process group, and fetched as `timeout`.
-    - `fetch` of an ended job always returns a Measurement, whatever happened to the job. A
-      half-written result is never read, because results appear by rename.
+    - `submit` is called after the intent is stored. If it is repeated with the same job_name, it
+      returns the existing job's handle and starts nothing. If any process cancelled the name before
+      or during the submit, no job starts, and its state is CANCELLED.
+    - A job that exceeds timeout_s is killed with its process group, and `fetch` reports `timeout`.
+    - `fetch` of an ended job always returns a Measurement, whatever happened to the job. Results
+      are written under another name and renamed, so a partial result is never read.
     """
 
     name: str
 
     def hardware(self) -> Hardware:
-        """Return the hardware that jobs run on; num_gpus is the maximum for one job."""
+        """Return the hardware on which jobs run; num_gpus is the maximum for one job."""
 
     def answers(self) -> str:
-        """Return the engine's response to a request that changes nothing, as text.
+        """Send a request that changes nothing, and return the engine's response as text.
 
         Raises:
-            LauncherError: The engine would not accept a job from here.
+            LauncherError: The engine would not accept a job from this host.
         """
 
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         """Plan a job.
 
         Raises:
-            InputError: The request needs another device, or more devices than a job may have.
+            InputError: The request needs another kind of device, or more devices than one job may
+                use.
         """
 
     def describe(self, plan: LaunchPlan) -> str:
         """Return what submit() would pass to the engine (script, manifest or plan). Pure."""
 
     def submit(self, plan: LaunchPlan) -> str:
-        """Start a job, or find the one of this name; return a handle that survives restarts."""
+        """Start a job, or find the existing job of this name. Return a handle that stays valid
+        across restarts.
+        """
 
     def find(self, job_name: str) -> str | None:
-        """Return the handle of a job that any process submitted under this name, or None."""
+        """Return the handle of a job that any process submitted under this name; None if there is
+        none.
+        """
 
     def poll(self, handles: Iterable[str]) -> dict[str, JobState]:
         """Return the states of many jobs in one query.
@@ -58,23 +63,27 @@ class Launcher(Protocol):
         """
 
     def cancel(self, job_name: str) -> None:
-        """End the job of this name for good: no later submit starts a job of this name.
+        """Cancel the job of this name permanently: no later submit can start it.
 
-        Harmless for ended jobs and for names that were never submitted.
+        Has no effect on ended jobs and unknown names.
         """
 
     def open_jobs(self) -> list[str]:
-        """Return the names of queued and running jobs, whichever process submitted them."""
+        """Return the names of all queued and running jobs, including those that other processes
+        submitted.
+        """
 
     def fetch(self, handle: str) -> Measurement:
-        """Return an ended job's results, or the cause of its failure with the end of its log.
+        """Return the results of an ended job or, if it failed, the cause and the end of its log.
 
         Raises:
             LauncherError: The job has not ended.
         """
 
     def output(self, handle: str, *, name: str | None = None) -> str:
-        """Return the end of a job's output (megabytes), or of its file `name`; empty if missing."""
+        """Return the last megabytes of a job's output, or of its file `name`; empty if it does not
+        exist.
+        """
 
 
 @runtime_checkable
@@ -87,7 +96,7 @@ class Queueing(Protocol):
 
 @runtime_checkable
 class Timekeeping(Protocol):
-    """A launcher whose engine records job times, so a late poll does not count as queueing."""
+    """A launcher whose engine records job times. A late poll then does not count as queueing."""
 
     def lasted_s(self, handle: str) -> float | None:
-        """Return the seconds from an ended job's submission to its end; None if unknown."""
+        """Return the seconds between submission and end of an ended job; None if unknown."""

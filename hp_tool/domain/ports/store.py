@@ -1,4 +1,4 @@
-"""Port to the database; `hp_tool.store` has its adapter."""
+"""Port to the database. The adapter is in `hp_tool.store`."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
@@ -41,21 +41,22 @@ class Store(Protocol):
     """Searches, runs and measurements, shared by any number of processes.
 
     Guarantees:
-    - Every method is one transaction. Once it returns, a process crash does not undo it. (A power
-      failure may lose SQLite's last moments, and the local jobs with them; PostgreSQL keeps all.)
-    - One coordinator per search. `claim_search` returns a lease with a token that grows with every
-      claim. Methods that take `lease` raise ConflictError and change nothing after another claim or
-      a release. An expired lease that nobody claimed still writes: expiry only allows others to
-      claim.
+    - Every method is one transaction. Once it returns, its effect survives a process crash. (A
+      power failure may lose SQLite's last transactions, and with them the local jobs; PostgreSQL
+      loses none.)
+    - Each search has one coordinator. `claim_search` returns a lease with a token that grows with
+      every claim. Methods with a `lease` raise ConflictError and change nothing if the search was
+      claimed again or released. A lease that expired but was not claimed again can still write:
+      expiry only allows others to claim.
     - Leases expire by the database's clock (SQLite: the host's), never by a client's.
-    - Intent before action: `intend_run` commits before the submit, and returns the same run for the
-      same configuration until that run is abandoned. `finish_run` stores measurement, state and
-      event together, once.
+    - Intent before action: `intend_run` commits before the job is submitted. It returns the same
+      run for the same configuration until that run is abandoned. `finish_run` stores measurement,
+      state and event together, once.
     - Unknown ids raise NotFoundError, forbidden transitions ConflictError, and values that are not
       JSON InputError.
     """
 
-    # Searches: anyone
+    # Searches: methods for any caller
     def create_search(
         self,
         *,
@@ -73,18 +74,18 @@ class Store(Protocol):
         """Queue a search.
 
         Args:
-            query: The query, with registered names looked up.
+            query: The query, with registered names resolved.
             owner: Owner of the search.
-            priority: Higher is claimed first.
-            paused: Only a claim by id takes the search, so a process can reserve its own search.
-            idempotency_key: Repeating the owner's key returns the first search; with another query,
-                priority or webhook it raises ConflictError.
+            priority: Searches with higher priority are claimed first.
+            paused: Allow only claims by id, so that a process can reserve its own search.
+            idempotency_key: Repeating the owner's key returns the first search. With another query,
+                priority or webhook, it raises ConflictError.
             api_key_id: Key whose quota the search uses.
-            limits: Raise LimitError and store nothing if the search's budget exceeds one.
+            limits: Raise LimitError and store nothing if the search's budget exceeds a limit.
                 Concurrent searches are admitted one at a time.
-            webhook: URL that a worker of a service notifies when the search ends.
-            request: The query as sent, before names were looked up; None if it has no names.
-            edition: Edition of this hp-tool (`queries.edition`). Older workers do not take the
+            webhook: URL that a service worker notifies when the search ends.
+            request: The query as sent, before names were resolved; None if it has no names.
+            edition: Edition of this hp-tool (`queries.edition`). Older workers do not claim the
                 search; None: every worker may.
         """
 
@@ -97,7 +98,8 @@ class Store(Protocol):
         priority: int = 0,
         webhook: str | None = None,
     ) -> SearchRecord | None:
-        """Return what `create_search` made for this key and request; None for a new key.
+        """Return the search that `create_search` stored for this key and request; None for a new
+        key.
 
         Args:
             request: The query as sent.
@@ -123,9 +125,9 @@ class Store(Protocol):
         limit: int = 50,
         **paging: Unpack[Paging],
     ) -> Page[SearchRecord]:
-        """List searches without results, newest first by default.
+        """List searches without their results, newest first by default.
 
-        `model` matches the name in the query; all `words` must occur in the label.
+        `model` matches the name in the query. All `words` must occur in the label.
         """
 
     def label_search(self, *, search_id: str, label: Label) -> SearchRecord:
@@ -134,8 +136,9 @@ class Store(Protocol):
     def request_cancel(self, *, search_id: str) -> SearchRecord:
         """Cancel a search.
 
-        A waiting or failed search without open runs is cancelled at once; others get a request for
-        their coordinator. Repeating is harmless; a succeeded search raises ConflictError.
+        A waiting or failed search without open runs is cancelled at once. Otherwise, the
+        coordinator is asked to cancel. Repeating the request has no effect. For a succeeded search,
+        ConflictError is raised.
         """
 
     def request_pause(self, *, search_id: str) -> SearchRecord: ...
@@ -143,9 +146,9 @@ class Store(Protocol):
     def resume_search(
         self, *, search_id: str, limits: Sequence[GpuSecondsLimit] = ()
     ) -> SearchRecord:
-        """Queue a paused or failed search again, or withdraw a pending pause.
+        """Queue a paused or failed search again, or withdraw a requested pause.
 
-        Finished runs stay. The remaining budget of a failed search is checked against `limits`.
+        Finished runs are kept. The remaining budget of a failed search is checked against `limits`.
         """
 
     def change_budget(
@@ -158,14 +161,14 @@ class Store(Protocol):
     ) -> SearchRecord:
         """Change the budget of an unfinished search; None leaves a value unchanged.
 
-        Its coordinator follows at its next heartbeat. An increase is checked against `limits`. A
-        succeeded or cancelled search raises ConflictError.
+        The coordinator applies the change at its next heartbeat. An increase is checked against
+        `limits`. For a succeeded or cancelled search, ConflictError is raised.
         """
 
     def get_webhook(self, *, search_id: str) -> WebhookRecord:
         """Return a search's webhook; raise NotFoundError if it has none."""
 
-    # Searches: their coordinator
+    # Searches: methods for their coordinator
     def claim_search(
         self,
         *,
@@ -175,16 +178,16 @@ class Store(Protocol):
         per_cluster: int | None = None,
         edition: int | None = None,
     ) -> tuple[SearchRecord, Lease] | None:
-        """Become coordinator of the next search that is queued or has an expired lease.
+        """Become the coordinator of the next search that is queued or has an expired lease.
 
-        The order is: highest priority, then the owner with the fewest running searches, then the
-        owner whose last search started earliest, then the oldest search. Two callers never get the
-        same token. A search that lost several workers in a row without progress of a run fails with
-        `worker_lost_repeatedly` instead.
+        Searches are ordered by priority (highest first), then by the owner's number of running
+        searches (fewest first), then by the time at which the owner's last search started, then by
+        age (oldest first). No two callers get the same token. A search that lost several workers in
+        a row without progress of a run fails with `worker_lost_repeatedly` instead.
 
         Args:
             holder: The claiming worker.
-            lease_s: Duration of the lease.
+            lease_s: Duration of the lease in seconds.
             search_id: Claim this search, even if it is paused.
             per_cluster: Maximum number of running searches per cluster.
             edition: Edition of the claiming hp-tool.
@@ -198,10 +201,12 @@ class Store(Protocol):
         """
 
     def renew_lease(self, *, lease: Lease, lease_s: float) -> SearchRecord:
-        """Extend the lease by `lease_s` from now; the record shows requested pauses and cancels."""
+        """Extend the lease to `lease_s` seconds from now. The returned record contains requested
+        pauses and cancellations.
+        """
 
     def release_search(self, *, lease: Lease, paused: bool = False) -> SearchRecord:
-        """Release a search that has not ended, to the queue or paused."""
+        """Release a search that has not ended: back to the queue, or paused."""
 
     def finish_search(
         self,
@@ -212,10 +217,10 @@ class Store(Protocol):
         result: JsonObject | None = None,
         error: JsonObject | None = None,
     ) -> SearchRecord:
-        """End a search as succeeded, failed or cancelled, and release it.
+        """End a search as succeeded, failed or cancelled, and release its lease.
 
-        A requested cancel takes precedence. Only a failed search may have open runs, for a later
-        resume or cancel; otherwise they raise ConflictError.
+        A requested cancellation takes precedence. Only a failed search may have open runs, which a
+        later resume or cancel handles. Otherwise, open runs raise ConflictError.
         """
 
     def set_progress(self, *, lease: Lease, progress: JsonObject) -> None: ...
@@ -223,10 +228,12 @@ class Store(Protocol):
     def append_event(self, *, lease: Lease, kind: str, payload: JsonObject) -> EventRecord: ...
 
     def events(self, *, search_id: str, after: int = 0, limit: int = 200) -> list[EventRecord]:
-        """Return events with seq > `after`, oldest first."""
+        """Return the events with seq > `after`, oldest first."""
 
     def heads(self, search_ids: Collection[str]) -> dict[str, Head]:
-        """Return the state and last event of these searches; unknown ids are omitted."""
+        """Return the state and the last event of each of these searches; unknown ids are
+        omitted.
+        """
 
     # Runs
     def intend_run(
@@ -238,10 +245,10 @@ class Store(Protocol):
         predicted: JsonObject,
         limit: OpenRunsLimit | None = None,
     ) -> RunRecord:
-        """Return the run of this configuration, stored before it is submitted.
+        """Return the run of this configuration, which is stored before it is submitted.
 
         Creates a new attempt only if the last one was abandoned. Raises LimitError `cluster_full`
-        if a new run would exceed `limit`; concurrent runs are admitted one at a time.
+        if a new run would exceed `limit`. Concurrent runs are admitted one at a time.
         """
 
     def mark_submitted(self, *, lease: Lease, run_id: str, handle: str) -> RunRecord: ...
@@ -255,7 +262,7 @@ class Store(Protocol):
         gpu_seconds: float = 0.0,
         account: RunAccount | None = None,
     ) -> RunRecord:
-        """End a run without a result for its configuration; its cost counts."""
+        """End a run without a result for its configuration. Its cost still counts."""
 
     def finish_run(
         self,
@@ -266,10 +273,10 @@ class Store(Protocol):
         gpu_seconds: float,
         account: RunAccount | None = None,
     ) -> RunRecord:
-        """Store a run's measurement; a finished run is returned unchanged."""
+        """Store a run's measurement. A run that is already finished is returned unchanged."""
 
     def runs(self, *, search_id: str) -> list[RunRecord]:
-        """Return all runs of a search with measurements, in order of intent."""
+        """Return all runs of a search with their measurements, in order of intent."""
 
     def list_runs(
         self,
@@ -289,12 +296,12 @@ class Store(Protocol):
         """Count open runs of unfinished searches on a registered cluster."""
 
     def run_figures(self, *, search_id: str) -> list[RunFigures]:
-        """Return a search's runs without logs and step lists."""
+        """Return a search's runs without logs and lists of steps."""
 
     def get_run(self, *, search_id: str, run_id: str) -> RunRecord:
-        """Return a complete run."""
+        """Return a run with all its data."""
 
-    # Measurements and what is learnt from them
+    # Measurements and calibrations
     def add_measurement(
         self,
         *,
@@ -302,7 +309,7 @@ class Store(Protocol):
         request: JsonObject | None = None,
         idempotency_key: str | None = None,
     ) -> MeasurementRecord:
-        """Store a measurement; `request` is what was sent with the idempotency key."""
+        """Store a measurement. `request` is the request that was sent with the idempotency key."""
 
     def earlier_measurement(
         self, *, request: JsonObject, idempotency_key: str, owner: str | None = None
@@ -323,13 +330,13 @@ class Store(Protocol):
     def set_measurement_state(
         self, *, measurement_id: str, state: MeasurementState, trusted: bool = True
     ) -> MeasurementRecord:
-        """Change whether a measurement calibrates predictions; a refit becomes due.
+        """Change whether a measurement calibrates predictions. This makes a refit due.
 
-        `trusted`: an accepted measurement counts for everybody, not only its owner.
+        `trusted`: whether an accepted measurement counts for everybody, not only for its owner.
         """
 
     def due_refits(self) -> list[DueRefit]:
-        """Return state changes that no calibration was fitted to yet, at most MAX_DUE_REFITS."""
+        """Return at most MAX_DUE_REFITS state changes to which no calibration was fitted yet."""
 
     def drop_due_refits(self, *, refits: Sequence[DueRefit]) -> None:
         """Delete due refits after calibrations have been fitted."""
@@ -352,7 +359,7 @@ class Store(Protocol):
         model_family: str = "",
         owner: str = "",
     ) -> CalibrationRecord:
-        """Store a calibration as the next version; versions never change."""
+        """Store a calibration as the next version. Stored versions never change."""
 
     def latest_calibration(
         self,
@@ -363,7 +370,7 @@ class Store(Protocol):
         owner: str = "",
         before: datetime | None = None,
     ) -> CalibrationRecord | None:
-        """Return the newest version, or the newest created before `before`."""
+        """Return the newest calibration, or the newest one created before `before`."""
 
     def list_calibrations(
         self,
@@ -374,16 +381,18 @@ class Store(Protocol):
         limit: int = 50,
         **paging: Unpack[Paging],
     ) -> Page[CalibrationRecord]:
-        """List calibrations, newest first; `owners` restricts them ("" is everybody, None all)."""
+        """List calibrations, newest first. `owners` filters by owner ("": everybody's; None: all
+        owners).
+        """
 
     # Registered clusters and models; `owner` None means shared.
     def put_registration(
         self, *, kind: RegistrationKind, name: str, spec: JsonObject, owner: str | None = None
     ) -> RegistrationRecord:
-        """Add a registration or replace the owner's of this name.
+        """Add a registration, or replace the owner's registration of this name.
 
         Raises:
-            ConflictError: The owner has too many (`too_many`).
+            ConflictError: The owner has too many registrations (`too_many`).
         """
 
     def get_registration(
@@ -401,12 +410,14 @@ class Store(Protocol):
         owner: str | None = None,
         names: Collection[str] | None = None,
     ) -> list[RegistrationRecord]:
-        """List registrations (all, or `names`) by name; each as `get_registration` returns it."""
+        """List all registrations, or those with `names`, sorted by name. Each is the one that
+        `get_registration` returns.
+        """
 
     def remove_registration(
         self, *, kind: RegistrationKind, name: str, owner: str | None = None
     ) -> None:
-        """Delete an owner's registration; raise NotFoundError if there is none."""
+        """Delete an owner's registration. Raise NotFoundError if it does not exist."""
 
     # Workers
     def live_workers(self) -> list[WorkerRecord]:
@@ -414,4 +425,4 @@ class Store(Protocol):
 
     # The store itself
     def close(self) -> None:
-        """Close all connections; the store cannot be used afterwards."""
+        """Close all connections. The store cannot be used afterwards."""
