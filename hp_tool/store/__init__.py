@@ -35,9 +35,9 @@ def __getattr__(name: str) -> Any:
 
 
 def database_url(url: str | None = None) -> str:
-    """Return `url`; without one, HP_DATABASE_URL, or a SQLite file in the user's data folder.
+    """Return `url`, by default HP_DATABASE_URL or a SQLite file in the user's data folder.
 
-    The URL may contain a password; print it with `mask_password`.
+    The URL may contain a password. Use `mask_password` before printing it.
     """
     if url := url or os.environ.get("HP_DATABASE_URL"):
         return url
@@ -47,7 +47,7 @@ def database_url(url: str | None = None) -> str:
 
 
 CALIBRATIONS = "hp_calibrations"
-"""Name of the table of calibrations, repeated here because importing the schema is slow. A test
+"""Name of the calibrations table. It is repeated here because importing the schema is slow; a test
 compares the two.
 """
 
@@ -63,7 +63,7 @@ def sqlite_path(url: str) -> Path | None:
 
 
 def may_hold_calibrations(url: str) -> bool:
-    """Return False if the URL is a SQLite file that is missing or contains no calibrations.
+    """Return False if the URL is a SQLite file that is missing or has no calibrations.
 
     Return True for other URLs and for unreadable files. The file is not changed.
     """

@@ -1,4 +1,4 @@
-"""API keys, the audit log, and limits on GPU-seconds per day and on open runs per cluster."""
+"""API keys, the audit log, and limits on daily GPU-seconds and on open runs per cluster."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -31,12 +31,12 @@ from hp_tool.store.webhooks import HOOK, pending_webhooks
 KEY, AUDIT = tables.api_keys, tables.audit
 SEARCH, RUN = tables.searches, tables.runs
 ADMISSION_LOCK = 0x68705F61646D6974
-"""PostgreSQL advisory lock of admissions, so that two searches cannot both reserve the same
+"""PostgreSQL advisory lock for admitting searches, so that two searches cannot reserve the same
 remaining quota. SQLite has a single writer and needs no lock.
 """
 RUNS_LOCK = 0x6870_7275
 """First half of the PostgreSQL advisory lock for a cluster's runs. The second half is a hash of the
-cluster's name.
+cluster name.
 """
 BUDGET_FIELD = "search.budget_gpu_seconds"
 CLUSTER_FULL_RETRY_S = 1.0
@@ -44,7 +44,7 @@ MAX_KEY_LIFETIME_S = 100 * 365.25 * 86_400.0
 
 
 class Access(StoreBase):
-    """Keys, the audit log and usage."""
+    """API keys, the audit log and usage."""
 
     def add_key(self, *, key: NewKey, lifetime_s: float | None = None) -> KeyRecord:
         values = asdict(key)
@@ -156,10 +156,10 @@ def admit(
 ) -> None:
     """Raise LimitError if the remaining budget of `query` exceeds a limit.
 
-    The lock is released when the transaction ends, so that searches are admitted one at a time.
+    The lock is held until the transaction ends, so searches are admitted one at a time.
 
     Args:
-        connection: A connection in a write transaction.
+        connection: Connection in a write transaction.
         limits: Limits to check.
         query: The search's stored query.
         at: Current time (UTC).
@@ -193,7 +193,7 @@ def admit(
 def admit_run(connection: sa.Connection, limit: OpenRunsLimit) -> None:
     """Raise LimitError `cluster_full` if the cluster already has its maximum number of open runs.
 
-    The lock is released when the transaction ends, so that runs are admitted one at a time.
+    The lock is held until the transaction ends, so runs are admitted one at a time.
     """
     if connection.dialect.name == "postgresql":
         connection.execute(
@@ -209,9 +209,9 @@ def admit_run(connection: sa.Connection, limit: OpenRunsLimit) -> None:
 
 
 def count_open_runs_on(connection: sa.Connection, cluster: str) -> int:
-    """Return the number of open runs of unfinished searches on a cluster.
+    """Return the number of open runs on a cluster, counting only unfinished searches.
 
-    A failed search may leave open runs behind; those do not count.
+    A failed search may leave open runs behind, which do not count.
     """
     return int(connection.execute(OPEN_RUNS_ON, {"cluster": cluster}).scalar_one())
 
@@ -219,7 +219,7 @@ def count_open_runs_on(connection: sa.Connection, cluster: str) -> int:
 def used_today(
     connection: sa.Connection, *, at: datetime, api_key_id: str | None, cluster: str | None = None
 ) -> float:
-    """Return the GPU-seconds of the runs that ended since midnight UTC."""
+    """Return the GPU-seconds used by runs that ended since midnight UTC."""
     query = sa.select(GPU_SECONDS).where(RUN.c.finished_at >= _midnight(at))
     if api_key_id is not ANY_KEY or cluster is not None:
         query = query.join_from(RUN, SEARCH, SEARCH.c.id == RUN.c.search_id)
@@ -231,7 +231,7 @@ def used_today(
 
 
 def names_cluster(name: str | sa.BindParameter[str]) -> sa.ColumnElement[bool]:
-    """Return the condition that a search's query names this cluster, also as a node type."""
+    """Return the condition that a query names this cluster, directly or as a node type."""
     cluster = SEARCH.c.query["cluster"]
     return sa.or_(
         cluster.as_string() == name, SEARCH.c.query[("cluster", "node_type")].as_string() == name
@@ -255,7 +255,7 @@ def reserved_by_open_searches(
 ) -> float:
     """Return the GPU-seconds that unfinished searches may still use.
 
-    A search without a budget, which the command line starts, reserves nothing.
+    Searches without a budget, such as those started on the command line, reserve nothing.
     """
     of_runs = sa.select(GPU_SECONDS).where(RUN.c.search_id == SEARCH.c.id)
     query = sa.select(SEARCH.c.query, of_runs.scalar_subquery()).where(SEARCH.c.state.in_(OPEN))
@@ -270,7 +270,7 @@ def reserved_by_open_searches(
 
 
 def gpu_seconds_budget(query: JsonObject) -> float:
-    """Return the GPU-second budget of a stored query; 0 without one."""
+    """Return the GPU-second budget of a stored query; 0 if it has none."""
     return float((query.get("search") or {}).get("budget_gpu_seconds") or 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Base of the store: transactions, the database's clock, leases, events and idempotency keys."""
+"""Base class of the store: transactions, the database's clock, leases, events, idempotency."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -19,8 +19,8 @@ from hp_tool.store.columns import row_dict
 from hp_tool.store.engine import DURABLE, WRITES
 
 SEARCH = tables.searches
-# Statements of hot paths are built once: building one takes three times as long as SQLite takes to
-# execute it.
+# Statements on hot paths are built only once. Building one takes three times as long as SQLite
+# takes to execute it.
 ID: sa.BindParameter[str] = sa.bindparam("its_id")
 ONE_SEARCH = sa.select(SEARCH).where(SEARCH.c.id == ID)
 LOCKED = ONE_SEARCH.with_for_update()
@@ -30,14 +30,14 @@ STILL_LEASED = (
     SEARCH.c.lease_token == sa.bindparam("token"),
     SEARCH.c.lease_holder == sa.bindparam("holder"),
 )
-"""Condition that a lease is valid. It compares the holder, too, because a database restored from a
-backup issues the same tokens again.
+"""Condition that a lease is still valid. It compares the holder as well as the token, because a
+database restored from a backup issues the same tokens again.
 """
 LEASED = CHANGED.where(*STILL_LEASED).returning(SEARCH)
 NEXT_EVENT = CHANGED.values(last_event=SEARCH.c.last_event + 1).returning(SEARCH.c.last_event)
 NEW_EVENT = sa.insert(tables.events)
 CLOCK_SLACK = timedelta(seconds=5)
-"""Backward change of a clock that is tolerated before a lease counts as from the future."""
+"""Tolerated backward change of the clock: stored times may be this far in the future."""
 OPEN, ENDED = (
     tuple(state for state in SearchState if state.ended is ended) for ended in (False, True)
 )
@@ -53,7 +53,7 @@ FIXES = {
     **dict.fromkeys(("disk is full", "No space left"), DISK_FULL_FIX),
     "lock timeout": LOCKED_FIX,
 }
-"""What to do about a driver's error, by a phrase in the error's message."""
+"""Suggested fix by a phrase in the database driver's error message."""
 States = TypeVar("States", bound=StrEnum)
 
 
@@ -72,7 +72,7 @@ class StoreBase:
 
 @contextmanager
 def transaction(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """Begin a transaction, read-only by default, and convert errors of the driver to StoreError."""
+    """Begin a transaction, read-only by default. Convert driver errors to StoreError."""
     with translated_errors(engine), engine.begin() as connection:
         yield connection
 
@@ -84,14 +84,17 @@ def write_transaction(
 
     Args:
         engine: Engine of the database.
-        durable: Commits survive a power failure, as they always do on PostgreSQL.
+        durable: Make commits survive a power failure. On PostgreSQL they always do.
     """
     return transaction(engine.execution_options(**{WRITES: True, DURABLE: durable}))
 
 
 @contextmanager
 def translated_errors(engine: sa.Engine) -> Iterator[None]:
-    """Convert errors of the driver to a StoreError without the password and parameters."""
+    """Convert driver errors to a StoreError.
+
+    Its message has neither the password nor the statement's parameters.
+    """
     try:
         yield
     except sa.exc.IntegrityError:
@@ -106,15 +109,15 @@ def translated_errors(engine: sa.Engine) -> Iterator[None]:
 
 
 CONNECTION_LOST = "8s2b"
-"""SQLAlchemy's error code of a transaction that lost its connection. Transactions that other errors
-broke have another code.
+"""SQLAlchemy's error code for a transaction that lost its connection. Transactions broken by other
+errors have another code.
 """
 
 
 def is_driver_error(error: BaseException | None) -> bool:
-    """Return True if a database driver's error caused an error of other code, such as Optuna.
+    """Return True if a database driver's error caused `error`.
 
-    This includes the use of a transaction whose connection was lost.
+    `error` itself may come from other code, such as Optuna. This includes the use of a transaction whose connection was lost.
     """
     while error is not None and not isinstance(error, sa.exc.DBAPIError | sa.exc.TimeoutError):
         if isinstance(error, sa.exc.PendingRollbackError) and error.code == CONNECTION_LOST:
@@ -124,9 +127,9 @@ def is_driver_error(error: BaseException | None) -> bool:
 
 
 def now(connection: sa.Connection) -> datetime:
-    """Return the database's time, which decides when leases expire.
+    """Return the database's time, which determines when leases expire.
 
-    SQLite runs within its clients, so the clock of this host is used.
+    SQLite has no server, so this is the clock of this host.
     """
     if connection.dialect.name == "sqlite":
         return datetime.now(UTC)
@@ -137,7 +140,10 @@ def now(connection: sa.Connection) -> datetime:
 def row_by_id(
     connection: sa.Connection, query: sa.Select[Any], identifier: str, *, kind: str
 ) -> sa.Row[Any]:
-    """Return the row of a query with the parameter `ID`; raise NotFoundError if there is none."""
+    """Return the row selected by a query with the parameter `ID`.
+
+    Raise NotFoundError if there is none.
+    """
     row = connection.execute(query, {ID.key: identifier}).one_or_none()
     if row is None:
         raise NotFoundError(f"No {kind} {identifier!r}.", field=f"{kind}_id")
@@ -147,19 +153,22 @@ def row_by_id(
 def count_by_state(
     connection: sa.Connection, column: sa.Column[Any], states: type[States]
 ) -> dict[States, int]:
-    """Return the number of rows in each state, including states without rows."""
+    """Return the number of rows in each state; 0 for states without rows."""
     rows = connection.execute(sa.select(column, sa.func.count()).group_by(column))
     counted: dict[str, int] = dict(map(tuple, rows))
     return {state: counted.get(state, 0) for state in states}
 
 
 def locked_search(connection: sa.Connection, search_id: str) -> sa.Row[Any]:
-    """Return a search's row, locked until the transaction ends. SQLite has a single writer."""
+    """Return a search's row, locked until the transaction ends.
+
+    SQLite needs no lock: it has one writer.
+    """
     return row_by_id(connection, LOCKED, search_id, kind="search")
 
 
 def leased_search(connection: sa.Connection, lease: Lease) -> sa.Row[Any]:
-    """Return the locked row of a search that `lease` still coordinates.
+    """Return the locked row of the search that `lease` coordinates.
 
     Raises:
         ConflictError: The lease is no longer valid (`lease_lost`).
@@ -178,7 +187,7 @@ def leased_search(connection: sa.Connection, lease: Lease) -> sa.Row[Any]:
 
 
 def update_leased(connection: sa.Connection, lease: Lease, **values: Any) -> sa.Row[Any]:
-    """Update a search that `lease` still coordinates, in one statement and without an event.
+    """Update the search that `lease` coordinates, in one statement and without an event.
 
     Returns:
         The updated row.
@@ -200,10 +209,10 @@ def add_event(
     at: datetime,
     **values: Any,
 ) -> EventRecord:
-    """Append an event to a search's log, and update `values` of the search.
+    """Append an event to a search's log, and set `values` in the search's row.
 
-    The counter of events is in the search's locked row, so that `seq` has no gaps and follows the
-    order of commits.
+    The event counter is in that row, which is locked, so `seq` has no gaps and follows the commit
+    order.
     """
     changes = {ID.key: search_id, "updated_at": at, **values}
     seq = connection.execute(NEXT_EVENT, changes).scalar_one()
@@ -215,7 +224,7 @@ def add_event(
 
 
 def storable_values(table: sa.Table, values: dict[str, Any]) -> dict[str, Any]:
-    """Return `values`; raise InputError for text that a column cannot store.
+    """Return `values`. Raise InputError for text that a column cannot store.
 
     SQLite would accept such text, but PostgreSQL would fail.
     """
@@ -233,7 +242,7 @@ def storable_values(table: sa.Table, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def insert_if_new(connection: sa.Connection, table: sa.Table, values: dict[str, Any]) -> bool:
-    """Insert a row unless its unique key exists; return True if it was inserted.
+    """Insert a row unless its unique key exists. Return True if it was inserted.
 
     The call waits for concurrent inserts of the same key.
     """
@@ -257,9 +266,9 @@ def first_resource_id(
     resource_id: str,
     at: datetime,
 ) -> str:
-    """Return the id of the resource that was first created with an idempotency key.
+    """Return the id of the resource that was created first with an idempotency key.
 
-    Without a key, or at its first use, this is `resource_id`.
+    Without a key, or when it is new, this is `resource_id`.
 
     Raises:
         ConflictError: The key was used for a different request.
@@ -281,7 +290,7 @@ def first_resource_id(
 def earlier_resource_id(
     connection: sa.Connection, *, scope: str, owner: str | None, key: str, fingerprint: str
 ) -> str | None:
-    """Return the id of the resource created with an idempotency key; None for a new key.
+    """Return the id of the resource created with an idempotency key; None if the key is new.
 
     Raises:
         ConflictError: The key was used for a different request.
@@ -302,7 +311,7 @@ def earlier_resource_id(
 
 
 def search_record(row: sa.Row[Any]) -> SearchRecord:
-    """Convert a row of hp_searches to a record. The row may lack the result."""
+    """Convert a row of hp_searches to a record. The result column is optional."""
     values = {name: value for name, value in row_dict(row).items() if name in SEARCH_FIELDS}
     lease = None
     if row.state == SearchState.RUNNING:
@@ -320,19 +329,19 @@ def search_record(row: sa.Row[Any]) -> SearchRecord:
 
 
 def read_search(connection: sa.Connection, search_id: str) -> SearchRecord:
-    """Return a search; raise NotFoundError if there is none."""
+    """Return a search. Raise NotFoundError if it does not exist."""
     return search_record(row_by_id(connection, ONE_SEARCH, search_id, kind="search"))
 
 
 def gpu_seconds_of(connection: sa.Connection, search_id: str) -> float:
-    """Return the GPU-seconds that a search's runs have used."""
+    """Return the GPU-seconds used by a search's runs."""
     return float(connection.execute(SPENT, {ID.key: search_id}).scalar_one())
 
 
 def update_search(
     connection: sa.Connection, search_id: str, *, at: datetime, **values: Any
 ) -> None:
-    """Update a locked search, and append an event if its state or request changes.
+    """Update a locked search. Append an event if its state or requested action changes.
 
     When a search ends, its progress is set to the GPU-seconds that its runs used.
     """
@@ -355,7 +364,7 @@ def update_search(
 
 
 def count_open_runs(connection: sa.Connection, search_id: str) -> int:
-    """Return the number of a search's runs that may still have a job on the cluster."""
+    """Return the number of a search's runs whose job may still exist on the cluster."""
     table = tables.runs
     unfinished = table.c.search_id == search_id, table.c.state.in_(OPEN_RUN)
     return connection.execute(sa.select(sa.func.count()).where(*unfinished)).scalar_one()

@@ -1,4 +1,4 @@
-"""Column types, ids, and the conversion of domain values to JSON and back."""
+"""Column types, ids, and conversion between domain values and JSON."""
 
 import json
 import secrets
@@ -18,9 +18,7 @@ from hp_tool.errors import InputError
 
 
 class UtcDateTime(sa.types.TypeDecorator[datetime]):
-    """A timestamp with a time zone. SQLite, which has no time zones, stores it as UTC without
-    one.
-    """
+    """A timestamp with a time zone. SQLite has no time zones, so it stores UTC without one."""
 
     impl = sa.DateTime(timezone=True)
     cache_ok = True
@@ -40,17 +38,17 @@ class UtcDateTime(sa.types.TypeDecorator[datetime]):
 
 
 def json_column() -> sa.JSON:
-    """Return a JSON column that preserves key order; None is stored as SQL NULL."""
+    """Return a JSON column that preserves key order. None is stored as SQL NULL."""
     return sa.JSON(none_as_null=True)
 
 
 def new_id() -> str:
-    """Return 64 random bits in hexadecimal, which are safe in job names and URLs."""
+    """Return 64 random bits in hexadecimal, which is safe in job names and URLs."""
     return secrets.token_hex(8)
 
 
 def row_dict(row: sa.Row[Any]) -> dict[str, Any]:
-    """Return a row's columns by name."""
+    """Return a row as a dict by column name."""
     return dict(row._mapping)
 
 
@@ -64,8 +62,8 @@ CONFIGURATIONS: TypeAdapter[RunConfig] = TypeAdapter(
         Discriminator(lambda value: "serving" if "max_num_seqs" in value else "training"),
     ]
 )
-"""Adapters of stored configurations. A serving configuration is stored with all fields, so that
-`max_num_seqs` distinguishes it from other kinds.
+"""Adapters of stored configurations. Serving configurations are stored with all fields, so that
+`max_num_seqs` distinguishes them from training configurations.
 """
 
 
@@ -100,13 +98,13 @@ def _storable_json(value: Any) -> Any:
 
 
 def decode(kind: type[T], value: JsonObject | str) -> T:
-    """Decode a stored JSON object, or its text, to a dataclass. Unknown fields are ignored."""
+    """Decode a stored JSON object, or its text, to a dataclass. Ignore unknown fields."""
     adapter: TypeAdapter[T] = ADAPTERS[kind]
     return _decode(adapter, value)
 
 
 def decode_configuration(value: JsonObject | str) -> RunConfig:
-    """Decode a stored configuration to a ParallelConfig (training) or ServingConfig."""
+    """Decode a stored configuration to a ParallelConfig (training) or a ServingConfig."""
     return _decode(CONFIGURATIONS, value)
 
 

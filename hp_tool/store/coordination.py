@@ -1,7 +1,7 @@
-"""Leases of searches: which search a worker may claim next, and what its coordinator writes.
+"""Search leases: which search a worker may claim next, and what its coordinator may write.
 
-Searches are claimed by priority, then by owners in turn, with a limit of running searches per
-cluster.
+Searches are claimed by priority, then round-robin by owner, up to a maximum number of running
+searches per cluster.
 """
 
 from collections import Counter
@@ -32,14 +32,14 @@ from hp_tool.store.columns import UtcDateTime, encode
 
 SEARCH, RUN = tables.searches, tables.runs
 MAX_LOST_CLAIMS = 5
-"""Number of workers lost in a row, without progress of a run, at which a search fails. One or two
-workers may die by chance, such as by a restart of the host. A search that kills every worker would
-otherwise stop all of them.
+"""A search fails when this many workers in a row were lost without any progress of its runs. One or
+two workers may die by chance, for example when a host restarts. A search that kills every worker
+would otherwise stop all of them.
 """
 NO_LEASE = {"lease_holder": None, "lease_expires_at": None, "heartbeat_at": None}
 RECENT_RELEASE = timedelta(minutes=5)
 LOCAL_PREFIX = "local:"
-"""Prefix of the names of local clusters, because each worker's host is a separate cluster."""
+"""Prefix in the names of local clusters. Each worker's host is a separate local cluster."""
 NEVER = datetime.min.replace(tzinfo=UTC)
 AT, FUTURE, RECENTLY = (
     sa.bindparam(name, type_=UtcDateTime()) for name in ("at", "too_late", "lately")
@@ -48,9 +48,9 @@ IS_ABANDONED = sa.and_(
     SEARCH.c.state == SearchState.RUNNING,
     sa.or_(SEARCH.c.lease_expires_at < AT, SEARCH.c.heartbeat_at > FUTURE),
 )
-"""Condition that a search runs but its lease has expired. A heartbeat in the future means that the
-clock was set back, which would prolong the lease, so the lease counts as expired. A live holder
-then loses the search to the next claim.
+"""Condition that a search is running but its lease has expired. If a heartbeat is in the future,
+the clock was set back, which would prolong the lease. Such a lease therefore counts as expired,
+and a live holder loses the search to the next claim.
 """
 OCCUPIED = sa.select(SEARCH.c.owner, SEARCH.c.cluster, SEARCH.c.lease_holder).where(
     SEARCH.c.state == SearchState.RUNNING, sa.not_(IS_ABANDONED)
@@ -58,14 +58,17 @@ OCCUPIED = sa.select(SEARCH.c.owner, SEARCH.c.cluster, SEARCH.c.lease_holder).wh
 
 
 def _first_waiting_searches() -> sa.Select[Any]:
-    """Select the first waiting search of each owner. `fresh` is 0 if the search has an open run."""
+    """Select the first waiting search of each owner.
+
+    `fresh` is 0 if that search has an open run without a coordinator, otherwise 1.
+    """
     busy = SEARCH.c.cluster.in_(sa.bindparam("busy", expanding=True))
     waiting = (
         sa.or_(SEARCH.c.state == SearchState.QUEUED, IS_ABANDONED),
         sa.or_(SEARCH.c.cluster.is_(None), sa.not_(busy)),
     )
     has_open_run = sa.exists().where(RUN.c.search_id == SEARCH.c.id, RUN.c.state.in_(OPEN_RUN))
-    # A time after now was stored before the clock was set back.
+    # A time in the future was stored before the clock was set back.
     released = sa.and_(
         SEARCH.c.state == SearchState.QUEUED, SEARCH.c.updated_at.between(RECENTLY, FUTURE)
     )
@@ -95,7 +98,7 @@ CLAIMED = sa.select(
 
 
 class Coordination(StoreBase):
-    """Leases, and what their holders write."""
+    """Leases, and writes by their holders."""
 
     def claim_search(
         self,
@@ -116,14 +119,14 @@ class Coordination(StoreBase):
                 candidates, states = [search_id], (SearchState.QUEUED, SearchState.PAUSED)
             claimed = CLAIMED.with_for_update(skip_locked=search_id is None)
             for candidate in candidates:
-                # Skip the rows that another worker is claiming.
+                # Skip rows that another worker is claiming.
                 row = connection.execute(
                     claimed, {**_time_parameters(at), ID.key: candidate, "states": states}
                 ).one_or_none()
                 if row is None:
                     continue
                 _check_edition(row.id, stored_by=row.edition, edition=edition)
-                # A claim by id ignores how many workers were lost.
+                # A claim by id ignores the number of lost workers.
                 is_lost = row.state == SearchState.RUNNING and search_id is None
                 lost_claims = row.lost_claims + is_lost
                 if not is_lost or lost_claims < MAX_LOST_CLAIMS:
@@ -160,7 +163,7 @@ class Coordination(StoreBase):
     def release_search(self, *, lease: Lease, paused: bool = False) -> SearchRecord:
         with self._writing() as connection:
             row = leased_search(connection, lease)
-            # A requested cancel is still pending, so the search waits for its next coordinator.
+            # A cancel request is still pending, so the search waits for its next coordinator.
             cancelling = row.requested == "cancel"
             pausing = not cancelling and (paused or row.requested == "pause")
             state = SearchState.PAUSED if pausing else SearchState.QUEUED
@@ -186,7 +189,8 @@ class Coordination(StoreBase):
             row = leased_search(connection, lease)
             unfinished = count_open_runs(connection, lease.search_id)
             if row.requested == "cancel":
-                # Cancel even if the engine does not respond: stray-job cleanup ends open runs.
+                # Cancel even if the launcher does not respond: stray-job cleanup ends open runs
+                # later.
                 state, stopped_because, error = SearchState.CANCELLED, "cancelled", None
                 if result is not None:
                     outcome = {"state": state, "stopped_because": stopped_because}
@@ -244,7 +248,7 @@ def _check_edition(search_id: str, *, stored_by: int | None, edition: int | None
 def _fail_lost_search(
     connection: sa.Connection, search_id: str, *, lost: int, at: datetime
 ) -> None:
-    """Fail a search that lost several workers in a row; its open runs remain."""
+    """Fail a search whose workers were lost several times in a row. Its open runs remain."""
     code = "worker_lost_repeatedly"
     message = (
         f"{lost} workers in a row died during this search without progress. Check why their logs "
@@ -267,7 +271,7 @@ def _lease_duration(lease_s: float) -> timedelta:
 
 
 def cluster_of(query: JsonObject) -> str:
-    """Return the cluster that a search occupies: its launcher, and its cluster's name or GPU."""
+    """Return the cluster that a search uses: its launcher, and the cluster's name or GPU."""
     cluster: Any = query.get("cluster")
     while isinstance(cluster, dict):
         cluster = cluster.get("name") or cluster.get("gpu")
@@ -278,17 +282,17 @@ def cluster_of(query: JsonObject) -> str:
 def claim_order(
     connection: sa.Connection, *, at: datetime, holder: str, per_cluster: int | None
 ) -> list[str]:
-    """Return the ids of the searches that `holder` may claim, the first of each owner, in order.
+    """Return the ids of the searches that `holder` may claim, one per owner, next one first.
 
-    Searches with an open run precede the others, because the run occupies devices until a
-    coordinator handles its end. A search that was released recently has no such precedence. Ties
-    are ordered by priority (highest first), then by the owner with the fewest running searches,
-    then by the owner whose last search started earliest.
+    Searches with an open run come first, because that run occupies devices until a coordinator
+    handles its end. This does not apply to searches that were released recently. The remaining
+    order is by priority (highest first), then by the owner with the fewest running searches, then
+    by the owner whose last search started earliest.
 
     Args:
-        connection: A connection in a transaction.
+        connection: Connection in a transaction.
         at: Current time (UTC).
-        holder: The claiming worker.
+        holder: Worker that claims.
         per_cluster: Maximum number of running searches per cluster; None for no limit.
     """
     running = connection.execute(OCCUPIED, _time_parameters(at)).all()

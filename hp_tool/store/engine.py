@@ -22,12 +22,12 @@ BUSY_TIMEOUT_S = 30.0
 _POLL_INTERVAL_S = 0.002
 IDLE_TRANSACTION_TIMEOUT_S = 30.0
 """Seconds after which PostgreSQL ends an idle transaction. Its process may be stopped, or its host
-asleep, while others wait for its rows.
+may be suspended, while other transactions wait for its rows.
 """
 WRITES = "hp_writes"
-"""Execution option of transactions that write."""
+"""Execution option that marks transactions that write."""
 DURABLE = "hp_lasting"
-"""Execution option of transactions whose commits must survive a power failure. Frequent,
+"""Execution option for transactions whose commits must survive a power failure. Frequent,
 unimportant writes omit it.
 """
 
@@ -36,8 +36,8 @@ def parse_url(url: str) -> URL:
     """Parse a database URL and set its driver.
 
     Raises:
-        InputError: The URL is not supported. The message does not contain the URL, which may
-            include a password.
+        InputError: The URL is not supported. The message omits the URL, which may contain a
+            password.
     """
     expected = "expected sqlite:////absolute/path.sqlite3 or postgresql://user@host/database"
     try:
@@ -65,7 +65,7 @@ def mask_password(url: str) -> str:
 
 
 POSTGRESQL_OPTIONS = {"connect_timeout": 10, "client_encoding": "utf8"}
-"""Options of connections. Without client_encoding, an SQL_ASCII database returns bytes."""
+"""Connection options. Without client_encoding, an SQL_ASCII database returns bytes."""
 
 
 def create_engine(url: str, *, foreign_keys: bool = True) -> sa.Engine:
@@ -80,7 +80,7 @@ def create_engine(url: str, *, foreign_keys: bool = True) -> sa.Engine:
         StoreError: The folder of a SQLite file cannot be created.
     """
     parsed = parse_url(url)
-    # SQLite would accept NaN in JSON, and every later reader would fail.
+    # SQLite would accept NaN in JSON, but every reader would then fail.
     connect = partial(
         sa.create_engine, json_serializer=partial(json.dumps, allow_nan=False), hide_parameters=True
     )
@@ -104,7 +104,7 @@ def create_engine(url: str, *, foreign_keys: bool = True) -> sa.Engine:
 
 @contextmanager
 def open_engine(url: str, *, foreign_keys: bool = True) -> Iterator[sa.Engine]:
-    """Create an engine, and dispose of it on exit."""
+    """Create an engine, and dispose of it when the context exits."""
     engine = create_engine(url, foreign_keys=foreign_keys)
     try:
         yield engine
@@ -136,7 +136,7 @@ def _set_up_sqlite(engine: sa.Engine, *, foreign_keys: bool) -> None:
     def set_pragmas(connection: sqlite3.Connection, _: object) -> None:
         connection.isolation_level = None  # The listener of "begin" starts the transactions.
         if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
-            # In WAL mode readers and the writer do not block each other.
+            # In WAL mode, readers and the writer do not block each other.
             connection.execute("PRAGMA journal_mode = WAL")
         connection.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
         guard.remember()
@@ -154,16 +154,17 @@ def _set_up_sqlite(engine: sa.Engine, *, foreign_keys: bool) -> None:
         connection.exec_driver_sql(
             f"PRAGMA synchronous = {'FULL' if options.get(DURABLE, False) else 'NORMAL'}"
         )
-        # A transaction that reads first and writes later fails at once if another wrote in
-        # between, whatever the timeout. Taking the write lock at the start makes it wait instead.
+        # If a transaction reads first and writes later, it fails at once (regardless of the
+        # timeout) when another one wrote in between. Taking the write lock at the start makes it
+        # wait instead.
         _begin_to_write(connection, turns)
 
 
 def _begin_to_write(connection: sa.Connection, turns: threading.Lock) -> None:
     """Take the write lock, one thread of this process at a time.
 
-    SQLite's own busy handler polls ever more rarely. Under load, other writers would overtake the
-    one that has waited longest until it times out.
+    SQLite's own busy handler polls at growing intervals. Under load, newer writers would overtake
+    the longest-waiting one until it times out.
     """
     raw = connection.connection.driver_connection
     assert isinstance(raw, sqlite3.Connection)
@@ -202,7 +203,10 @@ class _FileGuard:
         return stat.st_dev, stat.st_ino
 
     def make(self) -> None:
-        """Create the file, readable by its owner only. SQLite's side files copy its mode."""
+        """Create the file with read permission for its owner only.
+
+        SQLite's side files copy its mode.
+        """
         with suppress(OSError):  # The file exists, or SQLite will report the error.
             self._path.touch(mode=0o600, exist_ok=False)
 
@@ -210,7 +214,7 @@ class _FileGuard:
         self._known = self._known or self._identity()
 
     def check(self) -> None:
-        """Raise StoreError if the file is not the one opened first."""
+        """Raise StoreError if the file is not the one that was opened first."""
         if self._known is not None and self._identity() != self._known:
             raise StoreError(
                 f"Database {self._url.render_as_string(hide_password=True)}: the file was deleted "

@@ -1,4 +1,4 @@
-"""Versioned calibrations, and the clusters and models that users registered by name."""
+"""Versioned calibrations, and user-registered clusters and models."""
 
 from collections.abc import Collection
 from datetime import datetime
@@ -56,7 +56,7 @@ class Knowledge(StoreBase):
             **series
         )
         with self._writing() as connection:
-            # A concurrent call may have saved this version; try the next.
+            # A concurrent call may have saved this version; try the next one.
             for _ in range(MAX_VERSION_ATTEMPTS):
                 values |= {
                     "version": connection.execute(newest).scalar_one() + 1,
@@ -140,7 +140,7 @@ class Knowledge(StoreBase):
                 **changed,
             }
             if not insert_if_new(connection, REGISTRATION, new):
-                # A concurrent call inserted the row; the last write counts.
+                # A concurrent call inserted the row; the last write wins.
                 connection.execute(update)
             return _record(
                 connection.execute(sa.select(REGISTRATION).where(*_key_of(kind, name, owner))).one()

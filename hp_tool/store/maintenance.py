@@ -14,14 +14,14 @@ BATCH_ROWS = 500
 
 
 def backup(*, url: str, path: Path) -> None:
-    """Write a consistent copy of a SQLite database, with Optuna's tables, to a new file.
+    """Back up a SQLite database, including Optuna's tables, to a new file.
 
-    The database may be in use.
+    The copy is consistent even if the database is in use.
 
     Raises:
-        UnsupportedError: The URL is PostgreSQL's; the message contains the pg_dump command.
-        NotFoundError: No database file exists at the URL.
-        InputError: `path` exists.
+        UnsupportedError: The database is PostgreSQL. The message contains the pg_dump command.
+        NotFoundError: The database file does not exist.
+        InputError: `path` already exists.
     """
     parsed = parse_url(url)
     if parsed.get_backend_name() != "sqlite":
@@ -48,13 +48,13 @@ def backup(*, url: str, path: Path) -> None:
 
 
 def copy(*, source: str, target: str) -> dict[str, int]:
-    """Copy the tables of hp_tool from one database into another.
+    """Copy hp_tool's tables from one database to another.
 
-    The schema of the target is created or upgraded first. The source is read in one snapshot, and
-    the target is written in one transaction.
+    The target's schema is created or upgraded first. The source is read in one snapshot, and the
+    target is written in one transaction.
 
     Returns:
-        Number of rows copied, by table.
+        Number of copied rows by table.
 
     Raises:
         StoreError: The source has a different schema version.

@@ -1,4 +1,4 @@
-"""Measurements from profile runs, from reports of trainings, and from imported files."""
+"""Measurements from profile runs, reports of training jobs, and imported files."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -32,21 +32,21 @@ from hp_tool.store.paging import RowList
 
 MEASUREMENT, DUE_REFIT = tables.measurements, tables.due_refits
 NEW_MEASUREMENT = sa.insert(MEASUREMENT)
-# Copied from the JSON to columns, for filters and plots.
+# Copied from the JSON to columns for filters and plots.
 COPIED_COLUMNS = ("status", "step_s", "tokens_per_second_per_gpu", "peak_memory_bytes")
 REPEATS_WINDOW = 1000
-"""Number of newest measurements that `repeats` considers, which bounds its time."""
+"""Number of newest measurements that `repeats` considers. This bounds its run time."""
 MAX_DUE_REFITS = 1000
-"""Maximum number of due refits that one call returns."""
+"""Maximum number of due refits returned by one call."""
 MIN_SHARED_TRUST = 0.5
-"""Minimum trust of a measurement that calibrates all predictions. Below it, a measurement
-calibrates only those of its owner.
+"""Minimum trust at which a measurement calibrates everyone's predictions. Below it, the measurement
+calibrates only its owner's predictions.
 """
 TRUSTED = MEASUREMENT.c.trust >= MIN_SHARED_TRUST
 
 
 class Measurements(StoreBase):
-    """Measurements, and calibrations due for a refit."""
+    """Measurements, and calibrations that are due for a refit."""
 
     def add_measurement(
         self,
@@ -191,7 +191,7 @@ def insert_measurement(
     search_id: str | None = None,
     run_id: str | None = None,
 ) -> None:
-    """Store a measurement. A second measurement of the same run violates the unique run_id."""
+    """Store a measurement. Storing a second one for the same run violates the unique run_id."""
     values = encode(measurement, field="measurement")
     values["trust"] = float(values.pop("trusted"))
     numbers = {name: values["measurement"][name] for name in COPIED_COLUMNS}

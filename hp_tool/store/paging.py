@@ -1,4 +1,4 @@
-"""Keyset pagination by (created_at, id): all pages take the same time, and no row is skipped."""
+"""Keyset pagination by (created_at, id): all pages take equally long, and no row is skipped."""
 
 import base64
 import binascii
@@ -20,14 +20,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowList:
-    """A list of table rows with filters and an order."""
+    """A filtered and sorted list of table rows."""
 
     table: sa.Table
     filters: Mapping[sa.Column[Any], Any] = field(default_factory=dict)
-    """Required values by column; None matches any value."""
+    """Required values by column. None matches any value."""
     paging: Paging = field(default_factory=Paging)
     words: tuple[str, ...] = ()
-    """Words by which the query filters, too; they are part of the cursor's digest."""
+    """Additional filter words. They are applied by the query and are part of the cursor's digest.
+    """
 
     def page(
         self,
@@ -40,10 +41,11 @@ class RowList:
         """Return the page that starts at the cursor.
 
         Args:
-            connection: A connection in a transaction.
+            connection: Connection in a transaction.
             limit: Maximum number of items.
             record: Function that converts a row to an item.
-            query: Query with the table's created_at and id; by default of all columns.
+            query: Query that selects the table's created_at and id; by default it selects all
+                columns.
         """
         if not 1 <= limit <= MAX_LIMIT:
             raise InputError(f"limit is {limit}. Use 1 to {MAX_LIMIT}.", field="limit")
@@ -70,7 +72,7 @@ class RowList:
         )
 
     def cursor(self, at: datetime, last: str) -> str:
-        """Return the cursor of the rows after the one with this creation time and id."""
+        """Return the cursor of the rows that follow the row with this creation time and id."""
         return (
             base64.urlsafe_b64encode(f"{at.isoformat()}|{last}|{self._digest}".encode())
             .decode()

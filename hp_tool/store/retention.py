@@ -1,4 +1,4 @@
-"""Delete old data: details of searches, ended searches, and measurements."""
+"""Delete old data: search details, ended searches, and measurements."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
@@ -14,7 +14,7 @@ from hp_tool.store import tables
 from hp_tool.store.base import ENDED, OPEN_RUN, StoreBase, now
 
 PRUNED_ROWS = 1000
-"""Number of rows deleted per transaction, which is small so that others wait only briefly for the
+"""Number of rows deleted per transaction. It is small, so that others wait only briefly for the
 write lock.
 """
 PRUNED_SEARCHES = 20
@@ -33,7 +33,7 @@ NOT_NEEDED = sa.and_(
         RUN.state.in_(OPEN_RUN), RUN.predicted[REUSED].as_string() == MEASUREMENT.id
     ),
 )
-"""Condition that no unfinished search needs a measurement, as its own or as a reused result."""
+"""Condition that no unfinished search needs a measurement, whether measured by itself or reused."""
 NO_OPEN_RUN = ~sa.exists().where(SEARCH.id == RUN.search_id, RUN.state.in_(OPEN_RUN))
 
 
@@ -135,7 +135,7 @@ class Retention(StoreBase):
             return now(connection) - timedelta(days=days)
 
     def _delete(self, table: sa.Table, old: sa.ColumnElement[bool], *, dry_run: bool) -> int:
-        """Delete old rows in batches, or count them if `dry_run`; return their number."""
+        """Delete old rows in batches, or only count them if `dry_run`. Return their number."""
         if dry_run:
             with self._reading() as connection:
                 return int(

@@ -1,4 +1,4 @@
-"""Figures of a search's runs: cost, prediction and measurement, without logs and lists of steps."""
+"""Figures of a search's runs: cost, prediction and measurement, without logs and step lists."""
 
 from dataclasses import fields
 from functools import lru_cache
@@ -50,16 +50,16 @@ FIGURES = sa.select(
     ),
     sa.func.coalesce(RUN.c.cause, MEASURED.c.measurement["cause"].as_string()).label("cause"),
 ).outerjoin_from(RUN, MEASURED, MEASURED.c.run_id == RUN.c.id)
-"""Query for the figures only, because most of a run's JSON is logs and lists of steps."""
+"""Query for the figures only. Most of a run's JSON consists of logs and step lists."""
 
 
 NAMES = tuple(FIGURES.selected_columns.keys())
 
 
 def figures_of(connection: sa.Connection, search_id: str) -> list[RunFigures]:
-    """Return the figures of a search's runs, ordered by number."""
+    """Return the figures of a search's runs, ordered by run number."""
     rows = connection.execute(FIGURES.where(RUN.c.search_id == search_id).order_by(RUN.c.number))
-    # A row's own name lookup is slow.
+    # Looking up columns by name in a row is slow.
     return [_run_figures(dict(zip(NAMES, row, strict=True))) for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""Profile runs of a search: intended, submitted, then finished or abandoned.
+"""Profile runs of a search. A run is intended, then submitted, then finished or abandoned.
 
 Every change requires the search's lease.
 """
@@ -46,7 +46,7 @@ RUN, MEASURED = tables.runs, tables.measurements
 WITH_MEASUREMENT = sa.select(
     RUN, MEASURED.c.id.label("measurement_id"), MEASURED.c.measurement.label("measurement")
 ).outerjoin_from(RUN, MEASURED, MEASURED.c.run_id == RUN.c.id)
-"""Query for the rows of `run_record`: a run with its measurement."""
+"""Query for the rows that `run_record` converts: a run with its measurement."""
 ONE_RUN = WITH_MEASUREMENT.where(RUN.c.id == ID)
 
 
@@ -87,7 +87,8 @@ class Runs(StoreBase):
                 "number": number,
                 "digest": digest,
                 "attempt": 0 if last is None else last.attempt + 1,
-                # The run id keeps names unique after a restore, which repeats the other parts.
+                # The run id keeps job names unique after a restore, which repeats their other
+                # parts.
                 "job_name": f"hp-{search_id}-r{number}-t{lease.token}-{run_id}",
                 "token": lease.token,
                 "state": RunState.INTENDED,
@@ -156,7 +157,7 @@ class Runs(StoreBase):
             owner = connection.execute(
                 sa.select(tables.searches.c.owner).where(tables.searches.c.id == run.search_id)
             )
-            # The measurement belongs to the search's owner, not to the worker.
+            # The measurement belongs to the owner of the search, not to the worker.
             measurement = replace(measurement, owner=owner.scalar_one())
             insert_measurement(
                 connection, measurement=measurement, search_id=run.search_id, run_id=run_id, at=at
@@ -221,7 +222,7 @@ def _encode_account(account: RunAccount | None) -> JsonObject | None:
 
 
 def run_record(row: sa.Row[Any]) -> RunRecord:
-    """Convert a row of WITH_MEASUREMENT to a record."""
+    """Convert a row of WITH_MEASUREMENT to a run record."""
     values = row_dict(row)
     values["state"] = RunState(values["state"])
     values["parallel"] = decode_configuration(values["parallel"])
@@ -232,12 +233,15 @@ def run_record(row: sa.Row[Any]) -> RunRecord:
 
 
 def read_run(connection: sa.Connection, run_id: str) -> RunRecord:
-    """Return a run; raise NotFoundError if there is none."""
+    """Return a run. Raise NotFoundError if it does not exist."""
     return run_record(row_by_id(connection, ONE_RUN, run_id, kind="run"))
 
 
 def _leased_run(connection: sa.Connection, lease: Lease, run_id: str) -> RunRecord:
-    """Return a run of the search that `lease` coordinates. The search's lock covers its runs."""
+    """Return a run of the search that `lease` coordinates.
+
+    The lock on the search covers its runs.
+    """
     leased_search(connection, lease)
     return _run_of(connection, lease.search_id, run_id)
 
@@ -252,7 +256,7 @@ def _run_of(connection: sa.Connection, search_id: str, run_id: str) -> RunRecord
 def change_run(
     connection: sa.Connection, run: RunRecord, *, at: datetime, **values: Any
 ) -> RunRecord:
-    """Update a run of a locked search, append its event, and return the updated run."""
+    """Update a run of a locked search and append its event. Return the updated run."""
     connection.execute(sa.update(RUN).where(RUN.c.id == run.id), storable_values(RUN, values))
     return _append_run_event(connection, replace(run, **values), at=at)
 

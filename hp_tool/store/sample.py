@@ -1,4 +1,4 @@
-"""Open a temporary store with recorded rows."""
+"""Temporary stores with recorded rows."""
 
 import atexit
 import tempfile
@@ -17,10 +17,10 @@ from hp_tool.store.sql import SqlStore
 
 
 def open_sample(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> SqlStore:
-    """Return a store in a temporary SQLite file that is deleted when the process exits.
+    """Return a store in a temporary SQLite file, which is deleted when the process exits.
 
     Args:
-        rows: Rows by table name; timestamps are ISO strings in UTC without an offset.
+        rows: Rows by table name. Timestamps are ISO strings in UTC without an offset.
     """
     folder = tempfile.TemporaryDirectory(prefix="hp-sample-", ignore_cleanup_errors=True)
     engine = create_engine(f"sqlite:///{Path(folder.name) / 'sample.sqlite3'}")

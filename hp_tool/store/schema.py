@@ -1,4 +1,4 @@
-"""Version of the schema, its migrations (in migrations/), and the state of a database."""
+"""Schema version, migrations (in migrations/), and the state of a database."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 HEAD = "0016"
-"""Newest revision of the schema, repeated here so that opening a store does not import Alembic. A
+"""Newest schema revision. It is repeated here so that opening a store does not import Alembic; a
 test compares the two.
 """
 OLDEST = "0016"
-"""Oldest revision that can be upgraded, which is that of release 0.1.0."""
+"""Oldest revision that can be upgraded: that of release 0.1.0."""
 LAST_PREVIEW = "4fc00346"
-"""Commit of the last preview, which upgrades databases of earlier previews to OLDEST."""
+"""Commit of the last preview version. It upgrades databases of earlier previews to OLDEST."""
 UPGRADE_PREVIEW = (
     f"in a checkout, run `git worktree add --detach ../hp-tool-preview {LAST_PREVIEW} && pip "
     "install '../hp-tool-preview[search,postgresql]' && hp-tool db upgrade`, then install this "
@@ -42,12 +42,12 @@ UPGRADE_PREVIEW = (
 VERSION_TABLE = "hp_alembic_version"
 INSTALL = "install the newer version on this host and restart"
 UPGRADE_LOCK = 0x68705F746F6F6C
-"""PostgreSQL advisory lock of upgrades, so that one runs at a time."""
+"""PostgreSQL advisory lock that allows only one upgrade at a time."""
 FOREIGN_TABLES_LOCK = UPGRADE_LOCK + 1
 POLL_INTERVAL_S = 0.1
 LOCK_TIMEOUT_S = 10.0
-"""Seconds that a migration waits for a table's lock. Others wait behind it, so the time is shorter
-than a lease.
+"""Seconds that a migration waits for a table lock. It is shorter than a lease, because other
+transactions queue behind the migration.
 """
 NAMES_PER_QUERY = 500
 
@@ -58,7 +58,7 @@ def current(url: str) -> str | None:
 
 
 def revision(connection: sa.Connection) -> str | None:
-    """Return the revision of a connection's database."""
+    """Return the schema revision of a connected database."""
     if not sa.inspect(connection).has_table(VERSION_TABLE):
         return None
     value = connection.execute(
@@ -68,11 +68,11 @@ def revision(connection: sa.Connection) -> str | None:
 
 
 def check_known(connection: sa.Connection) -> str | None:
-    """Return the database's revision.
+    """Return the database's revision if this version supports it.
 
     Raises:
-        StoreError: A newer hp-tool (`older_edition`) or a preview (`preview_schema`) wrote the
-            schema.
+        StoreError: The schema was written by a newer hp-tool (`older_edition`) or by a preview
+            (`preview_schema`).
     """
     current = revision(connection)
     if current is None or OLDEST <= current <= HEAD:
@@ -90,12 +90,12 @@ def check_known(connection: sa.Connection) -> str | None:
 
 
 def upgrade(url: str) -> None:
-    """Upgrade a database to the newest revision; do nothing if it has it.
+    """Upgrade a database to the newest revision. Do nothing if it is up to date.
 
-    Each migration runs in one transaction. An interrupted upgrade continues where it stopped.
+    Each migration runs in its own transaction. An interrupted upgrade continues where it stopped.
 
     Raises:
-        StoreError: A newer hp-tool or a preview wrote the schema.
+        StoreError: The schema was written by a newer hp-tool or by a preview.
     """
     with exclusive_access(url, lock=UPGRADE_LOCK):
         read(url, check_known)
@@ -104,24 +104,24 @@ def upgrade(url: str) -> None:
 
 @contextmanager
 def exclusive_access(url: str, *, lock: int = FOREIGN_TABLES_LOCK) -> Iterator[None]:
-    """Wait for exclusive access to some of a database's tables.
+    """Wait for exclusive access to the tables of hp_tool or of other tools in a database.
 
     Args:
         url: Database URL.
-        lock: FOREIGN_TABLES_LOCK for the tables of other tools, UPGRADE_LOCK for those of hp_tool.
+        lock: FOREIGN_TABLES_LOCK for the tables of other tools, UPGRADE_LOCK for hp_tool's.
     """
     with open_engine(url) as engine:
         if engine.dialect.name == "postgresql":
-            # A session lock: a transaction that idles this long would be ended.
+            # Use a session lock, because a transaction that idles this long would be ended.
             with transaction(engine.execution_options(isolation_level="AUTOCOMMIT")) as connection:
-                # Poll: CREATE INDEX CONCURRENTLY would wait for a blocked statement.
+                # Poll, because CREATE INDEX CONCURRENTLY would wait for a blocked statement.
                 while not connection.execute(
                     sa.select(sa.func.pg_try_advisory_lock(lock))
                 ).scalar_one():
                     time.sleep(POLL_INTERVAL_S)
                 yield
             return
-        # Lock the folder: a transaction that held the file would block every writer.
+        # Lock the folder. Holding the database file in a transaction would block every writer.
         folder = os.open(Path(engine.url.database or "").absolute().parent, os.O_RDONLY)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
@@ -131,7 +131,7 @@ def exclusive_access(url: str, *, lock: int = FOREIGN_TABLES_LOCK) -> Iterator[N
 
 
 def migrate(url: str) -> None:
-    """Run all migrations that a database lacks. The caller must have UPGRADE_LOCK."""
+    """Run all pending migrations. The caller must hold UPGRADE_LOCK."""
     from alembic import command
 
     # Foreign keys off: SQLite rebuilds tables to change them.
@@ -155,7 +155,10 @@ def _migration_connection(engine: sa.Engine) -> Iterator[sa.Connection]:
 
 
 def alembic_config() -> Config:
-    """Return Alembic's configuration, because an installed package has no ini file."""
+    """Return Alembic's configuration.
+
+    It is built in code, because an installed package has no ini file.
+    """
     from alembic.config import Config
 
     config = Config()
@@ -165,13 +168,13 @@ def alembic_config() -> Config:
 
 
 def migrations_folder() -> Path:
-    """Return the folder of migrations: in the package, or at the top of the checkout."""
+    """Return the migrations folder, which is in the package or at the top of the checkout."""
     installed = Path(__file__).parent / "migrations"
     return installed if installed.is_dir() else Path(__file__).parents[2] / "migrations"
 
 
 def is_hp_table(name: str | None, kind: str, _: Any) -> bool:
-    """Return True for tables of hp_tool. As Alembic's include_name, it excludes other tables."""
+    """Return True for hp_tool's tables. Alembic calls it as include_name to ignore other tables."""
     return kind != "table" or (
         name is not None and name.startswith(PREFIX) and name != VERSION_TABLE
     )
@@ -183,8 +186,9 @@ def probe(url: str) -> DatabaseState | None:
 
 
 def read(url: str, read: Callable[[sa.Connection], T]) -> T | None:
-    """Call `read` with a connection in a transaction; return None if the SQLite file does not
-    exist.
+    """Call `read` with a connection in a transaction.
+
+    Return None if the SQLite file does not exist.
 
     Raises:
         StoreError: The database does not respond.
@@ -198,7 +202,7 @@ def read(url: str, read: Callable[[sa.Connection], T]) -> T | None:
 
 
 def unknown_jobs(url: str, job_names: Collection[str]) -> list[str]:
-    """Return the job names that no run in the database has, sorted; [] without a database."""
+    """Return the names of jobs that have no run in the database, sorted; [] without a database."""
     stored_names = sa.select(runs.c.job_name).where(
         runs.c.job_name.in_(sa.bindparam("names", expanding=True))
     )
@@ -217,7 +221,7 @@ def unknown_jobs(url: str, job_names: Collection[str]) -> list[str]:
 
 
 def state_of(connection: sa.Connection) -> DatabaseState:
-    """Return the state of a connection's database."""
+    """Return the state of a connected database."""
     asked_at = datetime.now(UTC)
     offset = now(connection) - asked_at
     return DatabaseState(
@@ -231,10 +235,11 @@ def state_of(connection: sa.Connection) -> DatabaseState:
 
 
 def _overdue_webhooks(connection: sa.Connection) -> int:
-    # The database has no schema, or that of a preview.
+    # The database has no schema, or a preview's schema.
     if not sa.inspect(connection).has_table(HOOK.name):
         return 0
-    # A first attempt is due when the search ends, but its `next_attempt_at` is the submission time.
+    # A first attempt is due when the search ends, although its `next_attempt_at` is the submission
+    # time.
     overdue_since = now(connection) - timedelta(seconds=OVERDUE_S)
     late = HOOK.c.next_attempt_at <= overdue_since, SEARCH.c.finished_at <= overdue_since
     number: int = connection.execute(pending_webhooks(sa.func.count()).where(*late)).scalar_one()
@@ -248,10 +253,10 @@ def _free_bytes(connection: sa.Connection) -> int | None:
 
 
 def _read_only(connection: sa.Connection) -> bool:
-    """Return True if writes would fail, on a standby server or a file without write permission."""
+    """Return True if writes would fail: on a standby server, or without write permission."""
     if connection.dialect.name == "postgresql":
         answer: str = connection.execute(sa.text("SHOW transaction_read_only")).scalar_one()
         return answer == "on"
     file = Path(connection.engine.url.database or "")
-    # WAL needs to write to the folder, too.
+    # WAL also needs to write to the folder.
     return not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))

@@ -44,11 +44,11 @@ SEARCH = tables.searches
 NEW_SEARCH = sa.insert(SEARCH)
 WORD = tables.search_words
 MAX_QUERY_WORDS = 8
-"""Maximum number of words of a query that are used. More would not narrow the result."""
+"""Maximum number of search words used per query. More words would hardly narrow the result."""
 MAX_WORD_LENGTH = 64
-"""Maximum number of characters of a word that are stored."""
+"""Maximum number of characters stored per word."""
 CLEARED_OUTCOME = {"result": None, "error": None, "stopped_because": None, "finished_at": None}
-"""Columns of the outcome, which are cleared when a failed search resumes."""
+"""Result columns, cleared when a failed search resumes."""
 
 
 class Searches(StoreBase):
@@ -177,7 +177,7 @@ class Searches(StoreBase):
             if row.state == SearchState.RUNNING:
                 update_search(connection, search_id, at=at, requested="cancel")
             elif row.state != SearchState.CANCELLED and count_open_runs(connection, search_id):
-                # Its jobs may still run, so a coordinator has to cancel them.
+                # The search's jobs may still run, so a coordinator must cancel them.
                 update_search(
                     connection,
                     search_id,
@@ -303,7 +303,7 @@ def _fingerprint(query: JsonObject, **options: int | str | None) -> str:
 
 
 def model_of(query: JsonObject) -> str | None:
-    """Return the model's name in the query; None if the query describes the model otherwise."""
+    """Return the model name in a query; None if the query describes the model in another way."""
     model = query.get("model")
     name = model.get("name") if isinstance(model, dict) else model
     return name if isinstance(name, str) else None

@@ -1,4 +1,4 @@
-"""The store on SQLAlchemy, which combines the classes of this package."""
+"""The SQLAlchemy store, which combines the classes of this package."""
 
 from hp_tool.domain.access import DatabaseState
 from hp_tool.errors import HpToolError, StoreError
@@ -33,7 +33,7 @@ class SqlStore(
 ):
     """`AccessStore` on SQLite or PostgreSQL.
 
-    Threads may share an instance. Each process must open its own.
+    An instance can be shared between threads, but not between processes.
     """
 
     def state(self) -> DatabaseState:
@@ -45,14 +45,15 @@ class SqlStore(
 
 
 def open_store(url: str | None = None) -> SqlStore:
-    """Open the store at a URL, by default `database_url()`. Call its `close()` when done.
+    """Open the store at a URL, by default `database_url()`. Call `close()` when done.
 
-    A SQLite file is created or upgraded; an older file is backed up first. Many hosts may use a
-    PostgreSQL database, so only `hp-tool db upgrade` changes its schema.
+    A SQLite file is created or upgraded automatically, after a backup of an older file. A
+    PostgreSQL schema is changed only by `hp-tool db upgrade`, because many hosts may use the
+    database.
 
     Raises:
-        ConflictError: The SQLite file needs an upgrade, but a worker uses it.
-        StoreError: The PostgreSQL schema is not the current one.
+        ConflictError: The SQLite file needs an upgrade, but a worker is using it.
+        StoreError: The PostgreSQL schema is not current.
     """
     url = database_url(url)
     engine = create_engine(url)

@@ -1,4 +1,4 @@
-"""Find the runs of stray jobs, which no live search owns, and record their cost."""
+"""Find the runs of stray jobs (jobs that no live search owns) and record their cost."""
 
 from collections.abc import Collection
 from datetime import datetime, timedelta
@@ -23,8 +23,8 @@ from hp_tool.store.runs import WITH_MEASUREMENT, change_run, read_run, run_recor
 
 RUN, SEARCH, MEASURED = tables.runs, tables.searches, tables.measurements
 STRAY_WINDOW = timedelta(days=1)
-"""Age of the oldest ended run that is checked again. A worker may be suspended for this long while
-it submits a job.
+"""Runs that ended longer ago than this are not checked again. A worker may be suspended for up to
+this long while it submits a job.
 """
 
 
@@ -53,7 +53,7 @@ class Strays(StoreBase):
     def book_stray(self, *, run_id: str, gpu_seconds: float) -> None:
         with self._writing() as connection:
             search = locked_search(connection, read_run(connection, run_id).search_id)
-            # Read the run again, because the search is locked now.
+            # Read the run again now that its search is locked.
             run = read_run(connection, run_id)
             if not run.state.ended and not SearchState(search.state).ended:
                 return  # the search was resumed
@@ -92,13 +92,13 @@ def _stray_queries(
 ) -> tuple[sa.Select[Any], ...]:
     """Return queries for runs whose jobs may still exist.
 
-    The queries select the runs with these job names that no live search owns, and two kinds of runs
-    on the cluster: those that ended after `since` without a recorded wall time, and open runs of
-    ended searches. Each query can use its own index, which an OR could not.
+    One query selects the runs with these job names that no live search owns. The other two select
+    runs on the cluster: those that ended after `since` without a recorded wall time, and open runs
+    of ended searches. They are separate queries, because each can use its own index, unlike an OR.
     """
     runs = WITH_MEASUREMENT.join(SEARCH, SEARCH.c.id == RUN.c.search_id)
     on_cluster, is_ended = SEARCH.c.cluster == cluster, SEARCH.c.state.in_(ENDED)
-    # The cluster reported no wall time of the last attempt, so the job may have run.
+    # The cluster reported no wall time for the last attempt, so its job may have run.
     silent = sa.and_(
         MEASURED.c.status.in_(("crashed", "preempted")),
         MEASURED.c.measurement["wall_s"].as_float().is_(None),

@@ -1,6 +1,6 @@
-"""Definitions of the tables. A change here needs a migration.
+"""Table definitions. A change here needs a migration.
 
-Names begin with hp_, so that Optuna's tables can be in the same database.
+Table names begin with hp_, so that the database can also contain Optuna's tables.
 """
 
 import sqlalchemy as sa
@@ -36,7 +36,7 @@ searches = sa.Table(
     sa.Column("requested", sa.String(16)),
     sa.Column("lease_holder", sa.String(200)),
     sa.Column("lease_token", sa.Integer, nullable=False),
-    # Claims lost in a row without progress of a run.
+    # Number of claims lost in a row without progress of a run.
     sa.Column("lost_claims", sa.Integer, nullable=False, server_default="0"),
     sa.Column("lease_expires_at", UtcDateTime),
     sa.Column("heartbeat_at", UtcDateTime),
@@ -152,7 +152,7 @@ measurements = sa.Table(
     sa.Column("peak_memory_bytes", sa.BigInteger),
     sa.Column("measurement", json_column(), nullable=False),
     sa.Column("predicted", json_column(), nullable=False),
-    # Below 0.5 the measurement calibrates its owner's predictions only.
+    # Below 0.5, the measurement calibrates only its owner's predictions.
     sa.Column("trust", sa.Double, nullable=False, default=1.0),
     sa.Column("state", sa.String(16), nullable=False, server_default="accepted"),
     sa.Column("owner", sa.String(200)),

@@ -1,4 +1,4 @@
-"""Upgrade a database safely: check that nobody uses it, and back up SQLite files."""
+"""Upgrade a database safely: check that it is not in use, and back up SQLite files."""
 
 import logging
 from datetime import UTC, datetime, timedelta
@@ -15,7 +15,7 @@ from hp_tool.store.engine import mask_password, open_engine, parse_url
 from hp_tool.store.workers import WORKER_TIMEOUT_S
 
 log = logging.getLogger(__name__)
-# As in schema OLDEST, because the database may have any later version.
+# Defined as in schema OLDEST, because the database may have any later version.
 WORKER = sa.table("hp_workers", sa.column("holder"), sa.column("seen_at", UtcDateTime()))
 SEARCH = sa.table(
     "hp_searches",
@@ -28,15 +28,15 @@ SEARCH = sa.table(
 def upgrade(url: str, *, while_in_use: bool = False) -> None:
     """Upgrade a database to the newest revision.
 
-    An older SQLite file is copied to a backup first, and a warning names the copy.
+    An older SQLite file is backed up first, and a warning names the backup.
 
     Args:
         url: Database URL.
-        while_in_use: Upgrade although a worker or `tune` uses the SQLite file.
+        while_in_use: Upgrade even if a worker or `tune` is using the SQLite file.
 
     Raises:
-        ConflictError: A worker or `tune` uses the SQLite file (`database_in_use`).
-        StoreError: A newer hp-tool or a preview wrote the schema.
+        ConflictError: A worker or `tune` is using the SQLite file (`database_in_use`).
+        StoreError: The schema was written by a newer hp-tool or by a preview.
     """
     with schema.exclusive_access(url, lock=schema.UPGRADE_LOCK):
         revision = schema.read(url, schema.check_known)
@@ -48,7 +48,7 @@ def upgrade(url: str, *, while_in_use: bool = False) -> None:
 
 
 def check_unused(url: str) -> None:
-    """Raise ConflictError `database_in_use` if a worker or `tune` uses the database."""
+    """Raise ConflictError `database_in_use` if a worker or `tune` is using the database."""
     if holders := live_holders(url):
         raise ConflictError(
             f"{mask_password(url)} has schema {schema.current(url)} and is in use by "
@@ -79,7 +79,7 @@ def _is_file(url: str) -> bool:
 
 
 def _back_up_file(url: str, revision: str | None) -> None:
-    """Copy a SQLite file to FILE.schema-REVISION.TIME.backup, and log a warning with its path."""
+    """Copy a SQLite file to FILE.schema-REVISION.TIME.backup. Log a warning with its path."""
     file = Path(parse_url(url).database or "").absolute()
     path = file.with_name(
         f"{file.name}.schema-{revision}.{datetime.now(UTC):%Y%m%dT%H%M%S%fZ}.backup"

@@ -1,4 +1,4 @@
-"""Watched jobs: states of detectors, and deliveries of their events by webhook."""
+"""Watched jobs: detector states, and webhook deliveries of their events."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -20,9 +20,9 @@ from hp_tool.store.paging import RowList
 WATCH, SOURCE = tables.watches, tables.watch_sources
 MAX_WATCHES_PER_OWNER = 1000
 MAX_PROCESSES_PER_WATCH = 20_000
-"""Maximum number of processes of one job, including restarted ones."""
+"""Maximum number of processes per job, including those that a restart replaced."""
 ROWS_PER_FETCH = 200
-"""Number of states of processes in memory at a time."""
+"""Number of process states held in memory at a time."""
 
 
 class Watches(StoreBase):
@@ -146,7 +146,7 @@ class Watches(StoreBase):
                 raise _watch_not_found(watch_id)
 
     def claim_watch_event(self, *, except_of: Collection[str | None] = ()) -> WatchRecord | None:
-        # Usually nothing is due: check without taking the write lock.
+        # Usually nothing is due, so check before taking the write lock.
         with self._reading() as connection:
             if connection.execute(_due(now(connection), except_of)).first() is None:
                 return None
@@ -186,7 +186,10 @@ class Watches(StoreBase):
 
 
 def _due(at: datetime, except_of: Collection[str | None]) -> sa.Select[Any]:
-    """Select the job whose event has waited longest for delivery, except those of `except_of`."""
+    """Select the job whose event has waited longest for delivery.
+
+    Jobs of owners in `except_of` are excluded.
+    """
     owners = [owner or "" for owner in except_of]
     due = (
         WATCH.c.webhook_state == WebhookState.PENDING,

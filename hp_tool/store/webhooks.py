@@ -1,7 +1,7 @@
-"""Webhooks of searches, which are delivered one claimed attempt at a time.
+"""Search webhooks. Each delivery attempt must be claimed first.
 
-Each attempt is counted, and the next one scheduled, before anything is sent. If a worker dies
-during an attempt, another worker makes the next one, so that the end of a search is reported at
+An attempt is counted, and the next one is scheduled, before anything is sent. If a worker dies
+during an attempt, another worker makes the next one. The end of a search is therefore reported at
 least once.
 """
 
@@ -36,7 +36,7 @@ def reset_webhook(connection: sa.Connection, *, search_id: str, at: datetime) ->
 
 
 def pending_webhooks(*columns: Any) -> sa.Select[Any]:
-    """Select columns of the undelivered webhooks of ended searches."""
+    """Select columns of the pending webhooks of ended searches."""
     due = HOOK.c.state == WebhookState.PENDING, SEARCH.c.state.in_(ENDED)
     return (
         sa.select(*columns)
@@ -57,7 +57,7 @@ def _initial_values(at: datetime) -> dict[str, Any]:
 
 
 class Deliveries(StoreBase):
-    """Webhook methods of `AccessStore`. `create_search` and `resume_search` write webhooks, too."""
+    """Webhook methods of `AccessStore`. `create_search` and `resume_search` also write webhooks."""
 
     def get_webhook(self, *, search_id: str) -> WebhookRecord:
         with self._reading() as connection:
@@ -71,7 +71,7 @@ class Deliveries(StoreBase):
     def claim_webhook(
         self, *, except_of: Collection[str | None] = ()
     ) -> tuple[WebhookRecord, SearchRecord] | None:
-        # Usually nothing is due: check without taking the write lock.
+        # Usually nothing is due, so check before taking the write lock.
         with self._reading() as connection:
             if connection.execute(_due(now(connection), except_of)).first() is None:
                 return None
@@ -105,7 +105,7 @@ class Deliveries(StoreBase):
 
     def settle_webhook(self, *, webhook: WebhookRecord, error: str | None) -> None:
         with self._writing() as connection:
-            # next_attempt_at identifies the claim: a late or reset attempt matches no row.
+            # next_attempt_at identifies the claim, so a late or reset attempt matches no row.
             same_attempt = (
                 HOOK.c.search_id == webhook.search_id,
                 HOOK.c.next_attempt_at == webhook.next_attempt_at,
@@ -123,7 +123,10 @@ class Deliveries(StoreBase):
 
 
 def _due(at: datetime, except_of: Collection[str | None]) -> sa.Select[Any]:
-    """Select the ended search's webhook that has waited longest, except those of some owners."""
+    """Select the webhook of an ended search that has waited longest for delivery.
+
+    Searches of owners in `except_of` are excluded.
+    """
     clock_went_back = (  # The wait is longer than any that is scheduled.
         sa.and_(
             HOOK.c.attempts == n,

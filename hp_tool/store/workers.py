@@ -1,4 +1,4 @@
-"""Live workers and the devices that they offer."""
+"""Live workers and the devices that they provide."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from hp_tool.store.columns import row_dict
 
 WORKER = tables.workers
 WORKER_TIMEOUT_S = 30.0
-"""Number of seconds since its last heartbeat after which a worker counts as dead."""
+"""Seconds after its last heartbeat when a worker counts as dead."""
 
 
 class Workers(StoreBase):
@@ -29,7 +29,7 @@ class Workers(StoreBase):
             }
             update = sa.update(WORKER).where(WORKER.c.holder == holder).values(**changed)
             if connection.execute(update).rowcount == 0:
-                # Killed workers cannot retire, so a new worker deletes their rows.
+                # Killed workers cannot deregister, so each new worker deletes their rows.
                 connection.execute(
                     sa.delete(WORKER).where(
                         WORKER.c.seen_at < at - timedelta(seconds=WORKER_TIMEOUT_S)
