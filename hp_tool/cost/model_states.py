@@ -1,5 +1,5 @@
-"""Weights, gradients and optimizer states of pipeline stages: bytes, and seconds to reduce and
-update them.
+"""Weights, gradients and optimizer states of pipeline stages: their bytes, and the seconds to
+reduce and update them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class StageStates:
     gradients: Floats
     optimizer: Floats
     state: Floats
-    """Part of `optimizer`: the bytes of one of the optimizer's states."""
+    """Part of `optimizer`: the bytes of one optimizer state."""
     host: Floats = 0.0
     """Bytes of states in host memory."""
 
@@ -75,7 +75,7 @@ class StateCosts:
     """States of each stage, in the order of Pipeline.stages."""
     gathered_layer: Floats
     """Bytes of one layer's gathered weights under ZeRO 3, plus its unreduced gradient if the
-    gradient has a separate buffer; 0 if weights are not sharded.
+    gradient has a separate buffer. 0 if weights are not sharded.
     """
     gathered_end: Floats
     """Bytes of an embedding or output layer whose weights stay gathered under ZeRO 3."""
@@ -87,16 +87,16 @@ def state_costs(
 ) -> StateCosts:
     """Return the bytes of the states under ZeRO, and the seconds to reduce and update them.
 
-    ZeRO 1 shards the optimizer over the replicas, ZeRO 2 also gradients, ZeRO 3 also weights.
-    Replicas are the d c ranks with the same tensor and pipeline position; for a routed expert there
-    are t d c / (e_p e_t).
+    ZeRO 1 shards the optimizer states over the replicas, ZeRO 2 also the gradients, ZeRO 3 also the
+    weights. Replicas are the d c ranks with the same tensor and pipeline position. A routed expert
+    has t d c / (e_p e_t) replicas.
 
     Reduction: an all-reduce of the gradients (ZeRO 0), or their reduce-scatter and the all-gather
-    of weights. Hybrid sharding does this in each shard group and all-reduces the gradients' shards
-    over the replicas. Under interleaving, ZeRO 2 accumulates gradients over a run of micro-batches;
-    each rank then stores the unsharded gradients of one of v chunks, or of two if another run
-    follows. Update: limited by memory bandwidth. Each rank reads and writes every state of its
-    shard, sets all gradients to zero and computes their norm.
+    of weights. Hybrid sharding does this in each shard group and all-reduces the gradient shards
+    over the replicas. With interleaving, ZeRO 2 accumulates gradients over a run of micro-batches.
+    Each rank then stores the unsharded gradients of one of v chunks, or of two if another run
+    follows. The update is limited by memory bandwidth. Each rank reads and writes every state of
+    its shard, sets all gradients to zero and computes their norm.
     """
     model, workload, cluster = case.model, case.workload, case.cluster
     c, copies = candidates, weight_copies(workload, gpu=cluster.gpu)
@@ -180,7 +180,8 @@ def _accumulation_runs(c: Candidates, micro_batches: Floats) -> tuple[Ints, Floa
 
 
 def _accumulation_traffic(workload: TrainingWorkload, micro_batches: Floats, run: Ints) -> Floats:
-    """Return the bytes moved per step to accumulate gradients over runs, per byte of a gradient.
+    """Return the bytes moved per step to accumulate gradients over runs of micro-batches, per
+    gradient byte.
 
     If matmuls write 16-bit gradients, separate kernels accumulate them. The first micro-batch of a
     run reads 2 bytes per parameter and writes 4; each further one reads 2 + 4 and writes 4. So m
@@ -205,8 +206,8 @@ def stage_parameters(
 ) -> list[Floats]:
     """Return the parameters, excluding routed experts, on one rank of each representative stage.
 
-    Tied weights are stored on both ends if these are different stages (Megatron Core), otherwise
-    once.
+    Tied weights are stored with the embedding and with the output layer if these are on different
+    stages (Megatron Core), otherwise once.
     """
     model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
@@ -304,9 +305,8 @@ def _expert_bytes(
 def _adapters(
     case: TrainingCase, candidates: Candidates, pipeline: Pipeline, *, routed: bool
 ) -> Sequence[Floats | None]:
-    """Return the parameters of LoRA adapters on one rank of each stage.
-
-    These are the adapters of routed experts, or those of all other matrices.
+    """Return the LoRA adapter parameters on one rank of each stage: those of routed experts if
+    `routed`, else those of all other matrices.
     """
     model, lora = case.model, case.workload.lora
     if lora is None:
@@ -322,7 +322,7 @@ def _frozen_parameters(
 ) -> list[Floats]:
     """Return the number of parameters of each stage that `workload.frozen` freezes.
 
-    Only plain pipelines support frozen parameters (`training.rules` rejects others).
+    Frozen parameters are supported only in plain pipelines (`training.rules` rejects others).
     """
     model, workload, t = case.model, case.workload, candidates.tensor_parallel_size
     embedding: Floats = 0.0
@@ -342,8 +342,8 @@ def _frozen_parameters(
 def _gathered_end_bytes(
     model: ModelSpec, c: Candidates, size: BytesPerParameter, workload: TrainingWorkload
 ) -> Floats:
-    """Return the bytes of V h / t weights as ZeRO 3 gathers them, if the framework does not free
-    the gathered embedding and output layer.
+    """Return the bytes of V h / t weights as ZeRO 3 gathers them. 0 if the framework frees the
+    gathered embedding and output layer.
 
     If they are tied, each counts half.
     """
@@ -359,8 +359,8 @@ def _gathered_bytes(
 ) -> Floats:
     """Return the bytes of one layer's weights on one rank as ZeRO 3 gathers them; 0 below ZeRO 3.
 
-    Includes the layer's unsharded gradient if torch's autograd writes it separately from the
-    shards.
+    Includes the layer's unsharded gradient if torch's autograd writes it to a buffer separate from
+    the shards.
     """
     sharded = candidates.zero_stage >= 3
     if not anywhere(sharded):
@@ -379,7 +379,9 @@ def _gathered_bytes(
 
 
 def layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
-    """Return the parameters of one layer on one rank; of an MoE layer, if the model has any."""
+    """Return the parameters of one layer on one rank. If the model has MoE layers, this is the
+    count for an MoE layer.
+    """
     t = candidates.tensor_parallel_size
     if model.architecture == "encoder_decoder":
         return layer_parameters(model, tensor_parallel_size=t) + attention_parameters(
@@ -408,12 +410,13 @@ def _divide_states(
     unsharded: Floats,
     added: Floats,
 ) -> tuple[list[StageStates], StateTimes]:
-    """Return the states of each stage and the seconds of one step, for parameters whose states a
-    group of ranks divides.
+    """Return the states of each stage and the seconds of one step, for parameters whose states are
+    split across a group of ranks.
 
     Gradients are all-reduced; from ZeRO 1 on (with Muon: ZeRO 2) they are reduce-scattered.
-    Replicas reduce in buckets, whose size is a fraction of the accumulated gradients. Each bucket
-    is a separate collective: reduce-scatters and all-gathers use a ring, all-reduces use trees.
+    Replicas reduce gradients in buckets, whose size is a fraction of the accumulated gradients.
+    Each bucket is a separate collective: reduce-scatters and all-gathers use a ring, all-reduces
+    use trees.
 
     Args:
         pieces: Number of collectives.
@@ -505,9 +508,10 @@ def _divide_states(
 def _largest_over_stages(
     columns: Sequence[Floats], pipeline: Pipeline, candidates: Candidates
 ) -> Floats:
-    """Return the maximum over the stages of a quantity.
+    """Return the maximum of a quantity over the stages.
 
-    Compared are both ends and, with several kinds of layers, the stages between them.
+    The first and the last stage are compared. With several kinds of layers, the stages between them
+    are compared, too.
     """
     ends = len(pipeline.ends)
     largest = functools.reduce(maximum, columns[:ends])
@@ -538,7 +542,7 @@ def _with_offload(
     pipeline: Pipeline,
     size: BytesPerParameter,
 ) -> tuple[list[StageStates], StateTimes]:
-    """Return the states if the fraction f of the optimizer is on the host (see
+    """Return the states if a fraction f of the optimizer is on the host (see
     `optimizer.offloaded_update`).
     """
     share = case.workload.offloaded_share

@@ -1,9 +1,9 @@
 """The MoE block: router, dispatch, grouped matmuls, combine, shared experts.
 
-Modelled on Megatron Core's dropless dispatcher. Each rank routes its T/t tokens to k experts each.
-An all-to-all over the e_p expert-parallel ranks sends them to their experts, and expert tensor
-parallelism splits the matrices of each expert. A rank has E/e_p experts. The busiest rank has
-`imbalance` times the mean load.
+Modelled on Megatron Core's dropless dispatcher. Each rank routes each of its T/t tokens to k
+experts. An all-to-all over the e_p expert-parallel ranks sends the tokens to their experts. Expert
+tensor parallelism splits the matrices of each expert. A rank has E/e_p experts. The busiest rank
+has `imbalance` times the mean load.
 """
 
 import functools
@@ -36,10 +36,10 @@ from hp_tool.domain.parallel import TokenDispatcher
 
 KERNELS = Kernels(forward=16.0, backward=20.0)
 TILE_ROWS = 128.0
-"""Rows per thread block of a matmul. On average, half of the last tile of a group is empty."""
+"""Rows per thread block of a matmul. On average, half of a group's last tile is empty."""
 COMMUNICATION_SHARE = 20.0 / 132.0
-"""Fraction of the device's arithmetic units that an overlapped exchange uses: 20 of 132
-multiprocessors (arXiv 2412.19437 section 3.2.2).
+"""Fraction of the device's SMs that an overlapped exchange uses: 20 of 132 (arXiv 2412.19437
+section 3.2.2).
 """
 
 
@@ -61,17 +61,17 @@ def routed_tokens(case: TrainingCase, candidates: Candidates, s: Shapes) -> Floa
 
 
 def routed_width(model: ModelSpec) -> float:
-    """Return the width, in elements, of the tokens that are sent to routed experts."""
+    """Return the width, in elements, of the token vectors that are sent to routed experts."""
     return float(model.moe_latent_size or model.hidden_size)
 
 
 def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
     """Return the activation bytes of the MoE block.
 
-    Counted are the norm and router input (16 bits, because the router's matmul is not quantised), 8
-    bytes per pair of token and expert (the fused permutation's map, two int32), permuted inputs of
-    the experts, and pre-activations and activations of routed and shared experts. Probabilities and
-    indices, about 32 bytes per selected pair, are excluded.
+    Included are the norm and router input (16 bits, because the router's matmul is not quantised),
+    8 bytes per pair of token and expert (two int32 in the map of the fused permutation), the
+    permuted inputs of the experts, and the pre-activations and activations of routed and shared
+    experts. Probabilities and indices, about 32 bytes per selected pair, are excluded.
     """
     model = case.model
     gates = float(model.mlp_inputs)
@@ -114,9 +114,9 @@ def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
 
 
 def with_launches(block: BlockTime, *, case: TrainingCase, candidates: Candidates) -> BlockTime:
-    """Return the block's seconds including the host's launches.
+    """Return the block's seconds, including the time that the host needs to launch its kernels.
 
-    Each pass includes half of the preparation of the dispatch and the separate kernels of the
+    Each pass includes half of the preparation of the dispatch, and the separate kernels of the
     experts.
     """
     framework = case.profile.framework
@@ -134,7 +134,7 @@ def with_launches(block: BlockTime, *, case: TrainingCase, candidates: Candidate
 
 
 def expert_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
-    """Return the seconds of the MoE block on a device that does not wait for launches.
+    """Return the seconds of the MoE block without waits for kernel launches.
 
     There are two all-to-alls in the forward pass (dispatch, combine) and two in the backward pass.
     With expert tensor parallelism, each pair adds an all-gather and a reduce-scatter of the
@@ -260,8 +260,8 @@ def _dispatched_seconds(
 
 
 def arrives_in_rank_order(case: TrainingCase, c: Candidates) -> Bools:
-    """Return whether token copies arrive ordered by sending rank instead of by expert: under
-    alltoall with several local experts.
+    """Return whether token copies arrive ordered by sending rank instead of by expert. This is the
+    case for alltoall with several local experts.
 
     Source: Megatron Core, MoEAlltoAllTokenDispatcher.sort_input_by_local_experts.
     """
@@ -275,8 +275,8 @@ def arrives_in_rank_order(case: TrainingCase, c: Candidates) -> Bools:
 
 
 def kernels_of_expert(case: TrainingCase) -> Kernels:
-    """Return the (forward, backward) kernels that are launched for each local expert separately, as
-    in Transformer Engine's grouped linear.
+    """Return the number of (forward, backward) kernels that are launched separately for each local
+    expert, as in Transformer Engine's grouped linear.
 
     There are two matmuls in the forward pass and four in the backward pass. Below 16 bits, a
     reduction and a cast precede each input and each gradient. Experts with biases (`expert_bias`)
@@ -300,8 +300,8 @@ def kernels_of_expert(case: TrainingCase) -> Kernels:
 def travelling_copies(
     *, case: TrainingCase, group: Group, dispatcher: TokenDispatcher
 ) -> tuple[Floats, Floats]:
-    """Return the mean number of copies of a token that a rank sends (inside the NVLink domain, out
-    of it).
+    """Return the mean number of copies of a token that a rank sends (inside its NVLink domain, to
+    other domains).
 
     The router is assumed uniform. `group` has the e_p expert-parallel ranks, k of them in each of
     e_p / k domains.
@@ -336,7 +336,8 @@ def used_share(parts: int, *, experts: int, chosen: int, groups: int, kept: int)
 
     If k `chosen` of E experts are drawn uniformly, it is 1 - C(E - E/n, k) / C(E, k). Group-limited
     routing (DeepSeek) first draws `kept` of `groups` groups of neighbouring experts, and then k
-    experts from these groups. Real routers prefer groups with good experts instead.
+    experts from these groups. Real routers do not draw groups uniformly: they prefer groups with
+    high-scoring experts.
     """
     eligible = kept * experts // groups
     untouched = 0.0
@@ -372,10 +373,10 @@ def overlap_with_other_pass(experts: BlockTime, *, attention: BlockTime) -> Bloc
     """Return the MoE block's costs if one micro-batch's forward pass is merged with another's
     backward pass.
 
-    Each pass has two all-to-alls. One overlaps with the other pass's attention and one with its
-    experts: exposed = sum over both of max(a2a - compute, 0). The forward dispatch overlaps with
-    the experts' backward pass and the forward combine with the attention's backward pass. The
-    backward all-to-alls overlap with the forward compute.
+    Each pass has two all-to-alls. One overlaps with the other pass's attention and one with the
+    other pass's experts: exposed = sum over both of max(a2a - compute, 0). The forward dispatch
+    overlaps with the experts' backward pass and the forward combine with the attention's backward
+    pass. The backward all-to-alls overlap with the forward compute.
     """
     forward, backward = experts.expert / 2.0, experts.expert_backward / 2.0
     blocks = (attention, experts)
@@ -400,9 +401,9 @@ def merged_share(candidates: Candidates, *, micro_batches: Floats, merges: bool 
     """Return the fraction of passes that are merged with an opposite pass: 1 - ((v - 1) p + 1) / (m
     v).
 
-    All passes are merged except the warm-up of the last pipeline rank. Without a pipeline, all but
-    one of m passes are merged. DualPipe always merges passes: all but 3 p / 2 - 1 of its first
-    rank, and under DualPipeV all but (3 p - 1) / 2 of both chunks.
+    All passes are merged except those in the warm-up of the last pipeline rank. Without a pipeline,
+    all but one of m passes are merged. DualPipe merges all passes of its first rank except 3 p / 2
+    - 1. DualPipeV merges all except (3 p - 1) / 2, counting both chunks.
     """
     p, v = candidates.pipeline_parallel_size, candidates.virtual_pipeline_parallel_size
     share: Floats = (

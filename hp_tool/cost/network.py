@@ -1,8 +1,9 @@
 """Groups of ranks on the network: placement, topology effects, and seconds of collectives.
 
 Ranks are numbered through the parallel dimensions in an order, innermost first, as in Megatron
-Core's RankGenerator. Dense layers form the grid t c d p, experts the grid e_t e_p (t c d / (e_p
-e_t)) p over the same ranks: both in the same order, the former without ep, the latter without cp.
+Core's RankGenerator. Dense layers form the grid t c d p, and experts form the grid e_t e_p (t c d /
+(e_p e_t)) p over the same ranks. Both grids use the same order; the dense grid has no ep, and the
+expert grid has no cp.
 """
 
 from __future__ import annotations
@@ -37,16 +38,18 @@ class Domain:
 
     size: Ints
     together: Ints = 1
-    """Number of consecutive ranks, in complete nodes, that are always in one domain: the innermost
-    groups.
+    """Number of consecutive ranks, in complete nodes, that are always in the same domain: the
+    innermost groups.
     """
     of_several_nodes: bool = False
-    """Whether a domain is a rack, whose nodes are allocated one by one. Groups too large for one
-    rack are then spread evenly over several.
+    """Whether a domain is a rack whose nodes are allocated individually. Groups too large for one
+    rack are then spread evenly over several racks.
     """
 
     def sharing(self, axis: Axis) -> Ints:
-        """Return the number of members of an axis in one domain; the minimum if domains differ."""
+        """Return the number of members of an axis that share a domain; the minimum if domains
+        differ.
+        """
         counted = axis_members_in_block(axis, self.size)
         if not self.of_several_nodes:
             return counted
@@ -83,11 +86,11 @@ DIMENSIONS = ("tp", "cp", "ep", "dp", "pp")
 def checked_order(order: str) -> str:
     """Return the complete order of DIMENSIONS for a query's rank_order.
 
-    If the order omits cp and ep, they follow tp (Megatron-LM's --use-tp-pp-dp-mapping is
-    tp-cp-ep-pp-dp).
+    If the order omits cp and ep, they are inserted after tp (Megatron-LM's --use-tp-pp-dp-mapping
+    is tp-cp-ep-pp-dp).
 
     Raises:
-        InputError: The order does not name each dimension once.
+        InputError: A dimension is missing or repeated.
     """
     names = order.split("-")
     if len(set(names)) < len(names) or not {"tp", "dp", "pp"} <= set(names) <= set(DIMENSIONS):
@@ -102,8 +105,8 @@ def checked_order(order: str) -> str:
 
 
 def dense_group(candidates: Candidates, *names: str, cluster: ClusterSpec) -> Group:
-    """Return the group over the dimensions `names` (of tp, cp, dp, pp) for attention and dense
-    layers.
+    """Return the group of attention and dense layers over the dimensions `names` (of tp, cp, dp,
+    pp).
     """
     return Group(
         _axes(_dense_sizes(candidates), names, cluster.rank_order),
@@ -112,7 +115,7 @@ def dense_group(candidates: Candidates, *names: str, cluster: ClusterSpec) -> Gr
 
 
 def expert_group(candidates: Candidates, *names: str, cluster: ClusterSpec) -> Group:
-    """Return the group over the dimensions `names` for experts.
+    """Return the group of the experts over the dimensions `names`.
 
     The dimensions are tp (tensor parallelism of the experts), ep, dp (the replicas of the experts),
     and pp.
@@ -131,9 +134,10 @@ def adjacent_group(size: Ints, *, cluster: ClusterSpec, stride: Ints = 1) -> Gro
 def domains(candidates: Candidates, *, cluster: ClusterSpec) -> Domain:
     """Return the NVLink domains of a job.
 
-    The job uses all devices of its nodes. On a rack, it uses cluster.nvlink_segment_gpus devices,
-    by default as many as hold a whole number of the innermost groups. These are the largest nested
-    groups of dense layers and of experts that fit into a rack: 64 of 72 for groups of 8 and of 32.
+    The job uses all devices of its nodes. In a rack, it uses cluster.nvlink_segment_gpus devices.
+    By default, these are as many as contain a whole number of the innermost groups, which are the
+    largest nested groups of dense layers and of experts that fit into a rack. For groups of 8 and
+    of 32, it uses 64 of 72 devices.
     """
     if (
         cluster.nvlink_segment_gpus is not None
@@ -154,8 +158,8 @@ def domains(candidates: Candidates, *, cluster: ClusterSpec) -> Domain:
 
 
 def _domains_of_extent(cluster: ClusterSpec, extent: Ints) -> Domain:
-    """Return domains that hold a whole number of groups of `extent` adjacent ranks, in whole nodes
-    if possible.
+    """Return domains that contain a whole number of groups of `extent` adjacent ranks, in complete
+    nodes if possible.
     """
     size, per_node = cluster.nvlink_domain_size, cluster.gpus_per_node
     if size <= per_node:
@@ -190,7 +194,8 @@ def split(group: Group, parts: Ints) -> tuple[Group, Group]:
     """Return (one of `parts` equal parts of the group, the ranks at the same position in each
     part).
 
-    The outermost axis is divided; if it has fewer than `parts` members, into single ranks.
+    The outermost axis is divided. If it has fewer than `parts` members, it is divided into single
+    ranks.
     """
     *inner, last = group.axes
     parts = minimum(parts, last.size)
@@ -209,8 +214,9 @@ def members_in_block(group: Group, *, block: int) -> Ints:
 def axis_members_in_block(axis: Axis, block: Ints) -> Ints:
     """Return the number of members of an axis within one block of consecutive ranks.
 
-    If groups do not fit into blocks evenly, some groups span two blocks and all others wait for
-    them. The result is then the number of ranks on the shorter side, gcd(block, extent) / stride.
+    If groups do not fit into blocks evenly, some groups span two blocks, and all other groups wait
+    for these. The result is then the smaller number of ranks in either block, gcd(block, extent) /
+    stride.
     """
     return maximum(gcd(block, axis.size * axis.stride) // axis.stride, 1)
 
@@ -242,15 +248,16 @@ def _axes(sizes: dict[str, Ints], names: tuple[str, ...], order: str) -> tuple[A
 
 
 TIMED_NVLINK_BYTES_PER_SECOND = 495e9
-"""Bandwidth of the links on which ramps were timed: the geometric mean of A100, H100 and B200."""
+"""Bandwidth of the links on which bandwidth ramps were timed: the geometric mean of A100, H100 and
+B200.
+"""
 
 
 def local_bandwidth(gpu: GpuSpec) -> float:
-    """Return the per-direction bandwidth to another device of the same host: NVLink, else
-    PCIe.
+    """Return the per-direction bandwidth to another device of the same host: NVLink, else PCIe.
 
-    Without peer-to-peer access it is half of PCIe, because messages are written to the host's
-    memory and then read from it.
+    Without peer-to-peer access, it is half of the PCIe bandwidth, because messages are written to
+    host memory and then read from it.
     """
     return gpu.nvlink_bandwidth_bytes_per_second or gpu.pcie_bandwidth_bytes_per_second * (
         1.0 if gpu.peer_to_peer else 0.5
@@ -258,10 +265,12 @@ def local_bandwidth(gpu: GpuSpec) -> float:
 
 
 def with_local_ramp(kernels: GpuEfficiency, *, gpu: GpuSpec) -> GpuEfficiency:
-    """Return the constants with the ramp of collectives inside a host for this card's link.
+    """Return the constants with the bandwidth ramp of intra-host collectives adapted to this card's
+    link.
 
     `ramp_bytes` is the number of bytes that NCCL's channels have in flight. NCCL opens channels in
-    proportion to a link's bandwidth, so a card without NVLink needs B_pcie / B_nvlink of the bytes.
+    proportion to a link's bandwidth, so a card without NVLink needs only the fraction B_pcie /
+    B_nvlink of these bytes.
 
     Source: NVIDIA/nccl, src/graph/search.cc (speedArrayIntra: the speed of one channel, by which a
     link's bandwidth is divided).
@@ -277,9 +286,9 @@ def with_local_ramp(kernels: GpuEfficiency, *, gpu: GpuSpec) -> GpuEfficiency:
 def ring_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Floats:
     """Return the factor (at least 1) by which oversubscription slows a ring across leaves.
 
-    A ring enters and leaves each leaf once: with j domains of the group under a leaf, 1/j of the
-    leaf's ports send upwards, and 1/oversubscription of their bandwidth is available: max(1,
-    oversubscription / j).
+    A ring enters and leaves each leaf once. With j domains of the group below a leaf, 1/j of the
+    leaf's ports send upwards, and 1/oversubscription of their bandwidth is available. The factor is
+    max(1, oversubscription / j).
     """
     if not _is_oversubscribed(cluster):
         return 1.0
@@ -292,8 +301,8 @@ def ring_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Flo
 
 
 def send_slowdown(distance: Ints, *, cluster: ClusterSpec) -> Floats:
-    """Return the slowdown (at least 1) by oversubscription if every rank sends to the rank
-    `distance` further on.
+    """Return the slowdown (at least 1) caused by oversubscription if every rank sends to the rank
+    `distance` positions later.
 
     The fraction min(distance / leaf, 1) of the messages leaves the leaf switch.
     """
@@ -304,11 +313,11 @@ def send_slowdown(distance: Ints, *, cluster: ClusterSpec) -> Floats:
 
 
 def exchange_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) -> Floats:
-    """Return the slowdown (at least 1) of an all-to-all by oversubscription.
+    """Return the slowdown (at least 1) of an all-to-all caused by oversubscription.
 
-    Of the traffic that leaves the NVLink domain (size - k), the fraction (size - j k) leaves the
-    leaf switch. Without NVLink, no neighbour forwards messages to the right rail, so the fraction
-    (k - 1)/k that changes rails leaves the leaf too.
+    Of the traffic that leaves the NVLink domain (size - k), the part (size - j k) leaves the leaf
+    switch. Without NVLink, no neighbour forwards messages to the right rail, so the fraction (k -
+    1)/k that changes rails leaves the leaf, too.
     """
     if not _is_oversubscribed(cluster):
         return 1.0
@@ -323,8 +332,9 @@ def exchange_slowdown(group: Group, *, in_domain: Ints, cluster: ClusterSpec) ->
 def forwarded_bytes(away_bytes: Floats, *, in_domain: Ints, cluster: ClusterSpec) -> Floats:
     """Return the bytes of an all-to-all that cross NVLink before they enter the network.
 
-    On a rail-optimised network, each message first goes to the GPU of its domain that is on the
-    receiver's rail (NCCL's PXN). Of k GPUs in the domain, 1/k of the messages start there.
+    On a rail-optimised network, each message first moves to the GPU in its domain that is on the
+    receiver's rail (NCCL's PXN). With k GPUs in the domain, 1/k of the messages already start on
+    this GPU.
     """
     if not _is_rail_optimized(cluster) or not cluster.gpu.nvlink_bandwidth_bytes_per_second:
         return 0.0
@@ -332,8 +342,8 @@ def forwarded_bytes(away_bytes: Floats, *, in_domain: Ints, cluster: ClusterSpec
 
 
 def detour_latency(group: Group, cluster: ClusterSpec, inside: Link) -> Floats:
-    """Return the additional seconds of a message between adjacent ranks on different rails: one hop
-    over NVLink.
+    """Return the additional seconds of a message between adjacent ranks on different rails: the
+    latency of one hop over NVLink.
     """
     if not _is_rail_optimized(cluster):
         return 0.0
@@ -358,8 +368,8 @@ def _leaf_devices(cluster: ClusterSpec) -> int:
 
 
 MEASURED_PEERS = 16
-"""Largest NVLink domain in which each additional rank added latency in measurements; the switches
-of a rack reduce in the network.
+"""Largest NVLink domain in which measurements showed more latency with each additional rank. The
+switches of a rack reduce in the network.
 """
 
 
@@ -373,18 +383,18 @@ class Ring:
     """Bytes per second that each member sends."""
     ramp_bytes: Floats
     in_domain: Bools = True
-    """Whether all members share an NVLink domain."""
+    """Whether all members are in one NVLink domain."""
     inner: Ring | None = None
-    """The part of a ring between racks that is inside a rack and may be slower; None if there is
-    none.
+    """The part of an inter-rack ring that is inside a rack and may be slower. None if there is no
+    such part.
     """
 
     def seconds(self, wire_bytes: Floats, *, pieces: Floats = 1.0) -> Floats:
         """Return the seconds for each member to send `wire_bytes`; a group of one sends none.
 
-        An all-gather or reduce-scatter of S bytes in total sends S (n-1)/n, an all-reduce twice
-        that (NCCL's bus-bandwidth convention). Each of the `pieces`, sent in sequence, has its own
-        latency and ramp-up to full bandwidth.
+        In an all-gather or reduce-scatter of S bytes in total, each member sends S (n-1)/n bytes;
+        in an all-reduce, twice that (NCCL's bus-bandwidth convention). The `pieces` are sent in
+        sequence. Each has its own latency and ramp-up to full bandwidth.
         """
         seconds = _ramped_bytes(wire_bytes, pieces * self.ramp_bytes) / self.bandwidth
         if self.inner is not None:
@@ -396,7 +406,9 @@ class Ring:
 
 
 def _ramped_bytes(wire_bytes: Floats, ramp_bytes: Floats) -> Floats:
-    """Return W + sqrt(W ramp_bytes): the bytes that would take as long at full bandwidth."""
+    """Return W + sqrt(W ramp_bytes): the number of bytes that would take the same time at full
+    bandwidth.
+    """
     product = wire_bytes * ramp_bytes
     return wire_bytes + (
         np.sqrt(product) if isinstance(product, np.ndarray) else math.sqrt(product)
@@ -408,12 +420,12 @@ def group_ring(*, group: Group, machine: Machine) -> Ring:
 
     k members share an NVLink domain. Across domains, up to k rings share the load, each with a
     separate network port. Every ring also passes through all k members, so all rings together
-    cannot exceed one member's NVLink: bandwidth = min(near, f min(NVLink, k x network)), where f is
-    the fraction of its slowest link that a ring over the network reaches. Without this bound the 64
-    ports of a rack would make the network faster than NVLink.
+    cannot exceed the NVLink bandwidth of one member: bandwidth = min(near, f min(NVLink, k x
+    network)). f is the achievable fraction of the bandwidth of the slowest link in a ring over the
+    network. Without this bound, the 64 ports of a rack would make the network faster than NVLink.
 
-    A chunk visits every rank of its ring. Over the network each of the n - 1 hops adds the proxy's
-    overhead, also inside a domain, and n / k - 1 of them cross the network.
+    A chunk visits every rank of its ring. In rings over the network, each of the n - 1 hops adds
+    the overhead of NCCL's proxy, even inside a domain, and n / k - 1 of the hops cross the network.
 
     Source: NVIDIA/nccl, src/graph: search.cc (ncclTopoFollowPath takes a ring's bandwidth from
     every link on its way), tuning.cc (ncclTopoTuneModel: "Inter-node rings still have to launch
@@ -452,8 +464,8 @@ def group_ring(*, group: Group, machine: Machine) -> Ring:
 def tree_latency(ring: Ring, *, group: Group, machine: Machine) -> Floats:
     """Return the latency of an all-reduce in seconds.
 
-    Across domains, it is the latency of NCCL's double binary tree, up and down, with a chain of
-    each domain's members below. Inside one domain, it is the ring's latency.
+    Across domains, this is the latency of NCCL's double binary tree, up and down, with a chain of
+    the members in each domain. Inside one domain, it is the ring's latency.
 
     Source: NVIDIA/nccl, src/graph/tuning.cc (ncclTopoTuneModel): 2 ((k - 1) intra + log2(n / k)
     inter).
@@ -474,7 +486,7 @@ def tensor_ring(*, candidates: Candidates, case: TrainingCase) -> Ring:
 def send_seconds(
     message_bytes: Floats, *, distance: Ints, crosses: Bools, machine: Machine
 ) -> Floats:
-    """Return the seconds to send one message to the rank `distance` further on.
+    """Return the seconds to send one message to the rank `distance` positions later.
 
     If `crosses`, that rank is in another NVLink domain. All ranks send at once, each over its own
     link.
@@ -511,10 +523,10 @@ def exchange_seconds(
     fraction: float | None = None,
 ) -> Floats:
     """Return the seconds of an exchange in which each member sends `near_bytes` inside its NVLink
-    domain and `away_bytes` out of it.
+    domain and `away_bytes` to other domains.
 
     Both parts run concurrently, so the slower one determines the time. `fraction` is the fraction
-    of NVLink bandwidth that a library other than NCCL reaches.
+    of NVLink bandwidth that libraries other than NCCL reach.
     """
     cluster, profile = machine.cluster, machine.profile
     size, k = group.size, group.in_domain

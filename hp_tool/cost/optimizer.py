@@ -33,24 +33,24 @@ class BytesPerParameter:
     state: float
     """Bytes of the first of the optimizer's states."""
     communicated_weights: float
-    """Bytes that an all-gather of weights sends: the matmuls' 16 bits even if the shards are
-    fp32.
+    """Bytes that an all-gather of weights sends: 16 bits, as the matmuls need, even if the shards
+    are fp32.
     """
     lighter_matrices: float
-    """Optimizer bytes that a parameter of a weight matrix needs less than other parameters: Muon
-    has no second state for matrices.
+    """Optimizer bytes that a weight-matrix parameter needs less than other parameters. Muon has no
+    second moment for matrices.
     """
     matrix_copies: float = 0.0
-    """Additional bytes per entry of a weight matrix that is stored quantised by rows and by columns
-    instead of in 16 bits.
+    """Additional bytes per entry of a weight matrix that is stored in two quantised copies
+    (row-wise and column-wise) instead of in 16 bits.
     """
     matrix_communicated: float = 0.0
-    """Additional bytes per entry of such a matrix that an all-gather sends. It sends only one of
-    the two copies, so the value may be negative.
+    """Additional bytes per entry that an all-gather of such a matrix sends. Only one of the two
+    copies is sent, so the value may be negative.
     """
     frozen_matrices: float | None = None
-    """Bytes per entry of a frozen weight matrix under adapters, both stored and sent; None if they
-    equal `weights` and `communicated_weights`.
+    """Bytes per entry of a frozen weight matrix under adapters, for storage and for communication.
+    None if they equal `weights` and `communicated_weights`.
     """
 
     @property
@@ -117,14 +117,15 @@ def bytes_per_parameter(
     Megatron Core stores 16-bit weights, fp32 gradients, an fp32 master copy and Adam states. FSDP
     stores fp32 shards, gathers 16 bits, and needs no master copy.
 
-    Adam has two states, SGD its momentum, Muon a momentum for the layers' weight matrices and
-    Adam's two for embeddings, output layer, norms and biases (Megatron Core's optimizer/muon.py;
-    arXiv 2502.16982 section 2.2). Narrower states and master copies are those of Megatron's
-    precision-aware optimizer; the scale per tensor of fp16 and fp8 states is not counted. If
-    torch.optim updates the parameters directly, gradients and states have the parameters' precision
-    (or the adapters', whose wider weights count as states). `remainder` stores the 16 bits of the
-    fp32 master copy that bf16 weights lack. `weight_copies` is the number of copies of a weight
-    stored in 8 bits.
+    Adam has two states (first and second moment) and SGD has its momentum. Muon has a momentum for
+    the layers' weight matrices, and Adam's two states for embeddings, output layer, norms and
+    biases (Megatron Core's optimizer/muon.py; arXiv 2502.16982 section 2.2). States and master
+    copies below fp32 are those of Megatron's precision-aware optimizer; the per-tensor scales of
+    fp16 and fp8 states are not counted. If torch.optim updates the parameters directly, gradients
+    and states have the parameters' precision. With adapters they have the adapters' precision, and
+    the adapters' wider weights count as states. `remainder` stores the 16 bits of the fp32 master
+    copy that bf16 weights lack. `weight_copies` is the number of copies of a weight stored in 8
+    bits.
     """
     stored = stored_precision(workload)
     # Megatron's fp8-param-gather quantises the layers' matrices and leaves the rest in 16 bits.
@@ -160,10 +161,10 @@ def stage_bytes(
     adapters: Floats | None = None,
     frozen: Floats = 0.0,
 ) -> StageBytes:
-    """Return the bytes of a stage with this number of `parameters`.
+    """Return the bytes of a stage with the given number of `parameters`.
 
     Of these, `matrices` are entries of weight matrices, and `frozen` are not trained. If `adapters`
-    (their number of parameters) is positive, only adapters are trained.
+    (the number of adapter parameters) is positive, only adapters are trained.
     """
     trained = parameters - frozen
     quantized: Floats = 0.0
@@ -192,7 +193,8 @@ NEWTON_SCHULZ_ITERATIONS = 5
 
 
 def newton_schulz_flops(rows: Floats, columns: Floats) -> Floats:
-    """Return the FLOPs of Newton-Schulz for one matrix with smaller side r and larger side q.
+    """Return the FLOPs of Newton-Schulz for one matrix with the smaller dimension r and the larger
+    dimension q.
 
     One iteration is A = X X^T, A^2 and (b A + c A^2) X: 2 r^2 q + 2 r^3 + 2 r^2 q FLOPs.
     """
@@ -204,8 +206,8 @@ def newton_schulz_seconds(rows: Floats, columns: Floats, *, machine: Machine) ->
     """Return the seconds of Newton-Schulz for one matrix: three matmuls per iteration, in bf16 if
     the GPU supports it.
 
-    Source: Megatron's muon_fp32_matmul_prec medium. Elementwise sums of r^2 and r q are small and
-    not counted.
+    Source: Megatron's muon_fp32_matmul_prec medium. The elementwise sums over r^2 and r q elements
+    are negligible and not counted.
     """
     cluster = machine.cluster
     r, q = minimum(rows, columns), maximum(rows, columns)
@@ -228,13 +230,14 @@ def muon_seconds(
     stages: Sequence[StageLayers],
     matrices: Floats,
 ) -> Floats:
-    """Return the seconds that Muon adds to the optimizer step: orthogonalisation and exchanges of
-    momenta.
+    """Return the seconds that Muon adds to the optimizer step: orthogonalisation and the exchange
+    of momenta.
 
-    Under ZeRO 2 and 3 every rank has a shard of every matrix: two exchanges gather 16-bit momenta
-    and return updates (arXiv 2502.16982 algorithm 1; those of experts, whose groups are small, are
-    not counted). With ZeRO 0 every rank processes all matrices. `stages` are those that may be
-    slowest, `matrices` the entries of the largest stage's.
+    Under ZeRO 2 and 3, every rank has a shard of every matrix. One exchange gathers the 16-bit
+    momenta and another returns the updates (arXiv 2502.16982 algorithm 1). The exchanges of
+    experts, whose groups are small, are not counted. With ZeRO 0, every rank processes all
+    matrices. `stages` are the stages that may be slowest, and `matrices` is the number of entries
+    on the largest of them.
     """
     zero = candidates.zero_stage
     shards, expert_shards = (
@@ -269,9 +272,10 @@ def orthogonalize_seconds(
     """Return the seconds to orthogonalise the matrices that one rank of the largest stage
     processes.
 
-    Tensor-parallel ranks process their own slices (Megatron's muon_tp_mode blockwise), queries,
-    keys and values separately (muon_split_qkv). Whole matrices are distributed over the `shards`
-    ranks that divide the states (LayerWiseDistributedOptimizer), so a rank has at least one.
+    Tensor-parallel ranks process their own slices (Megatron's muon_tp_mode blockwise). Queries,
+    keys and values are processed separately (muon_split_qkv). Complete matrices are distributed
+    over the `shards` ranks that shard the states (LayerWiseDistributedOptimizer), so each rank has
+    at least one.
     """
     seconds: Floats = 0.0
     for count, (_, kind) in zip(layers.kinds, case.model.kinds, strict=True):
@@ -286,7 +290,7 @@ def orthogonalize_seconds(
 def _busiest_rank_seconds(
     matrices: Iterable[Matrix], layers: Floats, shards: Floats, *, machine: Machine
 ) -> Floats:
-    """Return the seconds of the busiest rank if the matrices of `layers` layers are distributed
+    """Return the seconds of the busiest rank if the matrices of all `layers` layers are distributed
     over `shards` ranks.
     """
     work: Floats = 0.0
@@ -307,22 +311,22 @@ def _busiest_rank_seconds(
 
 
 PCIE_FRACTION = 0.8
-"""Fraction of the link's datasheet rate of pinned copies of many MB: 25 of 32 GB/s on PCIe 4, 52 of
-64 on PCIe 5.
+"""Fraction of the link's datasheet rate that pinned copies of many MB reach: 25 of 32 GB/s on PCIe
+4, 52 of 64 on PCIe 5.
 """
 HOST_MEMORY_FRACTION = 0.45
 """Fraction of the host's memory bandwidth that the optimizer update reaches.
 
-torch's fused AdamW on a CPU moves its 28 bytes per parameter at 0.55 times the rate of a copy
+PyTorch's fused AdamW moves its 28 bytes per parameter on a CPU at 0.55 times the rate of a copy
 (torch 2.13, one thread, 2026-11-21), and a copy reaches about 0.8 of the memory's datasheet rate.
 """
 HOST_STATES = {"adam": 2, "sgd": 1}
-"""Number of fp32 states of the optimizers that run on the host."""
+"""Number of fp32 states of an optimizer that runs on the host."""
 TRANSFER_OVERLAP = 1.0
-"""Fraction of the activation copies that compute can overlap; the GPU has copy engines."""
+"""Fraction of the activation copies that can overlap with compute. The GPU has copy engines."""
 LAYERS_ON_DEVICE = 2.0
-"""Number of layers whose offloaded activations are on the device at once: one being copied, one in
-use.
+"""Number of layers whose offloaded activations are on the device at the same time: one being copied
+and one in use.
 """
 
 
@@ -346,10 +350,10 @@ def offloaded_update(
     """Return the seconds and host bytes for updating `parameters` on the host (Megatron's
     HybridDeviceOptimizer).
 
-    The host stores fp32 parameters, gradients and states in pinned memory. As by default, these
-    steps run in sequence: gradients are copied to the host in fp32, the host updates (reads and
-    writes parameters and states, reads gradients), and 16-bit weights are copied back. The device
-    updates its share concurrently.
+    The host stores fp32 parameters, gradients and states in pinned memory. By default, three steps
+    run in sequence: gradients are copied to the host in fp32; the host updates its parameters (it
+    reads and writes parameters and states, and reads gradients); and 16-bit weights are copied
+    back. The device updates its share concurrently.
     """
     states = HOST_STATES[workload.optimizer]
     host_rate = HOST_MEMORY_FRACTION * (gpu.host_memory_bandwidth_bytes_per_second or 0.0)
@@ -365,10 +369,10 @@ def offload_activations(
 ) -> tuple[Floats, Floats]:
     """Return (bytes on the device, bytes on the host) for a stage that saves `saved` bytes.
 
-    The first fraction f of the `layers` copies its saved `layer_bytes` per layer and micro-batch to
-    the host in the forward pass and back in the backward pass (Transformer Engine's CPU offload;
-    with full recomputation DeepSpeed's cpu_checkpointing). Bytes in transit reuse the memory of the
-    micro-batch's other layers, which have not run or have finished.
+    In the first fraction f of the `layers`, each layer copies its saved `layer_bytes` per
+    micro-batch to the host in the forward pass and back in the backward pass (Transformer Engine's
+    CPU offload; with full recomputation DeepSpeed's cpu_checkpointing). Bytes in transit reuse the
+    memory of the micro-batch's other layers, which have not started or have already finished.
     """
     offloaded = workload.offloaded_share * saved
     others = (1.0 - workload.offloaded_share) * layers * layer_bytes

@@ -1,4 +1,4 @@
-"""Overlap of communication with compute as set by a query; the query's settings replace fitted
+"""Overlap of communication with compute, as set by a query. The query's settings replace fitted
 constants.
 """
 
@@ -11,8 +11,8 @@ from hp_tool.domain.workload import OverlapSpec
 from hp_tool.errors import UnsupportedError
 
 MERGED = "expert_parallel"
-"""Settings that do not hide a fraction of a pass when enabled: see
-`moe.overlap_with_other_pass`.
+"""Overlap setting that hides communication by merging passes instead of by a fixed fraction
+(`moe.overlap_with_other_pass`).
 """
 
 
@@ -21,8 +21,9 @@ def with_overlap(
 ) -> FrameworkEfficiency:
     """Return the framework's constants with the query's overlap settings applied.
 
-    A disabled overlap hides nothing. An enabled overlap hides the measured fraction; if the fitted
-    runs had no overlap, it hides the fraction measured for the newest software (`newest`).
+    A disabled overlap hides nothing. An enabled overlap hides the measured fraction. If the runs to
+    which the constants were fitted had no overlap, it hides the fraction measured for the newest
+    software (`newest`).
 
     Raises:
         UnsupportedError: The overlap was never measured.

@@ -1,4 +1,4 @@
-"""Parameter counts of layers, model ends and whole models, on one rank. Symbols:
+"""Parameter counts of layers, embeddings, output layers and complete models, on one rank. Symbols:
 docs/cost-model.md.
 """
 
@@ -20,12 +20,12 @@ from hp_tool.domain.model import ModelSpec
 
 
 def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Return the parameters of a layer's token mixer on one rank; cross-attention has as many as
-    attention.
+    """Return the parameters of a layer's token mixer on one rank. Cross-attention has as many
+    parameters as self-attention.
 
-    Included are projections, their biases (not split for row-parallel matrices), the block's norm,
-    the latents' norms, norms of queries and keys, and attention sinks. Norms over all heads are
-    split with the heads.
+    Included are projections, biases (those of row-parallel matrices are not split), the block's
+    norm, norms of latents, queries and keys, and attention sinks. Query and key norms over all
+    heads are split with the heads.
     """
     t = tensor_parallel_size
     if model.mixer != "attention":
@@ -52,8 +52,8 @@ def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) ->
 
 
 def _query_key_norms(model: ModelSpec, t: Ints) -> Floats:
-    """Return the weights of the query and key norms: vectors of d, or of the local heads' a d / t +
-    k d / t.
+    """Return the weights of the query and key norms. A norm per head has d weights; norms over all
+    heads have a d / t and k d / t weights on one rank.
     """
     width: Floats = 2.0 * model.head_size
     if model.query_key_norm == "all_heads":
@@ -93,8 +93,8 @@ def expert_parameters(model: ModelSpec) -> float:
 def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
     """Return the parameters of one MoE layer on one rank, excluding its routed experts.
 
-    Counted are attention, router, latent projections and the shared experts' gate (not split),
-    shared experts and norms.
+    Included are attention, shared experts, norms, and the unsplit router, latent projections and
+    shared-expert gate.
     """
     t = tensor_parallel_size
     router = entries(latent_matrices(model)) + model.hidden_size * (
@@ -113,8 +113,8 @@ def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -
 
 
 def active_expert_matrices(model: ModelSpec) -> float:
-    """Return the matrix entries that multiply a token in one MoE block: top-k experts, shared
-    experts and router.
+    """Return the number of matrix entries that process a token in one MoE block: top-k experts,
+    shared experts and router.
     """
     routed = (
         entries(expert_matrices(model))
@@ -151,7 +151,7 @@ def embedding_parameters(
 ) -> Floats:
     """Return the parameters of the input embedding on one rank.
 
-    These are V h / t, and the unsplit learned positions, token types and norm.
+    These are V h / t, and the learned positions, token types and norm, which are not split.
     """
     rows = model.token_types
     if model.positions == "learned":
@@ -166,24 +166,24 @@ def embedding_parameters(
 
 
 def output_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Return V h / t, the parameters of the output matrix on one rank. If tied, they are a copy of
-    the embedding's.
+    """Return V h / t, the parameters of the output matrix on one rank. With tied weights, this
+    matrix is a copy of the embedding's.
     """
     return model.vocab_size * model.hidden_size / tensor_parallel_size
 
 
 def special_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Return the parameters on one of t ranks outside a decoder's layers, embedding and output
-    layer.
+    """Return the parameters on one of t ranks that are outside a decoder's layers, embedding and
+    output layer.
 
-    - encoder_decoder (T5): cross-attention in each decoder layer, the encoder's final norm, tables
-      of relative positions.
-    - encoder (BERT): the masked language model's dense (h^2 + h) and norm; the pooler (h^2 + h) and
-      the next-sentence classifier (2h + 2).
-    - a bias of the output layer (V / t).
+    - encoder_decoder (T5): cross-attention in each decoder layer, the encoder's final norm, and the
+      tables of relative positions.
+    - encoder (BERT): the dense matrix of the masked language model (h^2 + h) and its norm, the
+      pooler (h^2 + h), and the next-sentence classifier (2h + 2).
+    - bias of the output layer (V / t), if the model has one.
 
-    Except for cross-attention and output bias, every rank stores all of them (Megatron Core). The
-    output bias of Megatron's T5 is not counted.
+    Except for cross-attention and the output bias, every rank stores all of them (Megatron Core).
+    The output bias of Megatron's T5 is not counted.
     """
     h, unsplit = float(model.hidden_size), 0.0
     if model.head_dense_vectors:
@@ -208,7 +208,8 @@ def _output_bias(model: ModelSpec, t: Ints) -> Floats:
 
 
 def head_matrices(model: ModelSpec) -> float:
-    """Return the matrix entries that multiply a token between the layers and the output layer.
+    """Return the number of matrix entries that process a token between the layers and the output
+    layer.
 
     This is the dense matrix of a masked language model. The pooler and the classifier process only
     one token per sequence and are not counted.
@@ -217,9 +218,10 @@ def head_matrices(model: ModelSpec) -> float:
 
 
 def total_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
-    """Return the parameters of the whole model.
+    """Return the parameters of the complete model.
 
-    Learned positions have max_position_embeddings rows, or sequence_length rows if that is not set.
+    The table of learned positions has max_position_embeddings rows, or sequence_length rows if that
+    is not set.
     """
     output = 0.0 if model.tie_word_embeddings else float(output_parameters(model))
     layers = float(special_parameters(model))
@@ -239,8 +241,8 @@ def total_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
 
 
 def active_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
-    """Return the parameters of the whole model, excluding routed experts that a token is not sent
-    to.
+    """Return the parameters of the complete model, excluding routed experts to which a token is not
+    routed.
     """
     total = total_parameters(model, sequence_length=sequence_length)
     if not model.num_experts:

@@ -1,7 +1,8 @@
-"""Pipelines with unequal stages: on two kinds of GPU, or with a layout.
+"""Pipelines with unequal stages: over two kinds of GPU, or with a pipeline layout.
 
-Each part with equal stages is costed like a pipeline on its own devices. The parts are then
-combined: the fullest stage, the slowest stage, and the time of all others.
+Each part with identical stages is costed like a pipeline on its own devices. The parts are then
+combined: the fullest stage determines the memory; the slowest stage and the time of all other
+stages determine the step time.
 """
 
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ from hp_tool.domain.parts import PER_MICRO_BATCH, STEP_KEYS
 from hp_tool.domain.pipeline_layout import LayoutChunk, PipelineLayout
 
 CRITICAL_PARTS = (*PER_MICRO_BATCH, "overhead")
-"""Time parts of the critical stage, including waits for the host."""
+"""Step-time parts of the critical stage, including waits for the host."""
 
 
 def stage_seconds(
@@ -56,8 +57,8 @@ def stage_seconds(
 def _join_parts(
     each: Sequence[TrainingCosts], seconds: Sequence[Floats]
 ) -> tuple[TrainingCosts, dict[str, Floats], Floats]:
-    """Return (memory of the part nearest to its capacity, time parts without the bubble, seconds of
-    the slowest stage).
+    """Return (memory of the part nearest to its capacity, step-time parts without the bubble,
+    seconds of the slowest stage).
     """
     fullest, slowest, slowest_s = each[0], each[0], seconds[0]
     largest: dict[str, Floats] = {name: each[0].parts[name] for name in STEP_KEYS}
@@ -128,11 +129,11 @@ def mixed_costs(
     *,
     memory_headroom_fraction: float,
 ) -> TrainingCosts:
-    """Return the memory of the kind of GPU that is nearest to its capacity, and the step time of
+    """Return the memory on the kind of GPU that is nearest to its capacity, and the step time of
     the pipeline.
 
-    `kinds` has the case on each kind of GPU and its number of devices, in the order of their
-    stages.
+    `kinds` lists the case on each kind of GPU and the number of devices of that kind, in the order
+    of their stages.
     """
     c = _as_rows(candidates)
     layers, p = kinds[0].model.num_hidden_layers, c.pipeline_parallel_size
@@ -185,7 +186,9 @@ def stages_by_kind(kinds: Sequence[TrainingCase], c: Candidates) -> tuple[Ints, 
 def _parts_by_kind(
     kinds: tuple[TrainingCase, TrainingCase], c: Candidates, layers: tuple[Floats, Floats]
 ) -> tuple[Pipeline, Pipeline]:
-    """Return the part of the pipeline on each kind, with these numbers of layers per stage."""
+    """Return the part of the pipeline on each kind of GPU, with the given numbers of layers per
+    stage.
+    """
     model, (first, second) = kinds[0].model, stages_by_kind(kinds, c)
     return (
         pipeline_part(
@@ -229,7 +232,7 @@ def _bubble(
     slowest_s: Floats,
 ) -> Floats:
     """Return the seconds of one micro-batch on all stages except the slowest, divided by v, plus
-    both transfers.
+    the transfers in both directions.
 
     The bubble of each part includes the time of all its stages and its transfers.
     """
@@ -252,14 +255,14 @@ def _bubble(
 
 
 class StageKind(NamedTuple):
-    """A group of stages with equal contents."""
+    """A group of stages with identical contents."""
 
     ranks: float
     """Number of stages in the group."""
     rank: float
     """Rank of the group's first stage, which has the most micro-batches in flight."""
     extra_layers: float
-    """Number of layers of multi-token prediction."""
+    """Number of multi-token-prediction layers."""
     embedding: float
     embedding_copies: float
     output: float
@@ -297,7 +300,7 @@ def laid_out_costs(
     layout: PipelineLayout,
     memory_headroom_fraction: float,
 ) -> TrainingCosts:
-    """Return the costs of candidates with as many chunks as the layout."""
+    """Return the costs of candidates whose number of chunks matches the layout."""
     c = _as_rows(candidates)
     kinds = _kinds(layout, c.pipeline_parallel_size, model=case.model)
     each = [
@@ -320,8 +323,8 @@ def laid_out_costs(
 
 
 def _kinds(layout: PipelineLayout, stages: Ints, *, model: ModelSpec) -> list[StageKind]:
-    """Return the groups of equal stages for the number of stages of each candidate. If `stages` is
-    an array, so are the fields.
+    """Return the groups of identical stages for each candidate's number of stages. If `stages` is
+    an array, the fields are arrays too.
 
     Candidates with fewer groups than others repeat their last group with 0 ranks.
     """
@@ -346,7 +349,7 @@ def _as_columns(kinds: Sequence[StageKind], inverse: NDArray[np.intp]) -> StageK
 
 
 def stage_kinds(layout: PipelineLayout, *, stages: int, model: ModelSpec) -> list[StageKind]:
-    """Return the groups of equal stages in a pipeline of `stages` stages, in the order of their
+    """Return the groups of identical stages in a pipeline of `stages` stages, in the order of their
     first ranks.
     """
     kinds: dict[tuple[Any, ...], StageKind] = {}
@@ -403,8 +406,9 @@ def _layers_in_flight(layers: list[int], rank: int, stages: int) -> float:
     """Return the mean number of layers in the chunks that `schedules.bubble.chunks_in_flight`
     counts.
 
-    When the first backward pass of the last chunk begins, p micro-batches have passed each chunk
-    except the last, and 2(p - r - 1) + 1 more follow. Those beyond p are in the first chunk.
+    When the first backward pass of the last chunk begins, p micro-batches have passed through each
+    chunk except the last, and 2(p - r - 1) + 1 more follow. Those in excess of p are in the first
+    chunk.
     """
     more = 2 * (stages - rank - 1) + 1
     passes = [stages] * (len(layers) - 1) + [min(more, stages)]

@@ -1,4 +1,4 @@
-"""Representative stages of each candidate's pipeline, which determine memory and time."""
+"""Representative stages of each candidate's pipeline. They determine memory and step time."""
 
 from __future__ import annotations
 
@@ -19,22 +19,26 @@ from hp_tool.domain.pipeline_layout import stage_layers, v_stage_layers
 
 Columns = TypeVar("Columns", LayerBytes, LayerTime)
 NO_LAYERS = 1e-9
-"""Number of layers assumed for an empty stage, because formulas divide by the number of layers."""
+"""Number of layers assumed for an empty stage. It is not 0, because formulas divide by the number
+of layers.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLayers:
-    """Layers of one stage; shape (n,) or the same for all."""
+    """Layers of one stage; shape (n,), or plain numbers common to all candidates."""
 
     count: Floats
-    """Number of layers, including those of multi-token prediction."""
+    """Number of layers, including multi-token-prediction layers."""
     kinds: Kinds
     """Number of layers of each kind."""
     expert_share: Floats
     """Fraction of the layers with experts."""
 
     def sum(self, of_kinds: Sequence[Floats]) -> Floats:
-        """Return the sum over the layers of a quantity with one value per kind of layer."""
+        """Return the sum of a per-layer quantity over the stage's layers. `of_kinds` has its value
+        for each kind of layer.
+        """
         return sum(
             (
                 count * value
@@ -45,7 +49,7 @@ class StageLayers:
         )
 
     def times(self, number: Floats) -> StageLayers:
-        """Return `number` times these layers."""
+        """Multiply the number of layers by `number`."""
         return StageLayers(
             count=number * self.count,
             kinds=tuple(number * count for count in self.kinds),
@@ -54,7 +58,7 @@ class StageLayers:
 
 
 def stage_of(model: ModelSpec, counts: Sequence[Floats]) -> StageLayers:
-    """Return the layers of a stage with these numbers of layers of each kind."""
+    """Build a stage from its layer count per layer kind."""
     kinds = [kind for _, kind in model.kinds]
     if len(kinds) == 1:
         (count,) = counts
@@ -69,7 +73,7 @@ def stage_of(model: ModelSpec, counts: Sequence[Floats]) -> StageLayers:
 
 
 def mean_layer(kinds: Sequence[Columns], layers: StageLayers) -> Columns:
-    """Return the mean of a stage's layers; `kinds` are a layer of each kind."""
+    """Return the mean of a stage's layers; `kinds` has one layer of each kind."""
     if len(kinds) == 1:
         return kinds[0]
     shares = [
@@ -93,7 +97,7 @@ class PipelineStage:
     """Pipeline rank, 0-based."""
     layers: StageLayers
     mirrored: StageLayers | None = None
-    """Layers of another stage whose weights this stage stores too (DualPipe)."""
+    """Layers of the mirrored stage, whose weights this stage stores too (DualPipe)."""
     chunk_layers: Floats
     """Layers of one model chunk: the mean over the chunks whose activations the stage stores at its
     peak.
@@ -101,13 +105,15 @@ class PipelineStage:
     embedding: Bools | Ints | Floats
     """1 if the stage has the embedding, else 0."""
     embedding_copies: Bools | Ints | Floats
-    """Copies of the embedding's weights: multi-token prediction needs one with the output layer
-    (Megatron Core, gpt_model.py), unless the output layer's weights are the copy.
+    """Number of copies of the embedding's weights. Multi-token prediction needs one on the stage of
+    the output layer (Megatron Core, gpt_model.py), unless the output layer's weights are the copy.
     """
     output: Bools | Ints | Floats
     """1 if the stage has the output layer and loss, else 0."""
     extra_layers: Ints | Floats
-    """Layers of multi-token prediction on the stage, each with a projection and two norms."""
+    """Number of multi-token-prediction layers on the stage. Each has a projection and two norms in
+    addition.
+    """
 
     def layer_sum(self, of_kinds: Sequence[Floats]) -> Floats:
         """Return `StageLayers.sum` over all layers whose weights the stage stores."""
@@ -117,17 +123,19 @@ class PipelineStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageWork:
-    """What one stage runs for a micro-batch; shape (n,) or the same for all."""
+    """Work of one stage for a micro-batch; shape (n,), or plain numbers common to all
+    candidates.
+    """
 
     kinds: Kinds
-    """Layers of each kind that the stage runs, including multi-token prediction; under DualPipe
-    half of both stages' layers.
+    """Number of layers of each kind that the stage runs, including multi-token prediction. Under
+    DualPipe, it is half of the layers of both stages.
     """
     embedding: Floats
     """Fraction of the micro-batches for which the stage runs the embedding."""
     output: Floats
     ranks: Floats | Bools = 1
-    """Number of stages with this work."""
+    """Number of stages with identical work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,29 +146,30 @@ class Pipeline:
     """
 
     stages: tuple[PipelineStage, ...]
-    """The first stage and the stage with the output layer (equal if the part is one stage).
+    """The first stage and the stage with the output layer (the same stage if the part has only
+    one).
 
-    If these have fewer layers, also the fullest stages between them: the second, which has one
-    micro-batch fewer than the first but may have one layer more (Llama 3.1 405B at TP 8 and PP 16
-    needs 6% more memory there), and the last but one. With several kinds of layers, the stages that
-    `_fullest` returns.
+    If these have fewer layers than other stages, the fullest stages between them are included, too.
+    These are the last but one, and the second stage, which has one micro-batch in flight fewer than
+    the first but may have one layer more (Llama 3.1 405B at TP 8 and PP 16 needs 6% more memory
+    there). With several kinds of layers, the stages that `_fullest` returns are included.
     """
     critical: StageLayers
-    """Layers of a stage with the maximum number of layers; a stage between the ends, if there is
-    one.
+    """Layers of a stage with the maximum number of layers. This is a stage between the first and
+    the last, if there is one.
     """
     work: tuple[StageWork, ...] = ()
-    """The work of all stages, equal stages once; empty with one kind of layer, where `critical` is
-    the slowest stage.
+    """The work of all stages, with identical stages grouped. Empty if all layers are of one kind,
+    because `critical` is then the slowest stage.
     """
     fewer_first: Floats | Ints = 0
-    """Number of layers by which the first stage has fewer than `critical`; with one kind of
-    layer.
+    """Difference in number of layers between `critical` and the first stage, if all layers are of
+    one kind.
     """
     fewer_last: Floats | Ints = 0
-    """Number of layers by which the stage with the output layer has fewer than `critical`."""
+    """Difference in number of layers between `critical` and the stage with the output layer."""
     fewer: Floats | Ints = 0
-    """Number of layers by which all stages together have fewer than `critical` on each."""
+    """Sum of this difference over all stages."""
     part: Floats | Ints | None = None
     """Number of stages of the part; None for the complete pipeline."""
     embedding: Bools | Floats = 1
@@ -168,14 +177,14 @@ class Pipeline:
     output: Bools | Floats = 1
     """0 if the part does not end with the output layer."""
     depths: Floats | Ints = 0
-    """Depths of multi-token prediction on the stage with the output layer that `critical` does not
-    include.
+    """Number of multi-token-prediction depths on the stage with the output layer that `critical`
+    does not include.
     """
 
     @property
     def ends(self) -> tuple[PipelineStage, ...]:
         """Return the stages with the most weights. The stages between them have fewer layers, or
-        neither embedding nor output layer.
+        neither the embedding nor the output layer.
         """
         return self.stages[:2]
 
@@ -184,12 +193,12 @@ class LayerSizes(NamedTuple):
     """Sizes of a layer of each kind on one rank."""
 
     saved: Sequence[Floats]
-    """Bytes of activations for one micro-batch."""
+    """Activation bytes saved for one micro-batch."""
     parameters: Sequence[Floats]
 
 
 MAX_BETWEEN = 4
-"""Maximum number of stages between the ends whose memory is computed."""
+"""Maximum number of stages between the first and the last whose memory is computed."""
 _pipelines: Shared[Pipeline] = Shared()
 
 
@@ -198,10 +207,10 @@ def complete_pipeline(
 ) -> Pipeline:
     """Return the stages of the complete pipeline, with L/p layers each.
 
-    If p v does not divide L, some stages have fewer layers, the ends first
-    (`domain.pipeline_layout`). If all layers are equal, the stages between the ends count as full.
-    If the framework balances blocks, stages have equal weight. `sizes` determine which stages with
-    several kinds of layers may be the fullest; without them, all stages are returned.
+    If p v does not divide L, some stages have fewer layers, starting with the first and the last
+    (`domain.pipeline_layout`). If all layers are identical, the stages between them count as full.
+    If the framework balances blocks, stages have equal weight. With several kinds of layers,
+    `sizes` determines which stages may be the fullest; without `sizes`, all stages are returned.
     """
     if not c.is_alone or len(case.model.kinds) > 1:
         return _complete_pipeline(case, c, sizes)
@@ -256,9 +265,9 @@ def _complete_pipeline(case: TrainingCase, c: Candidates, sizes: LayerSizes | No
 
 
 def _prediction_layers(model: ModelSpec, c: Candidates) -> tuple[Floats | Ints, Floats | Ints]:
-    """Return the layers of multi-token prediction on the first and on the last stage.
+    """Return the number of multi-token-prediction layers on the first and on the last stage.
 
-    They are on the stage of the output layer, which is on the first rank under ZB-V.
+    They are on the stage with the output layer, which is on the first rank under ZB-V.
     """
     depths = model.num_nextn_predict_layers
     on_v = depths * c.is_v if depths else 0
@@ -276,7 +285,9 @@ def _pipeline_with_contents(
     sizes: LayerSizes | None,
     each: Floats,
 ) -> Pipeline:
-    """Return the pipeline with these contents; `each` is the layers of its fullest stage."""
+    """Return the pipeline with these stage contents. `each` is the number of layers of its fullest
+    stage.
+    """
     p, dual = c.pipeline_parallel_size, _is_dual(c)
     depths, mtp = model.num_nextn_predict_layers, model.mtp_kinds
     ends = tuple(
@@ -332,10 +343,11 @@ def _pipeline_with_contents(
 def _fullest(
     model: ModelSpec, c: Candidates, contents: Contents, sizes: LayerSizes | None
 ) -> Sequence[Between]:
-    """Return the stages between the ends that may need most memory.
+    """Return the stages between the first and the last that may need the most memory.
 
-    If there are many, these are the stage with most activations (rank r stores those of p - r
-    micro-batches) and the stage with most weights, which is the fullest under full recomputation.
+    If there are many, two are returned: the stage with the most activations (rank r stores those of
+    p - r micro-batches), and the stage with the most weights, which is the fullest with full
+    recomputation.
     """
     if sizes is None or len(contents.between) <= MAX_BETWEEN:
         return contents.between
@@ -395,7 +407,7 @@ def _is_dual(c: Candidates) -> Bools:
 
 
 def pipeline_between(c: Candidates) -> Bools:
-    """Return whether there are stages between the ends."""
+    """Return whether there are stages between the first and the last."""
     lie: Bools = (c.pipeline_parallel_size > 2) & (c.pipeline_schedule != ZBV)
     return lie
 
@@ -417,9 +429,9 @@ def pipeline_part(
 ) -> Pipeline:
     """Return consecutive stages of a pipeline, with `layers` layers each.
 
-    `kinds` are the kinds of layers of a single stage. If None, they are those after the first
-    `layers_before` layers of a model whose first layers are dense. `embedding` and `output` tell
-    whether the part starts and ends the model.
+    `kinds` is the number of layers of each kind on a single stage. If None, the layers are those
+    after the first `layers_before` layers of a model whose first layers are dense. `embedding` and
+    `output` are 1 if the part includes the model's embedding and output layer.
     """
     depths = model.num_nextn_predict_layers if output else 0
     alone = stages == 1
@@ -472,8 +484,8 @@ def pipeline_part(
 
 
 def _leading_kinds(model: ModelSpec, before: Floats, layers: Floats) -> Kinds:
-    """Return the kinds of `layers` layers after the first `before` layers of a model whose first
-    layers are dense.
+    """Return the number of layers of each kind among `layers` layers that follow the first `before`
+    layers. The model's first layers are dense.
     """
     leading = model.num_hidden_layers - model.moe_layers
     dense = minimum(maximum(leading - before, 0.0), layers)
@@ -481,7 +493,7 @@ def _leading_kinds(model: ModelSpec, before: Floats, layers: Floats) -> Kinds:
 
 
 def _mirrored_layers(c: Candidates, layers: StageLayers) -> StageLayers | None:
-    """Return the layers of the mirrored stage, which DualPipe stores too; None under other
+    """Return the layers of the mirrored stage, which DualPipe stores in addition; None under other
     schedules.
     """
     if not (c.names_schedules and anywhere(_is_dual(c))):
@@ -498,8 +510,8 @@ def whole_ends(
 ) -> tuple[PipelineStage, PipelineStage]:
     """Return the stage with the embedding and the stage with the output layer.
 
-    Without a pipeline they are the same. In a folded pipeline, both ends of the model are on the
-    first rank, and under DualPipe also on the last.
+    Without a pipeline, they are the same stage. In a folded pipeline, embedding and output layer
+    are on the first rank, and under DualPipe also on the last.
     """
     p = c.pipeline_parallel_size
     alone: Bools = p == 1
@@ -548,7 +560,7 @@ def _ends(
 
 
 def _filled_pipeline(model: ModelSpec, c: Candidates) -> Pipeline:
-    """Return a pipeline whose layers and output layer are divided over stages of equal weight."""
+    """Return a pipeline whose layers and output layer are split into stages of equal weight."""
     p, split = c.pipeline_parallel_size, split_candidates(model, c.pipeline_parallel_size)
     first, last = stage_of(model, [split.first]), stage_of(model, [split.output])
     return Pipeline(

@@ -1,9 +1,9 @@
-"""Bytes of number formats: matmul inputs, and below 16 bits stored weights, scales and casts.
+"""Bytes of number formats: matmul inputs, stored weights, and (below 16 bits) scales and casts.
 
-Recipes are those of Transformer Engine under Megatron Core: every linear layer of a transformer
-layer quantises its input, weight and output gradient; attention's core, norms, router and adapters
-stay in 16 bits. The output layer stays in 16 bits too, but its time is counted at the rate of
-`precision`, as when the constants were fitted.
+Recipes are those of Transformer Engine under Megatron Core. Every linear layer of a transformer
+layer quantises its input, weight and output gradient. The attention core, norms, router and
+adapters stay in 16 bits. The output layer stays in 16 bits too, but its time is computed at the
+rate of `precision`, because the constants were fitted in this way.
 """
 
 from collections.abc import Iterable
@@ -26,8 +26,8 @@ QUANTIZED_BYTES: dict[Precision, float] = {
     "mxfp8": 1.0 + 1.0 / 32.0,
     "nvfp4": 0.5 + 1.0 / 16.0,
 }
-"""Bytes per element including scales: one scale per tensor, a byte per 32 elements, a byte
-per 16.
+"""Bytes per element including scales. There is one scale per tensor, one byte per 32 elements, or
+one byte per 16 elements.
 """
 FROZEN_BYTES: dict[FrozenPrecision, float] = {
     "bf16": 2.0,
@@ -37,8 +37,8 @@ FROZEN_BYTES: dict[FrozenPrecision, float] = {
 }
 """Bytes per element of frozen weights.
 
-nf4: an 8-bit scale per 64 weights, and an fp32 scale per 256 of those (arXiv 2305.14314 section 3).
-int4: a 16-bit scale and a 4-bit zero point per 128 weights (GPTQ, AWQ).
+nf4: an 8-bit scale per 64 weights, and an fp32 scale per 256 of those scales (arXiv 2305.14314
+section 3). int4: a 16-bit scale and a 4-bit zero point per 128 weights (GPTQ, AWQ).
 """
 FP8_BLOCK_SCALE_BYTES = 4.0 / 128.0
 """Bytes of scales per element with fp8_recipe blockwise: one fp32 scale per 128 elements."""
@@ -57,11 +57,11 @@ def quantized_bytes(workload: TrainingWorkload) -> float:
 
 
 def weight_copies(workload: TrainingWorkload, *, gpu: GpuSpec) -> float:
-    """Return the number of quantised copies of a weight stored in 8 bits: block scales need one by
-    rows and one by columns.
+    """Return the number of quantised copies of a weight stored in 8 bits. Block scales need a
+    row-wise and a column-wise copy.
 
     With one scale per tensor, one copy suffices if tensor cores accept 8-bit operands in both
-    layouts, as on Blackwell, which introduced mxfp8 (Transformer Engine,
+    layouts. They do on Blackwell, which introduced mxfp8 (Transformer Engine,
     is_non_tn_fp8_gemm_supported).
     """
     per_tensor_scales = workload.precision == "fp8" and workload.fp8_recipe != "blockwise"
@@ -71,7 +71,7 @@ def weight_copies(workload: TrainingWorkload, *, gpu: GpuSpec) -> float:
 def frozen_bytes(workload: TrainingWorkload) -> float:
     """Return the bytes per element of a frozen weight matrix.
 
-    In 8 bits with one scale per tensor, the column-wise copy is computed when needed.
+    In 8 bits with one scale per tensor, the column-wise copy is computed on demand.
     """
     assert workload.frozen_precision is not None
     if (
@@ -84,7 +84,7 @@ def frozen_bytes(workload: TrainingWorkload) -> float:
 
 
 def is_narrow(workload: TrainingWorkload) -> bool:
-    """Return whether matmul inputs are below 16 bits."""
+    """Return whether matmul inputs have fewer than 16 bits."""
     return workload.precision in QUANTIZED_BYTES
 
 
@@ -99,12 +99,12 @@ def cast_traffic(
     """Return the (forward, backward) bytes per token moved to quantise the inputs of matmuls with
     these (output, input) widths.
 
-    Each input is read in 16 bits and written quantised by rows and, for the weight gradient, by
-    columns. Backward does the same for each output's gradient. Frozen weights (LoRA) need no
-    columns. A scale computed from the tensor itself, with fp8_recipe tensorwise and at nvfp4's
-    second level, reads it once more for its largest magnitude; delayed scales come from earlier
-    steps, block scales from the block being cast. nvfp4's Hadamard transforms and random rounding
-    need no additional traffic. The result is 0 for 16 bits and above.
+    Each input is read in 16 bits and written row-wise quantised and, for the weight gradient, also
+    column-wise quantised. The backward pass does the same for each output gradient. Frozen weights
+    (LoRA) need no column-wise copy. With fp8_recipe tensorwise and for nvfp4's second-level scale,
+    the tensor is read once more to find its largest magnitude. Delayed scales come from earlier
+    steps, and block scales from the block being cast. nvfp4's Hadamard transforms and stochastic
+    rounding need no additional traffic. The result is 0 for 16 bits and above.
     """
     if not is_narrow(workload):
         return 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Recomputation: bytes that a model chunk saves, bytes restored at a time, and seconds of
+"""Recomputation: the bytes that a model chunk saves, the bytes restored at once, and the seconds of
 recomputation.
 
 Selective recomputation refers to Megatron Core's modules, or to torchtitan's operations (per_op).
@@ -53,11 +53,11 @@ def chunk_activations(*, candidates: Candidates, layer: LayerBytes, layers: Floa
 
 
 def recomputed_working(*, candidates: Candidates, layer: LayerBytes, layers: Floats) -> Floats:
-    """Return the bytes that recomputation restores at a time.
+    """Return the bytes that recomputation restores at once.
 
-    It restores one attention core, the modules of one block, or the layers of one checkpoint. If
-    weight gradients are computed after the input gradients of the complete chunk, it restores all
-    `layers` of the chunk.
+    These are one attention core, the modules of one block, or the layers of one checkpoint. If
+    weight gradients are computed after the input gradients of the complete chunk, all `layers` of
+    the chunk are restored.
     """
     method = candidates.recompute_method
     core: Floats = (method == SELECTIVE) * layer.repeated
@@ -72,7 +72,7 @@ def recomputed_working(*, candidates: Candidates, layer: LayerBytes, layers: Flo
 
 
 def recomputed_layer_fraction(candidates: Candidates, *, layers_per_chunk: Floats) -> Floats:
-    """Return the fraction of layers whose complete forward pass is repeated."""
+    """Return the fraction of layers whose complete forward pass is recomputed."""
     method, count = candidates.recompute_method, candidates.recompute_num_layers
     if not candidates.recomputes_layers:
         return 0.0 * method
@@ -104,15 +104,16 @@ def recomputed_seconds(
 
 
 def layer_axes(c: Candidates) -> tuple[str, ...]:
-    """Return the candidate fields on which everything inside a layer depends."""
+    """Return the candidate fields on which the costs inside a layer depend."""
     return (*LAYER_AXES, "recompute_modules") if c.names_modules else LAYER_AXES
 
 
 def dropped_bytes(c: Candidates, block: BlockBytes, *, s: Shapes) -> Floats:
     """Return the bytes of one block that its recomputed modules do not save.
 
-    A checkpointed MLP saves its input in 16 bits; without checkpointing, the matmul inside would
-    save a narrow copy. It saves nothing if the preceding norm discards its output.
+    A checkpointed MLP saves its input in 16 bits, whereas the matmul in an MLP without
+    checkpointing saves a quantised copy. The checkpointed MLP saves nothing if the preceding norm
+    discards its output.
     """
     modules = c.recompute_modules
     norm, mlp = _is_recomputed(modules, LAYERNORM), _is_recomputed(modules, MLP)
@@ -144,8 +145,8 @@ def repeated_seconds(
 ) -> Floats:
     """Return the seconds of selective recomputation per layer and micro-batch.
 
-    `second` is the MLP or the experts. `region` are the tensor-parallel collectives of one of the
-    layer's two blocks, which a checkpointed MLP repeats too.
+    `second` is the MLP or MoE block. `region` is the time of the tensor-parallel collectives of one
+    of the layer's two blocks. A checkpointed MLP repeats them too.
     """
     model = case.model
     c, modules = candidates, candidates.recompute_modules
@@ -190,7 +191,7 @@ def repeated_seconds(
 def repeated_token_flops(model: ModelSpec, c: Candidates, *, attention: float) -> float:
     """Return the forward FLOPs per token that the recomputed modules of one candidate repeat.
 
-    `attention` are the FLOPs of the attention cores.
+    `attention` is the FLOPs of the attention cores.
     """
     modules = c.recompute_modules
     if modules == PER_OP:
@@ -226,8 +227,8 @@ def _up_projections(model: ModelSpec, tensor: Ints) -> list[Matrix]:
 
 
 def _up_projection_seconds(case: TrainingCase, s: Shapes) -> Floats:
-    """Return the seconds to compute queries, keys and values from the latents and to rotate their
-    rotary parts.
+    """Return the seconds to compute queries, keys and values from the latents and to apply rotary
+    embedding to the rotary parts.
     """
     matrices = shapes(_up_projections(case.model, s.t))
     matmul, _ = weight_matmuls(s.tokens, matrices, case=case, precision=case.workload.precision)
@@ -264,8 +265,8 @@ def per_op_bytes(*, case: TrainingCase, s: Shapes) -> Floats:
 
     They are e T (h/r + a d + k d + a d + f + h + 2 h / t with SP) plus the fp32 log-sum-exp, for a
     rank with `a` query and k key/value heads of width d and an MLP of width f. The layer's input is
-    divided over the r ranks of SP. The output of the down projection is saved before its
-    reduce-scatter, unsharded; the outputs of the two reduce-scatters are sharded.
+    sharded over the r ranks of SP. The output of the down projection is saved unsharded, before its
+    reduce-scatter. The outputs of the two reduce-scatters are sharded.
     """
     model = case.model
     heads, kv_heads, hidden = _rank_sizes(model, s)

@@ -1,4 +1,4 @@
-"""Matrices, vectors and states of delta rules and state spaces on one rank."""
+"""Matrices, vectors and states of delta-rule and state-space mixers on one rank."""
 
 import functools
 
@@ -8,7 +8,7 @@ from hp_tool.domain.model import ModelSpec
 
 
 def recurrent_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
-    """Return the projection matrices of delta rules and state spaces.
+    """Return the projection matrices of a delta-rule or state-space mixer.
 
     Sources: arXiv 2412.06464, 2510.26692; arXiv 2312.00752, 2405.21060.
     """
@@ -58,8 +58,8 @@ def recurrent_matrices(model: ModelSpec, *, tensor: Ints = 1) -> list[Matrix]:
 
 
 def recurrent_width(model: ModelSpec) -> float:
-    """Return the number of inner channels of a recurrent mixer: the input width of its output
-    projection.
+    """Return the number of inner channels of a recurrent mixer. This is the input width of its
+    output projection.
     """
     match model.mixer:
         case "mamba":
@@ -83,9 +83,7 @@ def value_heads(model: ModelSpec) -> int:
 
 
 def state_groups(model: ModelSpec, tensor: Ints) -> Floats:
-    """Return the number of groups of Mamba 2's input and output matrices on one rank; at least
-    one.
-    """
+    """Return the number of Mamba 2 groups (which share B and C) on one rank; at least one."""
     return maximum(model.mamba_n_groups / tensor, 1.0)
 
 
@@ -102,7 +100,7 @@ def convolved_width(model: ModelSpec, tensor: Ints) -> Floats:
 
 
 def state_numbers(model: ModelSpec, tensor: Ints) -> Floats:
-    """Return the number of elements of a sequence's recurrent state and convolution window per
+    """Return the number of elements in a sequence's recurrent state and convolution window, per
     layer and rank; 0 for attention.
     """
     if not model.is_recurrent:
@@ -113,8 +111,8 @@ def state_numbers(model: ModelSpec, tensor: Ints) -> Floats:
 
 
 def convolution_numbers(model: ModelSpec, tensor: Ints) -> Floats:
-    """Return the number of elements of a sequence's convolution window per layer and rank: the
-    inputs of its last tokens; 0 for attention.
+    """Return the number of elements in a sequence's convolution window (the inputs of its last
+    tokens), per layer and rank; 0 for attention.
     """
     if not model.is_recurrent:
         return 0.0 * tensor

@@ -1,9 +1,9 @@
-"""The block of a recurrent mixer in training: delta rules and state spaces, with projections and
+"""The block of a recurrent mixer in training: a delta rule or state space with its projections and
 norm.
 
-A rank has the heads of its tensor-parallel position. Under context parallelism, it runs 1/c of
-these heads over the complete sequence: all-to-alls before and after the scan exchange sequence
-shards for head shards (Megatron Core, ssm/mamba_context_parallel.py).
+Heads are split across tensor-parallel ranks. With context parallelism, each rank runs 1/c of these
+heads over the complete sequence: all-to-alls before and after the scan convert sequence sharding to
+head sharding and back (Megatron Core, ssm/mamba_context_parallel.py).
 """
 
 from hp_tool.cost.arrays import Floats, Ints, anywhere
@@ -34,23 +34,23 @@ from hp_tool.cost.scans import (
 from hp_tool.domain.model import ModelSpec
 
 KERNELS = Kernels(forward=14.0, backward=24.0)
-"""Number of elementwise kernels, copies and scan kernels. A scan has kernels for the sums, states
-and outputs of chunks and for passing states between chunks.
+"""Number of elementwise kernels, copies and scan kernels. A scan has kernels for the chunks' sums,
+states and outputs, and for passing states between chunks.
 """
 BACKWARD_FACTOR = 3.0
-"""Time of the scan's backward pass relative to its forward pass.
+"""Time of the scan's backward pass relative to its forward pass. Not measured.
 
-Gradients take twice the time, and both implementations first recompute the states of chunks
-(mamba_ssm 2.3, ssd_combined.py; fla 0.6, gated_delta_rule/chunk.py). Not timed.
+Gradients take twice the time of the forward pass, and both implementations first recompute the
+chunk states (mamba_ssm 2.3, ssd_combined.py; fla 0.6, gated_delta_rule/chunk.py).
 """
 
 
 def recurrent_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
     """Return the activation bytes of the recurrent block.
 
-    Counted are the norm input and matmul input (sharded by sequence parallelism, else whole),
-    tensors that the convolution, the scan and the gated norm save (`saved_numbers`,
-    `saved_wide_numbers`), and the output projection's input, divided by heads. Recomputing the
+    Included are the norm input and matmul input (sharded by sequence parallelism, else replicated),
+    the tensors that the convolution, the scan and the gated norm save (`saved_numbers`,
+    `saved_wide_numbers`), and the output projection's input, split by heads. Recomputing the
     attention core frees nothing here.
     """
     model = case.model
@@ -72,11 +72,12 @@ def saved_numbers(model: ModelSpec, t: Ints, c: Ints = 1) -> Floats:
     of t ranks.
 
     Mamba 2: the input projection's output, and the scan's output before and after its gate
-    (MambaSplitConv1dScanCombinedFn). If there are fewer groups than ranks, they are copied. Mamba:
-    the outputs of the projections and of the scan (MambaInnerFn). Delta rules: the convolution's
-    input; queries and keys after their norms, repeated for each value head if several share them;
-    values; gate; the scan's output; and a row of each chunk's inverse (ChunkGatedDeltaRuleFunction,
-    ChunkKDAFunction). Kimi's rule also saves its decays and a row of the chunk's scores.
+    (MambaSplitConv1dScanCombinedFn). If there are fewer groups than ranks, groups are replicated.
+    Mamba: the outputs of the projections and of the scan (MambaInnerFn). Delta rules: the
+    convolution's input; queries and keys after their norms, repeated for each value head if several
+    share them; values; gate; the scan's output; and a row of each chunk's inverse
+    (ChunkGatedDeltaRuleFunction, ChunkKDAFunction). Kimi's rule also saves its decays and a row of
+    the chunk's scores.
     """
     inner = recurrent_width(model) / t
     if model.mixer == "mamba":
@@ -107,9 +108,9 @@ def saved_wide_numbers(model: ModelSpec, t: Ints) -> Floats:
 def recurrent_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
     """Return the seconds of the recurrent block.
 
-    In the forward pass, convolution and scan take the time measured for their kernels on prompts;
-    the backward pass takes BACKWARD_FACTOR times as long. Norms and residual are as in attention.
-    Tensors saved between the projections are written and read once.
+    In the forward pass, convolution and scan take the time measured for the kernels that inference
+    engines run on prompts. The backward pass takes BACKWARD_FACTOR times as long. Norms and
+    residual are as in attention. Tensors saved between the projections are written and read once.
     """
     model, workload = case.model, case.workload
     matrices = shapes(recurrent_matrices(model, tensor=s.t))
@@ -137,7 +138,7 @@ def mixer_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> F
     """Return the forward seconds of the short convolution and the scan for the rows of a
     micro-batch.
 
-    Uses the kernels timed on the die; for state spaces, the rate fitted to the framework's runs.
+    Uses the kernel timings for the die; for state spaces, the rate fitted to the framework's runs.
     """
     model, gpu = case.model, case.cluster.gpu
     peak, c = peak_flops(gpu, precision=wide_precision(gpu)), candidates.context_parallel_size
@@ -154,8 +155,8 @@ def mixer_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> F
 
 
 def _exchange_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Floats:
-    """Return the seconds of the all-to-alls of one pass: those of the input projection's output and
-    of the scan's output.
+    """Return the seconds of the all-to-alls in one pass, which exchange the input projection's
+    output and the scan's output.
     """
     c = candidates.context_parallel_size
     if not anywhere(c > 1):

@@ -1,6 +1,4 @@
-"""Seconds of the operations inside a layer, by roofline: matmuls, attention, elementwise
-kernels.
-"""
+"""Roofline seconds of the operations inside a layer: matmuls, attention, elementwise kernels."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -23,7 +21,7 @@ from hp_tool.errors import InputError, UnsupportedError
 
 
 def peak_flops(gpu: GpuSpec, *, precision: Precision, field: str = "training.precision") -> float:
-    """Return the dense peak of the datasheet, in FLOP/s.
+    """Return the datasheet's dense peak, in FLOP/s.
 
     Raises:
         InputError: The hardware does not support the precision.
@@ -51,8 +49,8 @@ def matmul_seconds(
 ) -> Floats:
     """Return the seconds of y[m,n] = x[m,k] w[n,k]^T, `batch` times in one call.
 
-    Counts 2mnk FLOPs; inputs are read once and the output is written once. `output_bytes` is the
-    cost of writing one output element (8 if it is accumulated into an fp32 buffer).
+    A matmul has 2mnk FLOPs, reads its inputs once and writes its output once. `output_bytes` is the
+    traffic per output element (8 if it is accumulated into an fp32 buffer).
     """
     gpu, profile = machine.cluster.gpu, machine.profile
     roof = _matmul_roofline(profile, precision)
@@ -88,8 +86,8 @@ def weight_matmuls(
     precision: Precision,
     batch: Floats = 1.0,
 ) -> tuple[Floats, Floats]:
-    """Return the (forward, weight-gradient) seconds of `tokens` rows through weight matrices,
-    `batch` of each.
+    """Return the (forward, weight-gradient) seconds of multiplying `tokens` rows by weight
+    matrices, `batch` of each.
 
     Shapes are (outputs n, inputs k). Input gradients take as long as the forward pass. Weight
     gradients are added to an fp32 buffer: one read and one write of 4 bytes.
@@ -139,7 +137,7 @@ def elementwise_seconds(traffic: Floats, *, kernels: Floats, machine: Machine) -
 
 
 def below_16_bits(framework: FrameworkEfficiency) -> FrameworkEfficiency:
-    """Return the constants with those for matmuls below 16 bits applied."""
+    """Return the constants that apply to matmuls below 16 bits."""
     if framework.narrow_traffic_factor is None:
         return framework
     return replace(framework, elementwise_traffic_factor=framework.narrow_traffic_factor)
@@ -148,8 +146,8 @@ def below_16_bits(framework: FrameworkEfficiency) -> FrameworkEfficiency:
 def attention_kernel(workload: TrainingWorkload, model: ModelSpec) -> str | None:
     """Return the name of the fused attention kernel; None for the framework's default.
 
-    Distance biases (ALiBi) are added to the scores of models without position embeddings; under
-    FSDP only Triton supported them.
+    Models without position embeddings add distance biases (ALiBi) to the attention scores. Under
+    FSDP, only Triton supported these biases.
     """
     if workload.attention_kernel not in (None, "auto"):
         return workload.attention_kernel
@@ -162,12 +160,12 @@ def with_attention_kernel(
 ) -> FrameworkEfficiency:
     """Return the constants for a named fused attention kernel.
 
-    If the framework's runs used the kernel, these are their constants. Otherwise they are scaled by
-    the kernel's published time relative to the framework's default, from `timed` (by name, relative
-    to the kernel timed in isolation).
+    If the framework's runs used this kernel, the constants are unchanged. Otherwise, they are
+    scaled by the ratio of the kernel's published time to that of the framework's default kernel.
+    `timed` has these times by kernel name, relative to the kernel timed in isolation.
 
     Raises:
-        UnsupportedError: No times of the kernel on this die are published.
+        UnsupportedError: There are no published times of the kernel on this die.
     """
     if name in framework.attention_kernels:
         slowdown = framework.attention_kernels[name]
@@ -197,20 +195,22 @@ def at_sustained_clocks(
     peaks: Mapping[Precision, float],
     reference: GpuSpec | None,
 ) -> GpuEfficiency:
-    """Return the constants with matmul peaks at the clocks that a long training sustains on a card.
+    """Return the constants with matmul peaks at the clocks that a card sustains in a long training
+    run.
 
     Power above idle grows with the cube of the clock, because voltage follows it. A card of the
     same die sustains the FLOP/s of the `reference` card, to which `clocks` applies, times the cube
     root of the ratio of their power limits, and at most those of its own boost clocks. Cards with
-    reduced arithmetic, which stay below their power limit, therefore run at boost clocks. Peaks in
-    16 bits represent the clocks, because a later die's tensor cores may compute more of a narrower
-    precision per clock (B300's, of nvfp4). Without a reference, the fractions are unchanged.
+    reduced compute throughput stay below their power limit and therefore run at boost clocks.
+    16-bit peaks represent the clocks, because the tensor cores of a later die may have a higher
+    throughput per clock in a narrower precision (nvfp4 on B300). Without a reference, the fractions
+    are unchanged.
 
-    A card with reduced arithmetic also reaches a higher fraction of its peak. Other limits of a
-    kernel (loads of tiles, waits between them) take the same time as on the full die, while
+    A card with reduced compute throughput also reaches a higher fraction of its peak. Other parts
+    of a kernel (tile loads and the waits between them) take the same time as on the full die, while
     arithmetic takes 1 / c times as long: f = 1 / (1 + c (1 / f_whole - 1)). c is the card's peak
-    over what its power limit would sustain, or over the full die's if that is more, at most 1 (H20:
-    0.2).
+    divided by the peak that its power limit would sustain, or by the full die's peak if that is
+    higher; at most 1 (H20: 0.2).
     """
     matmul = {}
     attention = kernels.attention
@@ -238,7 +238,7 @@ def _peak_at_power(fraction: float, cut: float) -> float:
 
 
 def _matmul_roofline(profile: EfficiencyProfile, precision: Precision) -> Roofline:
-    """Return the measured constants of this precision.
+    """Return the measured matmul constants for this precision.
 
     Block-scaled fp8 uses those of plain fp8; unmeasured precisions use those of bf16.
     """

@@ -1,4 +1,6 @@
-"""Chunked kernels of recurrent mixers over whole sequences: compute, traffic, and timed seconds."""
+"""Chunked kernels of recurrent mixers over complete sequences: compute, memory traffic, and
+measured seconds.
+"""
 
 from typing import NamedTuple
 
@@ -22,13 +24,13 @@ NUMBER_BYTES, STATE_BYTES = 2.0, 4.0
 fp32.
 """
 UNTIMED_PEAK = 0.25
-"""Assumed fraction of the peak on dies without timed kernels; it is between those of a delta rule
-on H100 and on B200.
+"""Assumed fraction of the peak on dies without kernel timings. It is between the fractions that a
+delta rule reaches on H100 and on B200.
 """
 
 
 class Work(NamedTuple):
-    """FLOPs and bytes per token of one layer on one rank."""
+    """FLOPs and memory traffic per token of one layer on one rank."""
 
     flops: Floats
     traffic: Floats
@@ -38,8 +40,8 @@ class Work(NamedTuple):
 def chunked_seconds(
     roof: MixerRoofline, work: Work, *, tokens: Floats, prompts: Floats, gpu: GpuSpec, peak: float
 ) -> Floats:
-    """Return the seconds of a kernel for prompts by MixerRoofline's formula; only its fixed time if
-    there are no prompts.
+    """Return the seconds of a kernel for prompts, from MixerRoofline's formula. Without prompts,
+    only its fixed time counts.
     """
     a_token = maximum(
         work.flops / (roof.peak_fraction * peak),
@@ -64,7 +66,7 @@ def scan_work(model: ModelSpec, t: Ints) -> Work:
     State spaces (arXiv 2405.21060, section 6), in chunks of Q tokens: 2 Q N for C B^T per group,
     and 2 Q P + 4 N P for a head of width P. The states between chunks are written, passed on and
     read in fp32. Mamba's selective scan is treated like Mamba 2's with a small state. It does not
-    use tensor cores, so this is a lower bound.
+    use tensor cores, so its predicted time is a lower bound.
     """
     inner, channels = recurrent_width(model) / t, convolved_width(model, t)
     moved = NUMBER_BYTES * (channels + inner)
@@ -92,7 +94,7 @@ def convolution_work(model: ModelSpec, t: Ints) -> Work:
 
 
 def convolution_kernel(model: ModelSpec) -> int:
-    """Return the window of a recurrent mixer's short convolution, in tokens."""
+    """Return the kernel size, in tokens, of a recurrent mixer's short convolution."""
     return (
         model.mamba_conv_kernel
         if model.mixer in ("mamba", "mamba2")
@@ -108,8 +110,8 @@ def index_flops(model: ModelSpec) -> float:
 def mixer_kernel(machine: Machine, model: ModelSpec, name: str) -> MixerRoofline:
     """Return the constants of a kernel of the model's mixer on a die.
 
-    Without timings on a similar die, the kernel reaches a typical fraction of the peak, with the
-    bandwidth and launch time of elementwise kernels.
+    Without timings on a similar die, the kernel is assumed to reach a typical fraction of the peak,
+    and the bandwidth and launch time of elementwise kernels.
     """
     gpu = machine.profile.gpu
     if gpu.mixers is not None:
@@ -127,7 +129,7 @@ def kernel_family(model: ModelSpec) -> str:
 
 
 def wide_precision(gpu: GpuSpec) -> Precision:
-    """Return the precision of arithmetic that quantised weight formats do not affect."""
+    """Return the precision of arithmetic that is unaffected by quantised weight formats."""
     return (
         "fp32" if gpu.kind == "cpu" else "bf16" if "bf16" in gpu.peak_flops_per_second else "fp16"
     )

@@ -1,8 +1,8 @@
-"""Caches for single candidates of one case: results for layers, pipelines and values of the
+"""Caches for single candidates of one case: results for layers, pipelines and properties of the
 model.
 
 For arrays, `candidates.unique_rows` computes each combination of a few axes once. This module does
-the same for configurations that are evaluated one by one.
+the same for configurations that are evaluated one at a time.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _caches: list[Shared[object]] = []
 
 
 class Shared(Generic[T]):
-    """A cache of results. Keys are the identities of the objects that a result depends on, and a
-    few numbers.
+    """A cache of results. A key consists of the identities of the objects that a result depends on,
+    and a few numbers.
 
     Identities are used because hashing a complete case would take longer than the cache saves.
     """

@@ -1,5 +1,5 @@
-"""Attention over selected keys in training: an indexer scores all previous keys and selects
-`index_topk` of them.
+"""Sparse attention in training: an indexer scores all previous keys and selects `index_topk` of
+them.
 """
 
 from hp_tool.cost.arrays import Floats
@@ -17,15 +17,17 @@ PLACE_BYTES = 4.0
 TIMED_PLACES = 2048.0
 """`index_topk` of the models whose sparse-attention modules were timed."""
 INDEX_BACKWARD, CORE_BACKWARD = 2.0, 2.5
-"""Time of the backward pass relative to the forward pass. Indexer: twice, because its loss follows
-the scores of the core. Core: five matmuls instead of two. Not timed.
+"""Time of the backward pass relative to the forward pass. Not measured.
+
+Indexer: 2, because its loss depends on the scores of the core. Core: 2.5, for five matmuls instead
+of two.
 """
 
 
 def index_bytes(model: ModelSpec, s: Shapes) -> Floats:
     """Return the activation bytes of the indexer, which every rank replicates.
 
-    These are its queries, key and weights, and the positions of the selected keys.
+    These are its queries, key and weights, and the indices of the selected keys.
     """
     if model.index_topk is None:
         return 0.0
@@ -39,8 +41,8 @@ def chosen_core_seconds(*, case: TrainingCase, s: Shapes) -> tuple[Floats, Float
     selected keys.
 
     Uses the constants of kernels timed on prompts. On average, a token scores half of the sequence;
-    at position i it attends to min(i, k) keys. Latent keys stay in the latent space. Processing the
-    indices of all k keys takes a fixed time per token.
+    at position i it attends to min(i, k) keys. Latent keys stay in the latent space. Gathering the
+    k selected keys takes a fixed time per token.
     """
     model, gpu = case.model, case.cluster.gpu
     peak, length, most = (

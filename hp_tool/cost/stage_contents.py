@@ -21,48 +21,52 @@ from hp_tool.domain.pipeline_layout import PipelineLayout, chunk_layers
 Counts = tuple[int, ...]
 """Number of layers of each kind, in the order of `ModelSpec.kinds`."""
 Kinds = tuple[Floats, ...]
-"""Counts for each candidate; shape (n,), or numbers that apply to all candidates."""
+"""Number of layers of each kind for each candidate; shape (n,), or plain numbers common to all
+candidates.
+"""
 STAGE_AXES = (
     "pipeline_parallel_size",
     "virtual_pipeline_parallel_size",
     "pipeline_schedule",
 )
-"""Candidate fields that determine the contents of stages."""
+"""Candidate fields that determine the contents of the stages."""
 
 
 class Between(NamedTuple):
-    """A stage between the ends of each candidate's pipeline; the first stage if there is no stage
-    between the ends.
+    """A stage between the first and the last stage of each candidate's pipeline. If there is none,
+    the first stage.
     """
 
     rank: Floats
     layers: Kinds
     mirrored: Kinds
-    """Layers of stage p - 1 - rank, which the rank also has under DualPipe; 0 under other
+    """Layers of stage p - 1 - rank, which the rank stores too under DualPipe; 0 under other
     schedules.
     """
     ranks: Floats
-    """Number of stages with these contents; 0 if this entry repeats another one, or there is no
+    """Number of stages with these contents. 0 if this entry repeats another one or if there is no
     such stage.
     """
 
 
 class Contents(NamedTuple):
-    """Stages of each candidate's pipeline, without layers of multi-token prediction."""
+    """Stages of each candidate's pipeline, without multi-token-prediction layers."""
 
     first: Kinds
     last: Kinds
     fullest: Kinds
     """The last of the stages with the maximum number of layers."""
     between: tuple[Between, ...]
-    """Each distinct content of a stage between the ends, at its first rank.
+    """One entry for each distinct content of the stages between the first and the last, with the
+    rank of the first such stage.
 
-    Under ZB-H1 also the last of these stages, which has most delayed weight gradients.
+    Under ZB-H1, there is also an entry for the last of these stages, which has the most delayed
+    weight gradients.
     """
 
 
 def pipeline_contents(model: ModelSpec, c: Candidates, *, late: bool) -> Contents:
-    """Return the contents of the stages; `late` is an argument of `chunk_layers`."""
+    """Return the contents of the stages. `late` is passed to `chunk_layers`."""
     kinds = len(model.kinds)
     unique, inverse = unique_rows(c, STAGE_AXES)
     columns = np.broadcast_arrays(*(getattr(unique, name) for name in STAGE_AXES))
@@ -104,8 +108,8 @@ def _pipeline(
     late: bool,
     begins_dense: bool,
 ) -> tuple[Counts, ...]:
-    """Return (rank, layers of each kind, layers of the mirrored stage, number of equal stages) of
-    the first stage, the last, the fullest, and those in `Contents.between`.
+    """Return (rank, layers of each kind, layers of the mirrored stage, number of identical stages)
+    for the first stage, the last, the fullest, and those in `Contents.between`.
     """
     stages = stage_contents(
         pattern, kinds, p, v, schedule=schedule, late=late, begins_dense=begins_dense
@@ -137,8 +141,8 @@ def stage_contents(
 ) -> tuple[Counts, ...]:
     """Return the number of layers of each kind on each stage.
 
-    `pattern` has the kind of each layer in order. Chunk i is on stage i mod p. In a V, chunk 2p - 1
-    - r is on stage r too.
+    `pattern` lists the kind of each layer in order. Chunk i is on stage i mod p. In a V schedule,
+    stage r has the chunks r and 2p - 1 - r.
     """
     sizes = chunk_layers(
         num_layers=len(pattern), stages=stages, chunks=chunks, late=late, begins_dense=begins_dense
@@ -156,7 +160,7 @@ def stage_contents(
 def blocks_by_stage(
     model: ModelSpec, config: ParallelConfig, layout: PipelineLayout | None
 ) -> list[str]:
-    """Return a description of each pipeline stage, such as `12 x mamba2, 11 x experts, 3 x
+    """Describe the layers of each pipeline stage, such as `12 x mamba2, 11 x experts, 3 x
     attention`.
 
     `layout` is the pipeline layout, if there is one.

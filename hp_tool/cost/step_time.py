@@ -32,8 +32,8 @@ def transfer_seconds(*, case: TrainingCase, candidates: Candidates) -> Floats:
     """Return the seconds to send one micro-batch's activations to the next stage.
 
     Each tensor-parallel rank sends its share, e T h / t. This is Megatron's scatter-gather (arXiv
-    2104.04473 section 4.1); with SP, activations are already sharded. If one NVLink domain does not
-    contain all stages, some adjacent stages are in different domains, and the slowest pair
+    2104.04473 section 4.1); with SP, activations are already sharded. If the stages span several
+    NVLink domains, some adjacent stages are in different domains. The slowest pair of stages
     determines the time.
     """
     cluster, workload = case.cluster, case.workload
@@ -62,16 +62,16 @@ def time_parts(
     micro_batches: Floats,
     offloaded: Floats = 0.0,
 ) -> dict[str, Floats]:
-    """Return exposed seconds of a step by STEP_KEYS.
+    """Return the exposed seconds of a step, by STEP_KEYS.
 
     pipeline_bubble = bubble of `critical_stage` + 2 (p - 1) transfer + stalls of a step's first
-    messages (`message_stalls`). `pipeline_parts` computes it if stages have different GPUs or a
-    layout.
+    messages (`message_stalls`). If stages run on different GPUs or have a layout, `pipeline_parts`
+    computes the bubble.
 
     The slowest stage runs m micro-batches and waits while the other stages fill and drain the
     pipeline. The exposed part of transfers between stages counts once per micro-batch, and in both
     directions for the first micro-batch. `layers` are as in `critical_stage`. `offloaded` is the
-    number of bytes that each micro-batch on that stage sends to the host.
+    number of bytes that each micro-batch on the slowest stage sends to the host.
     """
     profile = case.profile
     c, m, framework = candidates, micro_batches, profile.framework
@@ -133,10 +133,10 @@ def time_parts(
 
 
 def _devices(case: TrainingCase, c: Candidates, pipeline: Pipeline) -> Ints:
-    """Return the number of devices of the job.
+    """Return the number of devices of the job, computed from the parallel sizes.
 
-    A part of a pipeline may be costed on the devices of one kind of GPU or on those of the complete
-    job, so the number is computed from the parallel sizes.
+    The cluster's count is not used, because a part of a pipeline may be costed on the devices of
+    one kind of GPU or on those of the complete job.
     """
     if pipeline.part is None:
         return case.cluster.num_gpus
@@ -153,8 +153,8 @@ def _offload_seconds(
     offloaded: Floats,
     micro_batches: Floats,
 ) -> Floats:
-    """Return the exposed seconds per step of the host's optimizer update, or of copying activations
-    to the host and back.
+    """Return the exposed seconds per step of the optimizer update on the host, or of copying
+    activations to the host and back.
     """
     workload = case.workload
     if workload.offload == "optimizer":

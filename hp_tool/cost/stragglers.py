@@ -1,4 +1,4 @@
-"""Waits for the slowest device: devices of one model differ in speed, and the slowest determines
+"""Waits for the slowest device. GPUs of the same model differ in speed, and the slowest determines
 the step time.
 """
 
@@ -15,7 +15,7 @@ from hp_tool.cost.case import TrainingCase
 
 SERVER_GPUS = 8
 """Number of devices in the servers on which the other constants were measured. Those constants
-include waits within a server.
+already include waits within a server.
 """
 
 
@@ -58,10 +58,11 @@ def straggler_share(
 
     The slowest of n devices takes z(n) sd longer than the mean. One part of the deviation is
     constant for a device (clocks under its power limit). Another part is independent for each
-    micro-batch and averages over the r micro-batches that replicas run before they wait for each
-    other: sd^2 = device^2 + micro_batch^2 / r. With ZeRO 0 and 1, r is the number of micro-batches
-    of a step. ZeRO 2 and 3 communicate in every micro-batch. So does delayed scaling in fp8: its
-    amax all-reduce runs over all tensor-, context- and data-parallel ranks after each pass.
+    micro-batch and averages out over the r micro-batches that replicas run before they wait for
+    each other: sd^2 = device^2 + micro_batch^2 / r. With ZeRO 0 and 1, r is the number of
+    micro-batches of a step. With ZeRO 2 and 3, ranks communicate in every micro-batch. With delayed
+    scaling in fp8 they do so, too: its amax all-reduce runs over all tensor-, context- and
+    data-parallel ranks after each pass.
 
     Sources: NVIDIA/Megatron-LM, megatron/core/parallel_state.py (get_amax_reduction_group without
     tp_only_amax_red); for the differences between GPUs of one model, Sinha et al., Not All GPUs Are

@@ -1,5 +1,5 @@
-"""Whether candidates are compatible with a training's strategy: context-parallel exchange, overlap,
-layout, dispatcher and CUDA graphs.
+"""Check whether candidates are compatible with a training's strategy: context-parallel exchange,
+overlap, layout, dispatcher and CUDA graphs.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ CONTEXT_HEADS, EXCHANGE_OVERLAP, LAYOUT, DISPATCHER, GRAPHS = STRATEGY_REASONS =
 
 
 def find_violations(*, case: TrainingCase, candidates: Candidates) -> tuple[Any, ...]:
-    """Return, for each of STRATEGY_REASONS, whether it applies: False, or an array of the
+    """Return, for each rule of STRATEGY_REASONS, whether it is violated: False, or an array of the
     candidates' shape.
     """
     strategy = case.strategy
@@ -49,12 +49,12 @@ def find_violations(*, case: TrainingCase, candidates: Candidates) -> tuple[Any,
 
 
 def _has_unequal_exchanged_heads(model: ModelSpec, c: Candidates, strategy: Strategy) -> Any:
-    """Return whether ranks that exchange sequence shards for head shards get unequal numbers of
-    heads.
+    """Return whether ranks would get unequal numbers of heads when context parallelism converts
+    sequence sharding to head sharding (Ulysses).
 
     Checks query and key/value heads. Source: Transformer Engine, context_parallel.py,
-    AttnFuncWithCPAndQKVOA2A. If the query omits the levels of a2a+p2p, they are chosen to divide
-    evenly.
+    AttnFuncWithCPAndQKVOA2A. If the query omits the levels of a2a+p2p, they are chosen so that
+    heads divide evenly.
     """
     kind, levels = (
         strategy.context_parallel_communication,
@@ -78,9 +78,9 @@ def _has_unequal_exchanged_heads(model: ModelSpec, c: Candidates, strategy: Stra
 def _has_invalid_overlap(c: Candidates) -> Any:
     """Return whether Megatron Core cannot merge forward and backward passes.
 
-    Merging needs experts on several ranks and interleaved 1F1B or no pipeline. It excludes
-    recomputation of complete layers or complete expert blocks (transformer_config.py,
-    overlap_moe_expert_parallel_comm). DualPipe always merges passes.
+    Merging requires experts on several ranks, and either interleaved 1F1B or no pipeline. It is
+    incompatible with recomputation of complete layers or complete MoE blocks
+    (transformer_config.py, overlap_moe_expert_parallel_comm). DualPipe always merges passes.
     """
     plain = (c.pipeline_parallel_size == 1) | (c.virtual_pipeline_parallel_size > 1)
     merged = (plain & (c.pipeline_schedule == ONE_F_ONE_B)) | (c.pipeline_schedule >= DUALPIPE)
@@ -93,11 +93,12 @@ def _recomputes(c: Candidates, modules: int) -> Any:
 
 
 def has_invalid_graphs(case: TrainingCase, c: Candidates) -> Any:
-    """Return whether Megatron Core rejects CUDA graphs of the candidate's modules.
+    """Return whether Megatron Core rejects the case's CUDA graphs for the candidate.
 
-    Graphs of modules, unlike those of complete iterations, exclude recomputation of complete
-    layers. Graphs of the router exclude recomputation of the complete expert block. A recorded
-    module with dropout is not recomputed (transformer_config.py, cuda_graph_impl).
+    Graphs of modules, unlike graphs of complete iterations, are incompatible with recomputation of
+    complete layers. Graphs of the router are incompatible with recomputation of the complete MoE
+    block. A captured module with dropout cannot be recomputed (transformer_config.py,
+    cuda_graph_impl).
     """
     modules = recorded_modules(case.workload, case.model)
     random = 0
@@ -112,10 +113,10 @@ def has_invalid_graphs(case: TrainingCase, c: Candidates) -> Any:
 
 
 def excluded_layouts(case: TrainingCase) -> frozenset[str]:
-    """Return the kinds of layouts that merged passes and CUDA graphs exclude, by name.
+    """Return the names of the kinds of layouts that merged passes and CUDA graphs exclude.
 
-    A case that excludes at least the kinds of another accepts no layout that the other rejects.
-    Source: `_has_invalid_overlap` and `has_invalid_graphs`.
+    If a case excludes at least the kinds that another case excludes, it accepts no layout that the
+    other rejects. Source: `_has_invalid_overlap` and `has_invalid_graphs`.
     """
     workload = case.workload
     excluded = {"unmerged", "whole layers", "moe"} if workload.merges_passes else set()
@@ -128,10 +129,11 @@ def excluded_layouts(case: TrainingCase) -> frozenset[str]:
 
 
 def _has_invalid_dispatcher(case: TrainingCase, c: Candidates) -> Any:
-    """Return whether the dispatcher cannot be used.
+    """Return whether the candidate cannot use the dispatcher.
 
-    flex requires devices that support it. allgather, which stores the tokens of every rank,
-    excludes merged passes (Megatron Core, transformer_config.py, overlap_moe_expert_parallel_comm).
+    flex requires devices that support it. allgather stores the tokens of every rank and is
+    incompatible with merged passes (Megatron Core, transformer_config.py,
+    overlap_moe_expert_parallel_comm).
     """
     dispatched = c.expert_parallel_size * c.expert_tensor_parallel_size > 1
     kind = c.moe_token_dispatcher_type
@@ -144,7 +146,7 @@ def _has_invalid_layout(layout: PipelineLayout, c: Candidates) -> Any:
     """Return whether the number of chunks differs from the layout's p v chunks, or the schedule
     does not support layouts.
 
-    Megatron Core runs layouts under plain and interleaved 1F1B, with multi-token prediction in the
+    Megatron Core runs layouts under plain and interleaved 1F1B. Multi-token prediction is in the
     last chunk of its rank.
     """
     p, count = c.pipeline_parallel_size, len(layout.chunks)
@@ -154,7 +156,7 @@ def _has_invalid_layout(layout: PipelineLayout, c: Candidates) -> Any:
 
 
 def explain_strategy(name: str, *, case: TrainingCase, config: ParallelConfig) -> Reason:
-    """Return the explanation of one of STRATEGY_REASONS, with numbers and the fix."""
+    """Explain a violation of one of STRATEGY_REASONS, with numbers and the fix."""
     model, strategy = case.model, case.strategy
     t = config.tensor_parallel_size
     if name == EXCHANGE_OVERLAP:

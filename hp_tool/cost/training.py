@@ -34,7 +34,7 @@ class TrainingCosts:
     """
 
     memory_parts: dict[str, FloatArray]
-    """Bytes by the keys of MEMORY_KEYS, on the worst stage."""
+    """Bytes on the worst stage, by MEMORY_KEYS."""
     layer_activations_bytes: FloatArray
     worst_stage: FloatArray
     memory_total_bytes: FloatArray
@@ -43,11 +43,13 @@ class TrainingCosts:
     rank.
     """
     capacity_bytes: FloatArray | float
-    """Usable bytes of the device; with two kinds of GPU, of the kind that memory_parts refer to."""
+    """Usable bytes of the device. With two kinds of GPU, of the kind to which memory_parts
+    refers.
+    """
     device_bytes: FloatArray | float
     """Bytes of the complete device, including the headroom."""
     parts: dict[str, FloatArray]
-    """Exposed seconds by the keys of STEP_KEYS."""
+    """Exposed seconds, by STEP_KEYS."""
     step_s: FloatArray
     host_bytes: FloatArray | float = 0.0
     """Bytes in host memory of the rank that uses most."""
@@ -56,11 +58,11 @@ class TrainingCosts:
     layers_by_kind: tuple[FloatArray, ...] = ()
     """Layers per stage on each of the two kinds of GPU; empty with one kind."""
     retry_slowdown: FloatArray | float = 1.0
-    """Ratio of the step time with allocator retries to that without."""
+    """Ratio of the step time with allocator retries to the step time without."""
     retry_chance: FloatArray | float = 0.0
     graphs_s: tuple[Floats, Floats] | tuple[()] = ()
-    """(step time with launched kernels, step time with CUDA graphs), if both were computed: with
-    equal stages and a query that does not set cuda_graphs.
+    """(step time with launched kernels, step time with CUDA graphs), if both were computed. This
+    requires identical stages and a query that does not set cuda_graphs.
     """
 
     @property
@@ -98,7 +100,7 @@ class TrainingCosts:
         )
 
     def each(self, change: Callable[[Any], Any]) -> TrainingCosts:
-        """Return the costs with a function applied to every column."""
+        """Apply a function to every column."""
 
         def changed(value: Any) -> Any:
             if isinstance(value, dict):
@@ -120,12 +122,12 @@ def training_costs(
     memory_headroom_fraction: float = 0.05,
     compares_graphs: bool = False,
 ) -> TrainingCosts:
-    """Return memory and step-time parts of every candidate, by the same formulas for one candidate
-    and for millions.
+    """Return the memory and step-time parts of every candidate. The same formulas apply to one
+    candidate and to millions.
 
     In a grid, a result that does not depend on an axis has length 1 there. `pipeline` replaces the
-    equal stages of `whole_pipeline`. If the query does not set cuda_graphs, the steps with and
-    without them are compared for a single candidate and, with `compares_graphs`, for several
+    stages of `complete_pipeline`. If the query does not set cuda_graphs, step times with and
+    without CUDA graphs are compared for a single candidate and, with `compares_graphs`, for several
     candidates of a dense model.
     """
     model, cluster = case.model, case.cluster
@@ -202,8 +204,8 @@ def stages_and_layers(
     micro_batches: Floats,
     pipeline: Pipeline | None = None,
 ) -> tuple[Pipeline, ModelLayers]:
-    """Return the stages (`pipeline`, or computed), and the layers and ends of the model for legal
-    candidates.
+    """Return (pipeline stages, layers with embedding and output layer) of legal candidates. If
+    `pipeline` is None, the stages are those of `complete_pipeline`.
     """
     layers = model_layers(case=case, candidates=candidates, micro_batches=micro_batches)
     if pipeline is None:

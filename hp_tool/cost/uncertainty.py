@@ -1,4 +1,4 @@
-"""Intervals of predictions, derived from errors on left-out rows.
+"""Prediction intervals, derived from errors on held-out rows.
 
 ln(measured / predicted step time) is assumed normal with mean zero. Its variance is the sum of the
 framework's own variance and a term for each difference from the nearest measured runs
@@ -39,7 +39,7 @@ from hp_tool.domain.workload import TrainingWorkload
 
 CONFIDENCE = 0.9
 NORMAL_QUANTILE = 1.6449
-"""Half-width of the central 90% of a normal distribution, in standard deviations."""
+"""Half-width of the central 90% interval of a normal distribution, in standard deviations."""
 ALLOCATABLE_FRACTION = 0.95
 """Fraction of a device that PyTorch's allocator can use before an allocation fails. The remainder
 is lost to fragmentation.
@@ -48,13 +48,11 @@ The likelihood of 386 layouts of nanotron without pipelines is highest at 0.951.
 fine-tuning runs are predicted best at 0.95 to 0.97 (`benchmarks.accuracy.out_of_memory`).
 """
 MAX_TIMED_LENGTH = 16_384
-"""Maximum number of tokens of the sequences on which attention was timed
-(ops/context_attention.csv).
-"""
+"""Maximum sequence length, in tokens, at which attention was timed (ops/context_attention.csv)."""
 MAX_TIMED_LOOP = 8
-"""Maximum number of experts in a loop in the timed runs (Mixtral's)."""
+"""Maximum number of experts in a loop over experts in the timed runs (Mixtral's)."""
 NO_PIPELINES = ("internevo", "torch-fsdp")
-"""Frameworks without timed runs of pipelines."""
+"""Frameworks without timed runs that use pipelines."""
 UNMEASURED_MODULES = MODULES["moe"] | MODULES["shared_experts"]
 """Modules that no published MoE recipe recomputes."""
 
@@ -74,15 +72,15 @@ def intervals(
 ) -> Intervals:
     """Return the central 90% intervals of step time, allocated memory, and reserved memory.
 
-    The allocator reserves at least what is in use: `reserved_log_sd` raises the upper bound of the
-    last interval.
+    The allocator reserves at least the memory in use: `reserved_log_sd` raises only the upper bound
+    of reserved memory.
 
     Args:
-        recorded_s: Step time with CUDA graphs if the query does not set cuda_graphs; the interval
-            then extends down to the lower bound of that time.
-        retries: Probability p of allocator retries (`memory.retry_chance`), which make the step
-            `slowdown` times as long: the variance of ln(step time) increases by p (1 - p)
-            ln(slowdown)^2.
+        recorded_s: Step time with CUDA graphs, passed only if the query does not set cuda_graphs.
+            The step-time interval is widened to include the lower bound for this time.
+        retries: Probability p of allocator retries (`memory.retry_chance`).
+        slowdown: Ratio of the step time with retries to the step time without. The variance of
+            ln(step time) increases by p (1 - p) ln(slowdown)^2.
     """
     unsure = math.sqrt(retries * (1.0 - retries)) * math.log(slowdown)
     time = math.exp(
@@ -108,7 +106,7 @@ def memory_log_sd(*, case: TrainingCase, unmeasured: Ints, reserved: bool = Fals
     """Return the standard deviation of ln(measured / predicted allocated memory), given the number
     of unmeasured features.
 
-    With `reserved`, the upward deviation of reserved memory.
+    With `reserved`, return the upward deviation of reserved memory.
     """
     constants = case.profile.framework
     framework_log_sd = (reserved and constants.reserved_log_sd) or constants.memory_log_sd
@@ -119,8 +117,8 @@ def memory_log_sd(*, case: TrainingCase, unmeasured: Ints, reserved: bool = Fals
 
 
 def exceeds_probability(*, total_bytes: Floats, device_bytes: Floats, log_sd: Floats) -> Floats:
-    """Return the probability that log-normal memory of this median exceeds what can be
-    allocated.
+    """Return the probability that memory exceeds what can be allocated, if it is log-normal with
+    the median `total_bytes`.
 
     P = Phi(ln(total / (f device)) / sd), with the fraction f = ALLOCATABLE_FRACTION of the complete
     device, including the headroom. The allocator releases cached blocks before an allocation fails,
@@ -136,7 +134,7 @@ def exceeds_probability(*, total_bytes: Floats, device_bytes: Floats, log_sd: Fl
 def out_of_memory_probability(
     *, case: TrainingCase, candidates: Candidates, total_bytes: Floats, device_bytes: Floats
 ) -> Floats:
-    """Return the probability that each candidate runs out of its device's memory."""
+    """Return the probability that each candidate runs out of device memory (OOM)."""
     unmeasured: Ints = sum((used * 1 for used in _features(case, candidates).values()), 0)
     return exceeds_probability(
         total_bytes=total_bytes,
@@ -162,8 +160,8 @@ def step_log_sd(*, case: TrainingCase, unmeasured: int = 0) -> float:
 
 
 def has_untimed_experts(model: ModelSpec, workload: TrainingWorkload) -> bool:
-    """Return True if a trainer whose timed runs loop over a few experts loops over more, or groups
-    them.
+    """Return True if the trainer runs experts in a way that no timed run covers. The timed runs
+    loop over few experts, but this workload loops over more experts or groups them.
     """
     experts = model.num_experts or 0
     if not experts or not framework_facts(workload.framework).loops_experts:
@@ -229,8 +227,8 @@ def ratio_log_sd(profile: EfficiencyProfile, *, differing: Ints = 0) -> Floats:
 
 
 def with_pairs(profile: EfficiencyProfile, *, experts: bool, adapters: bool) -> EfficiencyProfile:
-    """Return the profile with the deviations of step-time ratios that apply to MoE models, adapters
-    or both.
+    """Return the profile with the deviations of step-time ratios that apply to MoE models, to
+    adapters, or to both.
     """
     constants = profile.framework
     if constants.pair_log_sd is None:
@@ -261,9 +259,9 @@ def unmeasured_layouts(*, case: TrainingCase, candidates: Candidates) -> BoolArr
 
 
 def unmeasured_features(*, case: TrainingCase, candidate: Candidates) -> tuple[str, ...]:
-    """Return the unmeasured features of one candidate, as fields of a query.
+    """Return the unmeasured features of one candidate, as query fields.
 
-    No step time in `benchmarks.accuracy` covers them.
+    No measured step time in `benchmarks.accuracy` covers them.
     """
     return tuple(name for name, is_used in _features(case, candidate).items() if is_used)
 

@@ -1,5 +1,5 @@
-"""ZeRO and data parallelism: sharding of parameters, gradients and states, and its
-communication.
+"""ZeRO and data parallelism: sharding of parameters, gradients and optimizer states, and the
+communication it requires.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from hp_tool.domain.efficiency import EfficiencyProfile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """How ranks with the same parameters divide their states.
+    """How ranks with the same parameters shard their states.
 
-    The ranks of `shard_group` divide the states, and all groups along `replica_group` replicate
-    them. In hybrid sharding (HSDP), the shard groups are the inner dimension and their replicas the
-    outer one, as in FSDP2's two-dimensional mesh and Megatron's
+    The states are sharded over the ranks of `shard_group`, and replicated by all groups along
+    `replica_group`. In hybrid sharding (HSDP), the shard groups are the inner dimension and their
+    replicas the outer one, as in FSDP2's two-dimensional mesh and Megatron's
     num_distributed_optimizer_instances.
     """
 
@@ -46,10 +46,11 @@ class Sharding:
 
 
 def sharding(candidates: Candidates, *, group: Group) -> Sharding:
-    """Return how the ranks of `group`, which have the same parameters, divide their states.
+    """Return how the ranks of `group`, which have the same parameters, shard their states.
 
-    Either all ranks divide the states, or with data_parallel_shard_size S each of d / S groups
-    does. Such a group has S c ranks, because context-parallel ranks have the same parameters too.
+    Either all ranks form one shard group, or, with data_parallel_shard_size S, there are d / S
+    shard groups. Each of these has S c ranks, because context-parallel ranks have the same
+    parameters too.
     """
     size = candidates.data_parallel_shard_size
     if not anywhere(size > 0):
@@ -61,7 +62,7 @@ def sharding(candidates: Candidates, *, group: Group) -> Sharding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateTimes:
-    """Seconds per step for the states of the end of the pipeline that has more of them; shape
+    """Seconds per step for the states of the first or last stage, whichever has more; shape
     (n,).
     """
 
@@ -74,8 +75,8 @@ class StateTimes:
     gather_s: Floats
     """One all-gather of the weights, before overlap."""
     broadcast_s: Floats = 0.0
-    """Broadcasts of the updated weights, without overlap, in frameworks that broadcast instead of
-    gathering.
+    """Broadcasts of the updated weights, without overlap, in frameworks that broadcast weights
+    instead of gathering them.
     """
     update_s: Floats
     """Optimizer step on the device."""
@@ -84,7 +85,7 @@ class StateTimes:
     run: Ints | int = 1
     """Number of micro-batches whose gradients ZeRO 2 accumulates before it reduces them."""
     tied_reduction_s: Floats = 0.0
-    """All-reduce of a tied embedding's gradient between the pipeline's ends."""
+    """All-reduce of a tied embedding's gradient between the first and the last stage."""
 
     def __add__(self, other: StateTimes) -> StateTimes:
         return StateTimes(
@@ -113,14 +114,15 @@ def data_parallel_seconds(
 
     ZeRO 0 and 1 reduce gradients once, after the last micro-batch, and gather weights once. Both
     overlap with one micro-batch on the stage, including its exposed communication, which uses other
-    links. Each of v interleaved chunks finishes with p micro-batches before the next chunk starts,
-    and its communication overlaps with those (Megatron Core's schedules.py, grad_sync_func and
-    param_sync_func). The last chunk of the pass, 1/v of the communication, has no overlap. ZeRO 2
-    reduces gradients after every micro-batch's backward pass and overlaps the gather of weights
-    with one forward pass. If it accumulates a `run` of p micro-batches (`StateTimes.run`), it
-    communicates after each run like ZeRO 1. ZeRO 3 gathers weights for every forward and backward
-    pass. Replicas of hybrid sharding all-reduce once, in the last micro-batch, overlapped with the
-    part of the stage that the reduction does not use.
+    links. Each of v interleaved chunks runs p micro-batches in a row before the next chunk starts.
+    The communication of one chunk overlaps with the p micro-batches of the next (Megatron Core's
+    schedules.py, grad_sync_func and param_sync_func). The communication of the last chunk in a
+    pass, 1/v of the total, has no overlap. ZeRO 2 reduces gradients after every micro-batch's
+    backward pass and overlaps the gather of weights with one forward pass. If it accumulates a
+    `run` of p micro-batches (`StateTimes.run`), it communicates after each run like ZeRO 1. ZeRO 3
+    gathers weights for every forward and backward pass. In hybrid sharding, replicas all-reduce
+    once, in the last micro-batch. This overlaps with the part of the stage's compute that the
+    reduction over the shard group does not use.
     """
     overlap = profile.framework.data_parallel_overlap
     once = states.reduce_s + states.gather_s
@@ -183,7 +185,7 @@ def fully_sharded_seconds(
 
 
 def exposed_seconds(seconds: Floats, *, behind: Floats, overlap: Floats) -> Floats:
-    """Return the exposed seconds of communication that takes `seconds` and runs during `behind`
+    """Return the exposed seconds of communication that takes `seconds` and overlaps with `behind`
     seconds of compute.
 
     Compute hides the fraction `overlap` of the time during which both run.
@@ -197,8 +199,8 @@ def tied_gradient_seconds(
     """Return the seconds of the all-reduce of a tied embedding's gradient between first and last
     stage.
 
-    The message has V h / t parameters, in a group of two ranks, inside one NVLink domain if the
-    whole pipeline is in one.
+    The message has V h / t parameters. The group has two ranks, which share an NVLink domain only
+    if the complete pipeline is in one domain.
     """
     model = case.model
     c, p = candidates, candidates.pipeline_parallel_size

@@ -1,12 +1,12 @@
-"""Costs of a pipeline schedule: the bubble of split backward passes, and micro-batches in
-flight.
+"""Costs of a pipeline schedule: the bubble of split backward passes, and micro-batches in flight.
 
 `cost.critical_stage` computes the bubble of plain and interleaved 1F1B. Symbols:
 docs/cost-model.md.
 
-The closed forms equal the duration of the operation orders in `execution`. A step ends with its
-slowest rank, because optimizers wait for the gradient norm of all ranks. The time to fill a "zero
-bubble" schedule therefore counts, even if a framework overlaps the optimizer step with it.
+The closed forms equal the durations of the schedules that `execution` simulates. A step ends with
+its slowest rank, because optimizers wait for the gradient norm of all ranks. The time to fill the
+pipeline of a "zero bubble" schedule therefore counts, even if a framework overlaps the optimizer
+step with it.
 """
 
 from hp_tool.cost.arrays import Floats, Ints, anywhere, maximum, minimum, where
@@ -47,7 +47,8 @@ def split_bubble_share(
 
 
 def chunks_in_flight(c: Candidates, *, from_end: Ints | Floats, micro_batches: Floats) -> Floats:
-    """Return the number of model chunks of L/(pv) layers whose activations rank r stores at once.
+    """Return the maximum number of model chunks of L/(pv) layers whose activations rank r stores at
+    the same time.
 
     `from_end` is p - 1 - r. 1F1B and ZB-H1: min(p - r, m). Interleaved: min(2(p-r-1) + (v-1)p + 1,
     m v), Megatron's warm-up count plus the running chunk; on rank 0 with many micro-batches this is
@@ -70,8 +71,8 @@ def waiting_in_flight(c: Candidates, *, from_end: Ints | Floats) -> Floats:
     """Return the number of micro-batches with delayed weight gradients on rank r when
     `chunks_in_flight` is reached.
 
-    In ZB-H1, it is r. Their matmul inputs and output gradients stay allocated (arXiv 2401.10241
-    table 1: 32sbh of a layer's 34sbh). In the other schedules, it is 0.
+    In ZB-H1, there are r; their matmul inputs and output gradients stay allocated (arXiv 2401.10241
+    table 1: 32sbh of a layer's 34sbh). In the other schedules, there are none.
     """
     waiting: Floats = (c.pipeline_schedule == ZB_H1) * (c.pipeline_parallel_size - 1 - from_end)
     return waiting
@@ -82,10 +83,12 @@ def waiting_in_flight(c: Candidates, *, from_end: Ints | Floats) -> Floats:
 
 
 def with_mirrored_stage(c: Candidates, group: Group, *, cluster: ClusterSpec) -> Group:
-    """Return `group`, whose ranks have the same parameters, extended by DualPipe's mirrored stage.
+    """Return `group`, whose ranks have the same parameters, extended by the ranks of DualPipe's
+    mirrored stage.
 
     The mirrored stage has the same parameters (arXiv 2412.19437 table 2): both stages reduce their
-    gradients together, and ZeRO shards over both. The distance is that of the farthest pair.
+    gradients together, and ZeRO shards over both. The distance between the two stages is that of
+    the farthest pair.
     """
     if not (c.names_schedules and anywhere(c.pipeline_schedule == DUALPIPE)):
         return group
@@ -98,10 +101,10 @@ def with_mirrored_stage(c: Candidates, group: Group, *, cluster: ClusterSpec) ->
 
 
 def share_of_ends(c: Candidates) -> Floats:
-    """Return the fraction of micro-batches for which the critical rank runs embedding and output
-    layer.
+    """Return the fraction of micro-batches for which the critical rank runs the embedding and the
+    output layer.
 
-    The first rank of a V runs them for all micro-batches. DualPipe's first and last rank run them
-    for half of the micro-batches each.
+    In a V schedule, the first rank runs them for all micro-batches. In DualPipe, the first and the
+    last rank each run them for half of the micro-batches.
     """
     return where(c.pipeline_schedule == DUALPIPE, 0.5, 1.0)

@@ -1,9 +1,10 @@
-"""Execution of pipeline schedules: order and times of operations on each rank. Symbols:
+"""Simulate pipeline schedules: the order and the times of the operations on each rank. Symbols:
 docs/cost-model.md.
 
-A stage is one model chunk, numbered in the order in which a micro-batch passes them; r is a rank.
-Sources: GPipe arXiv 1811.06965; 1F1B and interleaved 2104.04473, in Megatron Core's order; ZB-H1
-and ZB-V 2401.10241 sections 2 and 6; DualPipe 2412.19437 section 3.2.1 and its published code.
+A stage is one model chunk. Stages are numbered in the order in which a micro-batch passes through
+them; r is a rank. Sources: GPipe arXiv 1811.06965; 1F1B and interleaved 2104.04473, in Megatron
+Core's order; ZB-H1 and ZB-V 2401.10241 sections 2 and 6; DualPipe 2412.19437 section 3.2.1 and its
+published code.
 """
 
 from collections import deque
@@ -18,17 +19,17 @@ class Operation(NamedTuple):
     """A pass of one micro-batch through one stage."""
 
     kind: Kind
-    """F: forward; B: backward for the input; W: backward for the weights; BW: both."""
+    """F: forward; B: input gradient; W: weight gradient; BW: both gradients."""
     stage: int
     micro_batch: int
 
 
 Block = tuple[Operation, ...]
-"""Operations that run as one block: they start when all their inputs are available, and end
+"""Operations that run as one block. They start when all their inputs are available, and end
 together.
 """
 Order = list[Block]
-"""The blocks of one rank in order."""
+"""The blocks that one rank runs, in order."""
 
 
 def gpipe(*, p: int, m: int) -> list[Order]:
@@ -47,7 +48,7 @@ def one_f_one_b(*, p: int, m: int) -> list[Order]:
 def interleaved(*, p: int, v: int, m: int) -> list[Order]:
     """Return the orders of interleaved 1F1B, in which a rank's stages are p apart.
 
-    Groups of p micro-batches pass one chunk after another; m must be a multiple of p.
+    Groups of p micro-batches pass through one chunk after another; m must be a multiple of p.
     """
 
     def forward(r: int, i: int) -> Operation:
@@ -92,10 +93,11 @@ def zb_h1(*, p: int, m: int) -> list[Order]:
 
 
 def zbv(*, p: int, m: int) -> list[Order]:
-    """Return the orders of ZB-V, with stages r and 2p - 1 - r on rank r: down and back up a V.
+    """Return the orders of ZB-V, with stages r and 2p - 1 - r on rank r, so that a micro-batch
+    passes down and back up a V.
 
-    Designed for t_f = t_b = t_w and m >= 2p - 1; with fewer micro-batches, the missing ones are
-    omitted.
+    Designed for t_f = t_b = t_w and m >= 2p - 1. With fewer micro-batches, the operations of the
+    missing ones are omitted.
     """
     orders = []
     for r in range(p):
@@ -118,8 +120,8 @@ def dualpipe(*, p: int, m: int) -> list[Order]:
     """Return the orders of DualPipe, in which micro-batches enter at both ends, m/2 at each.
 
     Rank r runs stage r in one direction and stage p - 1 - r in the other, so every stage is stored
-    twice. p and m are even, m >= 2p. A forward and a backward pass that overlap are one block,
-    except the first one in the middle of the pipeline, as in the published code.
+    twice. p and m are even, and m >= 2p. An overlapping pair of a forward and a backward pass is
+    one block, except the first pair in the middle of the pipeline, as in the published code.
     """
     # Chunk 0 processes the micro-batches that enter at the nearer end.
     return [
@@ -134,17 +136,17 @@ def dualpipe(*, p: int, m: int) -> list[Order]:
 
 
 def dualpipe_v(*, p: int, m: int) -> list[Order]:
-    """Return the orders of DualPipeV: the first half of DualPipe's 2p ranks, each of which also
-    runs the stage of its mirrored rank.
+    """Return the orders of DualPipeV.
 
-    Requires m >= 2p.
+    It is the first half of DualPipe's 2p ranks, each of which also runs the stage of its mirrored
+    rank. Requires m >= 2p.
     """
     return [_dualpipe_order(near=r, stages=2 * p, each=m, first=(0, 0)) for r in range(p)]
 
 
 def _dualpipe_order(*, near: int, stages: int, each: int, first: tuple[int, int]) -> Order:
-    """Return the order of a rank with the stages `near` and stages - 1 - near, which run `each`
-    micro-batches each.
+    """Return the order of a rank with the stages `near` and stages - 1 - near. Each of the two runs
+    `each` micro-batches.
     """
     far = stages // 2 - near - 1
     rank = _Rank(stages=(near, stages - 1 - near), first=first)
@@ -190,10 +192,10 @@ class _Rank:
         self._next = {"F0": first[0], "F1": first[1], "B0": first[0], "B1": first[1]}
 
     def run(self, *words: str, times: int = 1) -> None:
-        """Append operations in short form: F0, B1, BW0, ... name the kind and the chunk.
+        """Append operations in a short notation: F0, B1, BW0, ... name the kind and the chunk.
 
-        W is the oldest pending weight gradient, W0 that of chunk 0. A + joins two operations in one
-        block.
+        W is the oldest pending weight gradient, and W0 is that of chunk 0. A + joins two operations
+        into one block.
         """
         for _ in range(times):
             for word in words:
@@ -238,12 +240,12 @@ class Span:
 def timeline(
     *, orders: Sequence[Order], seconds: Callable[[Operation], float], transfer_s: float = 0.0
 ) -> list[list[Span]]:
-    """Return the spans of the blocks of each rank.
+    """Return the start and end times of the blocks of each rank.
 
-    A block starts when its rank is free and all its inputs have arrived: for a forward pass the
-    previous stage's output, for a backward pass its own forward pass and the next stage's gradient.
-    It takes as long as its operations in sequence. `transfer_s` is the time from one rank to
-    another.
+    A block starts when its rank is free and all its inputs have arrived. A forward pass needs the
+    previous stage's output; a backward pass needs its own forward pass and the next stage's
+    gradient. The block takes as long as its operations in sequence. `transfer_s` is the transfer
+    time between ranks.
 
     Raises:
         ValueError: The ranks wait for each other in a cycle.
@@ -278,8 +280,8 @@ def timeline(
 def critical_path(
     spans: Sequence[Sequence[Span]], *, transfer_s: float = 0.0
 ) -> set[tuple[int, int]]:
-    """Return the (rank, index) of each block on the critical path: each starts when the previous
-    one allows it.
+    """Return the (rank, index) of each block on the critical path: each block starts when its
+    predecessor allows it.
     """
     places = {
         (rank, index): span for rank, row in enumerate(spans) for index, span in enumerate(row)
