@@ -252,7 +252,7 @@ class CalibrationRecord:
 
     @property
     def applied(self) -> dict[str, float]:
-        """Fraction of the correction that held on held-out runs and on held-out models, by name."""
+        """Fractions of the correction that are applied to measured and to other models, by name."""
         fit = self.payload.get("step_time") or {}
         return {name: fit[name] for name in ("applied", "applied_elsewhere") if name in fit}
 

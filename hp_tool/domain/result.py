@@ -1,4 +1,4 @@
-"""Results of training queries; their JSON has the fields of these dataclasses."""
+"""Results of training queries. Their JSON has the fields of these dataclasses."""
 
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
@@ -13,16 +13,16 @@ from hp_tool.domain.prices import Priced
 from hp_tool.domain.units import SECONDS_PER_HOUR, format_duration, format_gib
 
 Against = Literal["memory", "gpus"]
-"""Objective that a Pareto front of trainings compares with step time."""
+"""Second objective of a Pareto front of training layouts, besides step time."""
 Front = Against | Literal["throughput"]
-"""Objective that a Pareto front compares with step time, or for serving with the tokens per second
-of a user.
+"""Second objective of a Pareto front, besides step time or, for serving, tokens per second per
+user.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """Why a configuration is illegal or does not fit."""
+    """Reason why a configuration is illegal or does not fit."""
 
     code: str
     message: str
@@ -32,9 +32,11 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes on the worst pipeline stage; the seven parts from weights to overhead sum to
-    total_bytes. Parts, total and capacity count allocated bytes, because the allocator releases
-    cached blocks before it fails.
+    """Bytes on the worst pipeline stage. The seven parts from weights to overhead sum to
+    total_bytes.
+
+    Parts, total and capacity count allocated bytes, because the allocator releases cached blocks
+    before it runs out of memory.
     """
 
     total_bytes: float
@@ -54,7 +56,7 @@ class MemoryEstimate:
     overhead_bytes: float
     """Bytes outside the framework's allocator: CUDA context, NCCL."""
     layer_activations_bytes: float
-    """The transformer layers' share of activations_bytes."""
+    """Part of activations_bytes that belongs to the transformer layers."""
     allocated_bytes: float
     """total_bytes - overhead_bytes, as torch.cuda.max_memory_allocated() reports it."""
     reserved_bytes: float
@@ -64,7 +66,7 @@ class MemoryEstimate:
     device_bytes: float | None = None
     """Memory of the whole device in bytes, including headroom."""
     host_bytes: float = 0.0
-    """Bytes offloaded to host memory, the maximum over the ranks; not part of total_bytes."""
+    """Bytes offloaded to host memory, maximum over all ranks; not part of total_bytes."""
 
     @property
     def parts_bytes(self) -> dict[str, float]:
@@ -82,7 +84,7 @@ class TimeEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervals:
-    """Ranges that contain the true value with the stated confidence."""
+    """Ranges that contain the true value with the given confidence."""
 
     confidence: float
     step_s: tuple[float, float]
@@ -91,17 +93,17 @@ class Intervals:
     of memory.
     """
     memory_reserved_bytes: tuple[float, float] | None = None
-    """Memory that a monitor of the device shows. The upper end includes blocks that the allocator
-    caches and releases before it fails. None if measurements on this cluster, which are of
-    allocated memory, correct the estimate.
+    """Memory that a device monitor shows. The upper end includes blocks that the allocator caches
+    and releases before it runs out of memory. None if the estimate is corrected by measurements on
+    this cluster, because they are of allocated memory.
     """
     source: str
-    """The measurements from which the widths come."""
+    """Measurements that determine the widths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrowest:
-    """The omitted setting whose value would narrow the interval of the step time most."""
+    """The omitted setting that would narrow the step-time interval most."""
 
     set: ChosenValues
     """Values to add to the query, by path: training.framework_version."""
@@ -116,16 +118,16 @@ class WithRecipe:
     recipe: str
     set: dict[str, Any]
     """Values to add to the query, by path: training.recipe, and replacements for settings of the
-    recipe that this layout cannot use.
+    recipe that the layout does not support.
     """
     step_s: float
     interval_s: tuple[float, float]
     """90% interval of step_s."""
     feasible: bool
     changes: dict[str, Any]
-    """Settings by path that the recipe sets to other values than the open query has."""
+    """Settings, by path, whose value under the recipe differs from that of the query."""
     gains: dict[str, float]
-    """For settings that change the trained numbers: step time without each, divided by step_s."""
+    """For settings that change the numerics: step time without the setting, divided by step_s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,25 +135,27 @@ class Fix:
     """A small change that makes an infeasible configuration feasible, with its effects."""
 
     change: str
-    """The change in words, such as `TP 4 -> 8 (DP 16 -> 8)`, with its consequences in brackets."""
+    """The change in words, with its consequences in parentheses, such as `TP 4 -> 8 (DP 16 ->
+    8)`.
+    """
     changed: tuple[str, ...]
-    """Fields of parallel that differ from the requested configuration."""
+    """Fields of `parallel` that differ from the requested configuration."""
     parallel: ParallelConfig
     """The complete fixed configuration; valid input."""
     set: ChosenValues = field(default_factory=dict)
-    """Query values besides `parallel` that the fix requires, by path: training.gradient_precision,
-    cluster.num_gpus.
+    """Query values other than `parallel` that the fix requires, by path:
+    training.gradient_precision, cluster.num_gpus.
     """
     num_gpus: int
-    """Number of devices; larger than the query's if the change says so."""
+    """Number of devices. It exceeds that of the query only if the change includes it."""
     memory_total_bytes: float
-    """Bytes on its worst stage."""
+    """Bytes on the worst stage."""
     out_of_memory_probability: float | None = None
     fit: Fit | None = None
-    """How it fits, in a word, from its memory."""
+    """How well the fix fits in memory, as a fit class."""
     memory_saved_bytes: float | None = None
     """Bytes of the requested configuration minus those of the fix, each on its worst stage; None if
-    the requested one is illegal and has no size.
+    the requested configuration is illegal, because its size is unknown.
     """
     step_s: float
     step_change_fraction: float | None = None
@@ -162,12 +166,12 @@ class Fix:
     cost: float | None = None
     """US dollars."""
     remaining: tuple[Reason, ...] = ()
-    """Targets that it still misses, if no change meets them and this is the best found."""
+    """Targets that the fix still misses, if no change meets them and this one comes nearest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodput:
-    """Fraction of calendar time that trains despite failures."""
+    """Fraction of calendar time that is spent training despite failures."""
 
     fraction: float
     mtbf_s: float
@@ -184,8 +188,8 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Prediction for one training configuration. Memory and time are None only if the configuration
-    is illegal.
+    """Prediction for one training configuration. Memory and time are None only for illegal
+    configurations.
     """
 
     feasible: bool
@@ -202,42 +206,42 @@ class Estimate:
     full attention).
     """
     hfu: float | None = None
-    """The same including the FLOPs that recomputation repeats."""
+    """The same, including FLOPs repeated by recomputation."""
     mfu_causal: float | None = None
-    """mfu counting only the half of the scores that a causal mask keeps; about half as large at
-    long contexts.
+    """As `mfu`, but counting only the half of the attention scores that a causal mask keeps. It is
+    about half of `mfu` for long contexts.
     """
     hfu_causal: float | None = None
     hfu_paper: float | None = None
     intervals: Intervals | None = None
     familiarity: Familiarity | None = None
-    """How similar the nearest measured runs are; determines the width of the intervals."""
+    """How similar the nearest measured runs are, which determines the interval widths."""
     narrowest: Narrowest | None = None
     """None if no omitted setting widens the interval of the step time by more than a tenth."""
     with_recipe: WithRecipe | None = None
     """None if the query names a recipe, or there is none for its framework and devices."""
     out_of_memory_probability: float | None = None
-    """Probability that it needs more than the whole device, from the interval of its memory; 0 if a
-    run of it succeeded.
+    """Probability that the configuration needs more memory than the device has, from its memory
+    interval; 0 if it already ran successfully.
     """
     fit: Fit | None = None
-    """How it fits, in a word, from that probability."""
+    """How well the configuration fits in memory, as a fit class derived from that probability."""
     days: float | None = None
     """Days of uninterrupted training."""
     effective_days: float | None = None
     """Calendar days, days / goodput.fraction; None without training.reliability."""
     goodput: Goodput | None = None
     gpu_hours: float | None = None
-    """GPU-hours of the calendar days, like cost; of `days` without training.reliability."""
+    """GPU-hours of the calendar days, as for cost; without training.reliability, of `days`."""
     cost: float | None = None
     """US dollars."""
     energy: float | None = None
-    """Joules of the whole training, without interruptions."""
+    """Energy in joules of the whole training run, without interruptions."""
     co2_kg: float | None = None
     """kg of CO2 equivalent of that energy; None without cluster.grid_carbon_kg_per_kwh."""
     fixes: tuple[Fix, ...] = ()
-    """Fixes of an infeasible training configuration: the smallest changes that make it feasible,
-    fastest first.
+    """Fixes for an infeasible configuration: the smallest changes that make it feasible, fastest
+    first.
     """
     provenance: dict[str, object] = field(default_factory=dict)
     """Origin of the numbers: model, GPU and efficiency profile, FLOPs convention, version."""
@@ -264,18 +268,18 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faster:
-    """A layout that the cost model predicts to be faster than rank 1 and that has features which no
-    measured run has.
+    """A layout with a shorter predicted step than rank 1 and with features that no measured run
+    has.
     """
 
     parallel: ParallelConfig
     set: ChosenValues = field(default_factory=dict)
     """Chosen query values, as in Recommendation."""
     unmeasured: tuple[str, ...]
-    """These features, as fields of the query."""
+    """Features that no measured run has, as query fields."""
     expected_step_s: float
     gain_fraction: float
-    """Relative gain, such as 0.03 if its expected step is 3% shorter."""
+    """Relative gain, such as 0.03 for an expected step time that is 3% shorter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,28 +289,29 @@ class Recommendation(Priced):
     rank: int
     parallel: ParallelConfig
     set: ChosenValues = field(default_factory=dict)
-    """Query values that the ranking chose besides `parallel`, by path: training.offload, one of a
-    list under training, cluster.num_gpus. The query with both gives this estimate.
+    """Query values other than `parallel` that the ranking chose, by path: training.offload, a value
+    from a list under training, cluster.num_gpus. The query with `parallel` and these values gives
+    this estimate.
     """
     estimate: Estimate
     group: int | None = None
-    """recommend: group of tied rows. Rows are in group 1 if the 90% interval of the ratio of their
-    step time to the best contains 1; the first slower row starts group 2, and so on.
+    """recommend: group of tied rows. A row is in group 1 if the 90% interval of the ratio of its
+    step time to the best one contains 1. The first slower row starts group 2, and so on.
     """
     out_of_memory_probability: float | None = None
-    """Probability of its estimate, calibrated if possible."""
+    """Probability of running out of memory, from the calibrated estimate if there is one."""
     expected_step_s: float | None = None
-    """Step time divided by the probability that the run does not run out of memory, because such a
-    run trains nothing.
+    """Step time divided by the probability that the run does not run out of memory, because a run
+    that does trains nothing.
     """
     faster: Faster | None = None
-    """For rank 1: the fastest layout, if it is not rank 1 only because nobody measured its
+    """For rank 1: the fastest layout, if it is not rank 1 only because no measured run has its
     features.
     """
     measurement: Measurement | None = None
     measured_range_s: tuple[float, float] | None = None
-    """Step times in seconds of its fastest and slowest complete run, if several succeeded;
-    `measurement` represents them.
+    """Step times in seconds of the fastest and the slowest complete run, if several succeeded.
+    `measurement` represents these runs.
     """
     calibrated_estimate: Estimate | None = None
 
@@ -317,7 +322,7 @@ class Recommendation(Priced):
 
     @property
     def expected_token_s(self) -> float | None:
-        """Expected seconds per token, which makes steps of different batches comparable."""
+        """Expected seconds per token, for comparing steps with different batch sizes."""
         known = self.preferred_estimate
         if self.expected_step_s is None or known.time is None or not known.tokens_per_second:
             return self.expected_step_s
@@ -339,14 +344,14 @@ class Recommendation(Priced):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpaceSummary:
-    """Numbers of candidates of a query's space."""
+    """Numbers of candidates in a query's space."""
 
     legal: int
     """Candidates whose memory and time were computed."""
     feasible: int
-    """Feasible candidates among these."""
+    """Number of feasible candidates among the legal ones."""
     pruned: int = 0
-    """Further legal candidates that lower bounds excluded without computing them."""
+    """Number of further legal candidates, which lower bounds excluded without computing them."""
     seconds: float
     """Seconds to enumerate, cost and rank them."""
 
@@ -365,8 +370,8 @@ class Ranking(Generic[Row]):
     rejections: dict[str, int] = field(default_factory=dict)
     """Number of candidates rejected by each reason."""
     groups: tuple[int, ...] = ()
-    """Number of layouts in each group, up to the last that is shown."""
+    """Number of layouts in each group, up to the last group shown."""
     nearest_misses: tuple[Row, ...] = ()
-    """If nothing is acceptable (also at one of several rates): the nearest misses, each infeasible
-    with its reasons.
+    """Nearest misses if no configuration is acceptable, or none at one of several request rates.
+    Each is infeasible and has reasons.
     """

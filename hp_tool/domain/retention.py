@@ -1,32 +1,32 @@
-"""How long data of searches is kept."""
+"""Retention of search data."""
 
 from dataclasses import dataclass
 
 MIN_DAYS = 1.0
-"""Minimum retention in days: a client may still follow yesterday's search or repeat its request,
-and a suspended worker may wake up after a submit.
+"""Minimum retention in days. A client may still follow yesterday's search or repeat its request,
+and a suspended worker may resume after submitting a job.
 """
 MAX_DAYS = 36_500.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Ages in days and numbers beyond which data is deleted; None: never."""
+    """Maximum ages in days and maximum numbers of kept items; None: no limit."""
 
     days: float | None = None
-    """Age of events of ended searches, audit records, idempotency keys and log tails."""
+    """Maximum age of events of ended searches, audit records, idempotency keys and log tails."""
     search_days: float | None = None
-    """Age of ended searches with their runs and run folders. Measurements stay."""
+    """Maximum age of ended searches with their runs and run folders. Measurements are kept."""
     searches: int | None = None
-    """Number of the newest ended searches to keep."""
+    """Maximum number of ended searches, newest first."""
     folder_days: float | None = None
-    """Age of folders of ended runs on this host."""
+    """Maximum age of folders of ended runs on this host."""
     folders: int | None = None
-    """Number of such folders to keep, of the runs that ended last."""
+    """Maximum number of such folders, those of the most recently ended runs first."""
     measurement_days: float | None = None
-    """Age of measurements. Calibrations fitted to them stay until the next fit."""
+    """Maximum age of measurements. Calibrations fitted to them are kept until the next fit."""
     watch_days: float | None = None
-    """Age of the last report of watched jobs."""
+    """Maximum age of a watched job's last report."""
 
     def __bool__(self) -> bool:
         """Return whether anything is ever deleted."""
@@ -39,15 +39,15 @@ class EndedRun:
 
     search_id: str
     age_s: float
-    """Seconds since it ended."""
+    """Seconds since the run ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetainedData:
-    """Data of ended searches that a database stores."""
+    """Data of ended searches in a database."""
 
     ended_searches: int
     oldest_s: float
-    """Seconds since the first of them ended; 0 if there are none."""
+    """Seconds since the oldest of them ended; 0 if there are none."""
     database_bytes: int
     """Size of the database in bytes, including Optuna's tables."""

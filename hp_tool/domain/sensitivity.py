@@ -1,6 +1,4 @@
-"""Results about how a recommendation depends on the number of devices, the axes and the
-hardware.
-"""
+"""How a recommendation depends on the number of devices, the axes and the hardware."""
 
 from dataclasses import dataclass
 
@@ -42,12 +40,14 @@ class Sensitivity:
     acceptable.
     """
     scaling: tuple[ScalingPoint, ...]
-    """Rank 1 by number of devices, ascending; numbers on which nothing fits are omitted."""
+    """Rank 1 for each number of devices, ascending. Numbers on which nothing fits are omitted."""
     fewest_gpus_near_cheapest: int | None
-    """Smallest number of devices with a cost at most 5% above the lowest."""
+    """Smallest number of devices whose cost is at most 5% above the lowest cost."""
     fastest_gpus_near_cheapest: int | None
-    """Largest number of devices with such a cost: the fastest training for the money."""
+    """Largest number of devices whose cost is at most 5% above the lowest cost. It gives the
+    fastest training at about that cost.
+    """
     axes: tuple[Influence, ...]
-    """Step time without each way of dividing the work or saving memory, largest effect first."""
+    """Step time without each axis that splits the work or saves memory, largest effect first."""
     hardware: tuple[Influence, ...]
-    """Step time with a faster network, faster links in a node, and more memory."""
+    """Step time with a faster network, with faster links within a node, and with more memory."""

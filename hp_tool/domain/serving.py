@@ -1,4 +1,4 @@
-"""Serving: a configuration of an inference engine, and its estimate."""
+"""A configuration of an inference engine, and its estimate."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -42,7 +42,7 @@ class ServingConfig(Strict):
 
 
 RunConfig = ParallelConfig | ServingConfig
-"""Configuration of a search's run: for training or for serving."""
+"""Configuration of a search's run, for training or serving."""
 RUN_CONFIGS: dict[str, type[ParallelConfig | ServingConfig]] = {
     "training": ParallelConfig,
     "inference": ServingConfig,
@@ -51,7 +51,7 @@ RUN_CONFIGS: dict[str, type[ParallelConfig | ServingConfig]] = {
 
 
 def config_query(config: RunConfig) -> ParallelQuery:
-    """Return the `parallel` of a query that describes exactly this configuration."""
+    """Return the `parallel` section of a query that describes exactly this configuration."""
     return ParallelQuery(**{name: getattr(config, name) for name in type(config).__slots__})
 
 
@@ -60,12 +60,14 @@ class ServingMemory:
     """Bytes on one device of the fullest stage; the parts sum to total_bytes."""
 
     total_bytes: float
-    """Bytes including the KV cache that the load requires, limited to the available cache."""
+    """Total bytes, including the KV cache that the load requires but at most the available
+    cache.
+    """
     capacity_bytes: float
-    """Bytes of the device that the engine may use."""
+    """Device memory that the engine may use, in bytes."""
     worst_stage: int = 0
-    """Index of the stage, 0-based. The first is as full as any: no other has more layers, and it
-    has the embedding.
+    """Index of the stage, 0-based. It is always the first stage: no other stage has more layers,
+    and the first also has the embedding.
     """
     weights_bytes: float
     kv_cache_bytes: float
@@ -86,7 +88,7 @@ class ServingMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheTokens:
-    """A number of tokens, with its 90% interval."""
+    """Number of tokens with its 90% interval."""
 
     low: int
     expected: int
@@ -95,27 +97,28 @@ class CacheTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCache:
-    """The empty cache of one replica."""
+    """Capacity of one replica's KV cache."""
 
     tokens: CacheTokens
-    """Capacity in tokens of requests with max_context tokens. Windows and recurrent states use the
-    same amount for short requests, so fewer tokens of short requests fit.
+    """Capacity in tokens, for requests with max_context tokens. Windows and recurrent states take
+    as much memory for short requests, so fewer tokens fit if requests are short.
     """
     bytes_per_device: float
     max_context: int
-    """Maximum tokens of a request, prompt and answer: the model's positions, or what fits."""
+    """Maximum tokens per request, prompt and answer: the model's positions, or fewer if memory
+    limits them.
+    """
     requests: int
-    """Number of the load's complete requests that fit in the cache."""
+    """Number of the load's requests that fit in the cache at full length."""
     alike: bool = True
-    """Whether all layers cache every token; otherwise fewer tokens of shorter requests fit."""
+    """Whether all layers cache every token. If not, fewer tokens of shorter requests fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingGoodput:
-    """Requests that meet every bound of the targets on a single request.
+    """Rate of requests that meet the limits of all targets on single requests.
 
-    The bound of a latency is its tightest target on a quantile, or its target on the mean if there
-    is none.
+    The limit of a latency is its tightest quantile target or, without any, its target on the mean.
     """
 
     fraction: float
@@ -125,7 +128,7 @@ class ServingGoodput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingIntervals:
-    """Ranges that contain the measured mean with the stated confidence."""
+    """Ranges that contain the measured mean with the given confidence."""
 
     confidence: float
     ttft_s: tuple[float, float]
@@ -139,45 +142,49 @@ class ServingFix:
     """A small change that makes an infeasible serving configuration feasible, and its effect."""
 
     change: str
-    """The change in words, such as `TP 4 -> 8 (DP 2 -> 1)`, with its consequences in brackets."""
+    """The change in words, with its consequences in parentheses, such as `TP 4 -> 8 (DP 2 ->
+    1)`.
+    """
     changed: tuple[str, ...]
-    """Fields of parallel that differ from the requested configuration."""
+    """Fields of `parallel` that differ from the requested configuration."""
     parallel: ServingConfig
     """The complete fixed configuration; valid input."""
     set: ChosenValues = field(default_factory=dict)
-    """Query values besides `parallel` that the fix requires, by path: cluster.num_gpus."""
+    """Query values other than `parallel` that the fix requires, by path: cluster.num_gpus."""
     num_gpus: int
-    """Number of devices; larger than the query's if the change says so."""
+    """Number of devices. It exceeds that of the query only if the change includes it."""
     memory_total_bytes: float
     ttft_s: float
     tpot_s: float
     request_latency_s: float
     output_tokens_per_second_per_gpu: float
     throughput_change_fraction: float | None = None
-    """Relative change of the tokens per second and GPU, such as 0.03 for 3% more; None if the
-    requested configuration has no throughput.
+    """Relative change of tokens per second per GPU, such as 0.03 for 3% more; None if the requested
+    configuration has no throughput.
     """
     remaining: tuple[Reason, ...] = ()
-    """Targets that it still misses, if no change meets them and this is the nearest found."""
+    """Targets that the fix still misses, if no change meets them and this one comes nearest."""
     fit: ClassVar[None] = None
-    """Only trainings have this and the next field."""
+    """Set only for training, like the next field."""
     out_of_memory_probability: ClassVar[None] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPrices:
-    """US dollars per million tokens. Prompt and answer of a request together cost the device time
-    that it takes.
+    """Prices in US dollars per million tokens. The device time of a request is divided between its
+    prompt and its answer.
     """
 
     input: float
-    """Price of prompt tokens, including cached ones, by the time of prefill."""
+    """Price of prompt tokens, including cached ones, from the time of prefill."""
     output: float
-    """Price of output tokens, by the time of decoding."""
+    """Price of output tokens, from the time of decoding."""
 
 
 ALL_RUN_FRACTION = 0.99
-"""If at least this fraction of the requests in flight runs, no request counts as waiting."""
+"""Minimum fraction of the requests in flight that must be running for no request to count as
+waiting.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,44 +213,42 @@ class InferenceEstimate:
     request_rate_per_second: float | None = None
     """Requests completed per second over all replicas."""
     concurrency: int | float | None = None
-    """Requests in flight over all GPUs: the load's, the highest within the targets if the load is
-    open, or at a given rate the mean (Little's law).
+    """Requests in flight over all GPUs: those of the load, the highest number within the targets if
+    the load is open, or the mean at a given rate (Little's law).
     """
     users: int | None = None
-    """Users who generate the load, each with one request at a time and inference.think_time_s in
-    between: concurrency + rate x think time.
+    """Number of users that generate the load: concurrency + rate x inference.think_time_s. Each has
+    one request at a time and waits this long before the next.
     """
     max_concurrency: int | None = None
-    """Maximum number of requests running at once over all GPUs, limited by memory or
-    max_num_seqs.
-    """
+    """Maximum number of running requests over all GPUs, limited by memory or max_num_seqs."""
     max_concurrency_without_preemption: int | None = None
-    """Number of these requests that have room even if all are at their last token. Between this
-    number and max_concurrency, requests of mixed ages fit; if their ages coincide, the engine
-    preempts some and computes them again.
+    """Number of running requests that fit even if all of them generate their last token. Between
+    this number and max_concurrency, requests of mixed ages fit. If their ages coincide, the engine
+    preempts some and recomputes them.
     """
     running_requests: float | None = None
-    """Mean number of running requests; the rest of the concurrency waits."""
+    """Mean number of running requests. The other requests in flight are waiting."""
     expert_imbalance: float | None = None
-    """Expected load of the busiest rank that shares the experts, divided by the mean, during
+    """Expected load of the busiest expert-parallel rank divided by the mean load, during
     decoding.
     """
     preemptions_per_request: float | None = None
-    """How often a full cache preempts a request, which is then computed again. Only for traces,
-    which are simulated event by event.
+    """Mean number of preemptions per request because the cache is full; a preempted request is
+    recomputed. Only for traces, which are simulated event by event.
     """
     kv_cache_limited: bool | None = None
-    """Whether memory for keys and values limits running_requests, rather than the load."""
+    """Whether running_requests is limited by KV cache memory, not by the load."""
     cost_per_million_output_tokens: float | None = None
     """US dollars per million output tokens, with all device time charged to the output."""
     cost_per_million_tokens: TokenPrices | None = None
-    """US dollars per million tokens, divided between input and output."""
+    """US dollars per million input tokens and per million output tokens."""
     tails: Tails | None = None
     goodput: ServingGoodput | None = None
-    """Requests within their targets; None without targets."""
+    """Rate of requests within their targets; None without targets."""
     highest_load: float | None = None
-    """If the query's load is too high: the highest possible one, in requests in flight or per
-    second as in the query. None in batches, and if no load is low enough.
+    """If the query's load is too high: the highest load that is possible, in requests in flight or
+    per second as in the query. None in batches, and if no load is possible.
     """
     fixes: tuple[ServingFix, ...] = ()
     """Changes that make an infeasible configuration feasible; empty in batches and
@@ -251,15 +256,15 @@ class InferenceEstimate:
     """
     intervals: ServingIntervals | None = None
     familiarity: Familiarity | None = None
-    """How similar the nearest measured runs are; determines the width of the intervals."""
+    """How similar the nearest measured runs are, which determines the interval widths."""
     provenance: dict[str, object] = field(default_factory=dict)
     fit: ClassVar[None] = None
-    """Only trainings have this and the next field."""
+    """Set only for training, like the next field."""
     out_of_memory_probability: ClassVar[None] = None
 
     @property
     def some_wait(self) -> bool:
-        """Whether less than ALL_RUN_FRACTION of the requests in flight run."""
+        """Whether fewer than ALL_RUN_FRACTION of the requests in flight are running."""
         running, flying = self.running_requests, self.concurrency
         return bool(running and flying and running < ALL_RUN_FRACTION * flying)
 
@@ -289,20 +294,20 @@ class ServingRecommendation(Priced):
 
     rank: int
     group: int | None = None
-    """Group of tied rows, by the 90% interval of the ratio of their ranking criterion; 1 contains
-    the best. None: rows that are not ranked by a prediction.
+    """Group of tied rows, by the 90% interval of the ratio of their ranking criterion to the best
+    one; 1 contains the best row. None for rows that are not ranked by a prediction.
     """
     parallel: ServingConfig
     set: ChosenValues = field(default_factory=dict)
-    """Query values that the ranking chose besides `parallel`, by path: cluster.num_gpus, or the
+    """Query values other than `parallel` that the ranking chose, by path: cluster.num_gpus, or the
     load of a row of the Pareto front.
     """
     estimate: InferenceEstimate
     measurement: Measurement | None = None
     """Measurement of one replica, if a search ran it."""
     calibrated_estimate: InferenceEstimate | None = None
-    """Estimate corrected by measurements on this cluster; for a measured configuration, its own
-    latencies.
+    """Estimate corrected by measurements on this cluster. For a measured configuration, it has the
+    measured latencies.
     """
 
     @property
@@ -318,7 +323,7 @@ class ServingRecommendation(Priced):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolConfig(Strict):
-    """A pool of equal replicas."""
+    """A pool of identical replicas."""
 
     gpu: str
     tensor_parallel_size: int
@@ -336,7 +341,9 @@ class PoolEstimate:
     feasible: bool
     reasons: tuple[Reason, ...] = ()
     ttft_s: float
-    """Seconds of waiting for prefill, prefill, and the transfer of keys and values."""
+    """Seconds until the first token: queueing for prefill, prefill, and the transfer of keys and
+    values.
+    """
     tpot_s: float
     request_latency_s: float
     transfer_s: float
@@ -355,17 +362,19 @@ class PoolEstimate:
     decode_tokens_per_second_per_gpu: float
     """Output tokens per second, divided by the devices of the decoding pool."""
     prefill_busy: float
-    """Fraction of time for which a prefill replica is busy; near 1, prefill limits the rate."""
+    """Fraction of time for which a prefill replica is busy. Near 1, prefill limits the request
+    rate.
+    """
     decode_batch: float
-    """Requests that a decoding replica serves at once."""
+    """Mean number of requests that a decoding replica serves at once."""
     max_decode_batch: float
     """Maximum number of requests that fit on a decoding replica."""
     intervals: ServingIntervals
     familiarity: Familiarity | None = None
     """How similar the nearest measured runs are, as in InferenceEstimate."""
     tails: Tails | None = None
-    """Quantiles over single requests, from their wait for prefill and, at a rate, from the load of
-    decoding.
+    """Quantiles over single requests. They account for the wait for prefill and, at a given rate,
+    for the load of decoding.
     """
     cost_per_million_output_tokens: float | None = None
     """US dollars."""

@@ -1,4 +1,4 @@
-"""Complete training and serving configurations, from which other tools' files are written."""
+"""Complete training and serving configurations. Exporters write them as files for other tools."""
 
 from dataclasses import dataclass
 
@@ -26,14 +26,14 @@ class TrainingSetup:
 
     @property
     def recompute(self) -> Recompute:
-        """`parallel.recompute` in its long form."""
+        """`parallel.recompute` as a Recompute object."""
         recompute = self.parallel.recompute
         return recompute if isinstance(recompute, Recompute) else Recompute(granularity=recompute)
 
     @property
     def recomputes_by_layer(self) -> bool | None:
-        """Whether each layer is recomputed separately (True) or none is (False); None for any other
-        recomputation.
+        """Whether each layer is recomputed separately (True) or no layer is (False); None for other
+        kinds of recomputation.
         """
         recompute = self.recompute
         if recompute.granularity == "none":
@@ -45,7 +45,7 @@ class TrainingSetup:
 
     @property
     def switches(self) -> Switches:
-        """Overlaps and fusions of the training in Megatron Core."""
+        """Overlaps and fusions, as Megatron Core settings."""
         return megatron_switches(
             model=self.model,
             workload=self.workload,
@@ -56,8 +56,8 @@ class TrainingSetup:
 
     @property
     def missing_layers(self) -> tuple[int, int]:
-        """Layers that the first and the last pipeline stage have fewer than the others, unless
-        there is a layout.
+        """Number of layers that the first and the last pipeline stage lack compared with a full
+        stage. Not valid with a pipeline layout.
         """
         c = self.parallel
         stages, chunks = c.pipeline_parallel_size, c.virtual_pipeline_parallel_size
@@ -71,7 +71,7 @@ class TrainingSetup:
 
     @property
     def accumulation_steps(self) -> int:
-        """Micro-batches that each replica runs per optimizer step."""
+        """Micro-batches per replica and optimizer step."""
         return self.workload.global_batch_size // (
             self.parallel.data_parallel_size * self.parallel.micro_batch_size
         )
@@ -88,19 +88,21 @@ class ServingSetup:
 
     model: ModelSpec
     model_path: str | None
-    """Model argument of the engine: a Hugging Face id or a folder; None: the user fills it in."""
+    """Model argument of the engine: a Hugging Face id or a folder; None: a placeholder for the
+    user.
+    """
     stored_precision: str | None
     """Precision of the stored weights; None if unknown."""
     cluster: ClusterSpec
     workload: InferenceWorkload
     longest: int
-    """Maximum tokens of a request."""
+    """Maximum number of tokens per request."""
     parallel: ServingConfig
     memory_fraction: float
     """Fraction of device memory that the engine may use."""
     leaves_headroom: bool = False
-    """Whether the query sets a headroom (and no memory_fraction) that is larger than the engine's
-    default leaves.
+    """Whether the query sets a headroom (and no memory_fraction) that exceeds what the engine
+    leaves free by default.
     """
 
     @property

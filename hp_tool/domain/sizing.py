@@ -114,22 +114,22 @@ class Sizing:
     reasons: tuple[Reason, ...] = ()
     model: ModelSpec
     parameters: float
-    """All parameters of the model."""
+    """Total parameters of the model."""
     active_parameters: float
-    """Parameters that process a token; equal to `parameters` for a dense model."""
+    """Parameters used per token; equal to `parameters` for a dense model."""
     tokens: float
     tokens_per_parameter: float
     """Tokens per active parameter."""
     flops: float
-    """Model FLOPs of the training as the cost model counts them (including attention and output
-    layer).
+    """Model FLOPs of the training run as the cost model counts them, including attention and the
+    output layer.
     """
     law: Choice
-    """The law that divided compute between parameters and tokens."""
+    """Scaling law that divides compute between parameters and tokens."""
     loss: Choice
     """Loss predicted by the corrected Chinchilla fit, on its data and tokenizer."""
     compute_overhead: float
-    """Compute of the training divided by that of a compute-optimal training with the same loss,
+    """Compute of the training run divided by that of a compute-optimal one with the same loss,
     minus 1, such as 0.2 for 20% more.
     """
     shape: tuple[Choice, ...]
@@ -148,7 +148,7 @@ class Sizing:
     recommendation: Recommendation | None = None
     """The fastest configuration, with the cost model's complete estimate."""
     query: dict[str, Any] | None = None
-    """Valid input for `recommend` and `tune`, to continue from here."""
+    """A query for `recommend` and `tune` with this training run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

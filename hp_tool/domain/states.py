@@ -1,4 +1,4 @@
-"""States of searches, runs, outcomes and jobs, with the words and colours in which interfaces show
+"""States of searches, runs, outcomes and jobs, with the words and colours that interfaces use for
 them.
 """
 
@@ -17,21 +17,21 @@ class Facts:
     """Facts about a state, and how interfaces show it."""
 
     ended: bool = False
-    """Whether no work is left to do."""
+    """Whether the state is an end state, in which no work is left."""
     resumable: bool = False
-    """Whether `resume` queues it again."""
+    """Whether `resume` can queue it again."""
     tone: Tone = ""
     label: str = ""
-    """Label on pages; empty: its key."""
+    """Label on pages; empty: the state's key."""
     happened: str = ""
-    """Predicate for a sentence, such as `ran out of memory`; empty: its key."""
+    """Predicate in a sentence, such as `ran out of memory`; empty: the state's key."""
 
 
 NO_FACTS = Facts()
 
 
 class State(StrEnum):
-    """A state; its key is its value in the database and in JSON."""
+    """A state. Its key is its value in the database and in JSON."""
 
     ended: bool
     resumable: bool
@@ -40,7 +40,7 @@ class State(StrEnum):
     happened: str
 
     def __new__(cls, key: str, facts: Facts = NO_FACTS) -> Self:
-        """Create a member that is a string with its facts as attributes."""
+        """Create a member: a string with the facts as attributes."""
         member = str.__new__(cls, key)
         member._value_ = key
         member.ended, member.resumable, member.tone = facts.ended, facts.resumable, facts.tone
@@ -54,24 +54,28 @@ class State(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Whether it ended permanently, so that it cannot be resumed."""
+        """Whether the state is permanent, so that it cannot be resumed."""
         return self.ended and not self.resumable
 
     @property
     def failed(self) -> bool:
-        """Whether it ended without a result."""
+        """Whether it is an end state without a result."""
         return self.ended and self.tone != "good"
 
 
 class SearchState(State):
-    """State of a search. Succeeded and cancelled are final; failed may be resumed or cancelled."""
+    """State of a search. SUCCEEDED and CANCELLED are final. A failed search can be resumed or
+    cancelled.
+    """
 
     QUEUED = "queued"
-    """Waits for a coordinator."""
+    """Waiting for a coordinator."""
     RUNNING = "running", Facts(tone="busy")
-    """Has a coordinator, or one with an expired lease, so that another may claim it."""
+    """Claimed by a coordinator. If its lease has expired, another coordinator may claim the
+    search.
+    """
     PAUSED = "paused", Facts(tone="warn", resumable=True)
-    """Waits until it is resumed or claimed by its id."""
+    """Waiting until it is resumed or claimed by its id."""
     SUCCEEDED = "succeeded", Facts(tone="good", ended=True)
     FAILED = "failed", Facts(tone="bad", ended=True, resumable=True)
     CANCELLED = "cancelled", Facts(ended=True, happened="was cancelled")
@@ -81,14 +85,14 @@ class RunState(State):
     """State of a profile run."""
 
     INTENDED = "intended", Facts(happened="has not started")
-    """Stored before the submit; after a crash its job is found by name."""
+    """Stored before the job is submitted. After a crash, the job is found by its name."""
     SUBMITTED = "submitted", Facts(tone="busy", label="running", happened="has not ended")
-    """Accepted by the engine, with a `handle`."""
+    """Accepted by the engine, which returned a `handle`."""
     FINISHED = "finished", Facts(ended=True)
-    """Has a measurement and is never run again."""
+    """Has a measurement and never runs again."""
     ABANDONED = "abandoned", Facts(ended=True, happened="was abandoned")
-    """Ended without information about the configuration (preempted, lost, cancelled); may be
-    repeated.
+    """Ended without information about the configuration (preempted, lost, cancelled). The
+    configuration may run again.
     """
 
 
@@ -109,10 +113,10 @@ RUN_STATES: dict[str, RunState | Outcome] = {
 
 
 class Phase(State):
-    """Phase of a running job, read from its log.
+    """Phase of a running job, parsed from its log.
 
-    `happened` is a template with the placeholders `warmup` and `steps` (steps done) and `of_steps`
-    (maximum).
+    `happened` is a template with the placeholders `warmup`, `steps` (number of steps done) and
+    `of_steps` (maximum).
     """
 
     QUEUED = "queued", Facts(label="waiting", happened="waiting for devices")
@@ -120,21 +124,21 @@ class Phase(State):
     WARM_UP = "warm-up", Facts(label="warming up", happened="warming up, {warmup} done")
     STEPS = "steps", Facts(label="measuring", happened="measuring, step {steps} of {of_steps}")
     RUNNING = "running"
-    """A job that logs no steps."""
+    """Running, but without steps in its log."""
 
 
 class JobState(State):
     """State of a job, independent of the engine's terms."""
 
     QUEUED = "queued"
-    """Accepted, waits for devices."""
+    """Accepted and waiting for devices."""
     RUNNING = "running"
-    """Uses devices."""
+    """Running on devices."""
     FINISHED = "finished", Facts(ended=True)
-    """Ended by itself or by its time limit; fetch() reports how."""
+    """Ended by itself or at its time limit; fetch() returns the result."""
     PREEMPTED = "preempted", Facts(ended=True)
-    """Ended by the engine, not because of the configuration."""
+    """Ended by the engine for a reason other than the configuration."""
     CANCELLED = "cancelled", Facts(ended=True)
     """Ended on request."""
     LOST = "lost", Facts(ended=True)
-    """Unknown to the engine, without a result."""
+    """Unknown to the engine and without a result."""

@@ -1,14 +1,16 @@
-"""Format and parse the steps of a run in its log, so that a run that is cut off keeps them."""
+"""Format the steps of a run for its log, and parse them from it. A run that is cut off thus keeps
+its steps.
+"""
 
 import re
 from collections.abc import Sequence
 
 WARMUP_EXTENSION = 4
-"""Maximum number of warm-up steps that a search's run may add to those requested."""
+"""Maximum number of warm-up steps that a search's run may add to the requested ones."""
 SETTLED_FRACTION = 0.1
-"""A step counts as warm-up if the next one is faster by more than this fraction."""
+"""Relative speedup of the next step above which a step counts as warm-up."""
 RUN_PREFIX = "hp-tool run: "
-"""Prefix of the log line with facts known at the start of a run, as JSON."""
+"""Prefix of a log line with JSON data that are known at the start of a run."""
 _STEP = re.compile(
     r"^hp-tool step (\d+) \((\d+) to (\d+) to warm up\): (\S+) s, loss (\S+),", re.MULTILINE
 )
@@ -40,8 +42,8 @@ def format_step(
 
 
 def read_steps(log: str) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]:
-    """Return (seconds of warm-up steps, seconds of measured steps, all losses) from a log; after a
-    restart, of the last attempt.
+    """Return (seconds of warm-up steps, seconds of measured steps, all losses) from a log. After a
+    restart, only the last attempt counts.
     """
     steps: list[tuple[int, float, float]] = []
     least = most = 0

@@ -1,4 +1,4 @@
-"""Overlaps and fusions of a Megatron Core training, for exported commands, profile runs and the
+"""Overlaps and fusions of a Megatron Core training run, for exported commands, profile runs and the
 constants of the cost model.
 
 Settings that a query omits are on, as in the runs to which the constants were fitted.
@@ -14,11 +14,11 @@ from hp_tool.domain.parallel import ParallelConfig, TokenDispatcher
 from hp_tool.domain.workload import OverlapSpec, TrainingWorkload
 
 Switches: TypeAlias = Mapping[str, bool | str]
-"""Values by field of Megatron Core's configuration classes."""
+"""Settings by field name in Megatron Core's configuration classes."""
 
 DEEP_EP_NVLINK = 8
-"""Number of GPUs that DeepEP, the flex dispatcher's usual implementation, connects by NVLink
-(NUM_MAX_NVL_PEERS); HybridEP connects a domain of 72.
+"""Maximum number of GPUs that DeepEP, the flex dispatcher's usual implementation, connects by
+NVLink (NUM_MAX_NVL_PEERS). HybridEP connects a domain of 72.
 """
 CUDA, ENGINE, APEX, DEEP_EP = "cuda", "transformer-engine", "apex", "deep-ep"
 
@@ -28,11 +28,11 @@ class Overlap:
     """One kind of communication that can overlap compute."""
 
     part: str
-    """Part of a step that it hides."""
+    """Part of a step that is hidden."""
     constants: tuple[str, ...]
-    """Fields of FrameworkEfficiency with the fraction that is hidden."""
+    """Fields of FrameworkEfficiency with the hidden fraction."""
     switches: tuple[str, ...] = ()
-    """Fields of Megatron Core that switch it; empty if none does."""
+    """Megatron Core fields that enable the overlap; empty if there are none."""
 
 
 OVERLAPS = {
@@ -74,9 +74,9 @@ NEEDS: Mapping[str, tuple[tuple[str, ...], bool | str]] = {
     "moe_token_dispatcher_type": ((DEEP_EP,), "alltoall"),
     "cuda_graph_impl": ((CUDA, ENGINE), "none"),
 }
-"""For each field, the components that nodes must have and its value if one is missing. Apex's
-kernel accumulates the gradients of the output layer, as Transformer Engine does for all other
-matrices. CUDA graphs require Transformer Engine's random number generator.
+"""For each field, the components that nodes must have, and the value of the field if one is
+missing. Apex's kernel accumulates the gradients of the output layer; Transformer Engine does so for
+all other matrices. CUDA graphs require Transformer Engine's random number generator.
 """
 
 
@@ -88,14 +88,14 @@ def megatron_switches(
     dispatcher: TokenDispatcher = "alltoall",
     nvlink_domain_size: int | None = None,
 ) -> Switches:
-    """Return the overlaps and fusions of a configuration on nodes with all components.
+    """Return the overlaps and fusions of a configuration on nodes that have all components.
 
-    `nvlink_domain_size` is None if each tensor-parallel group is within one NVLink domain.
+    `nvlink_domain_size` is None if each tensor-parallel group is inside one NVLink domain.
     """
     overlap, t = workload.overlap or OverlapSpec(), parallel.tensor_parallel_size
     data = overlap.data_parallel is not False
     beside = parallel.virtual_pipeline_parallel_size > 1 and overlap.pipeline_parallel is not False
-    # Userbuffers work only within NVLink.
+    # Userbuffers require NVLink.
     near = parallel.sequence_parallel and 1 < t <= (nvlink_domain_size or t)
     chosen: dict[str, bool | str] = {
         "overlap_grad_reduce": data,
@@ -128,8 +128,8 @@ def megatron_switches(
 def device_connections(*, workload: TrainingWorkload, parallel: ParallelConfig) -> str | None:
     """Return the CUDA_DEVICE_MAX_CONNECTIONS that Megatron Core needs; None for CUDA's default.
 
-    With one queue, collectives of tensor and context parallelism start before the kernels that hide
-    them; merged passes need many queues.
+    With one queue, tensor- and context-parallel collectives start before the kernels that hide
+    them. Merged passes need many queues.
     """
     if training_engine(workload.framework) != "megatron-core":
         return None
@@ -141,7 +141,9 @@ def device_connections(*, workload: TrainingWorkload, parallel: ParallelConfig) 
 def drop_unavailable(
     wanted: Switches, *, lacking: Collection[str]
 ) -> tuple[Switches, dict[str, tuple[str, ...]]]:
-    """Return (switches on nodes that lack these components, what is missing by changed field)."""
+    """Return (settings on nodes that lack these components, missing components by changed
+    field).
+    """
     run, differences = dict(wanted), dict[str, tuple[str, ...]]()
     for name, (needed, otherwise) in NEEDS.items():
         missing = tuple(each for each in needed if each in lacking)

@@ -1,4 +1,4 @@
-"""Targets of serving queries: maximum latencies, as means or quantiles over requests."""
+"""Targets of serving queries: maximum latencies, as means or as quantiles over requests."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from hp_tool.domain.latencies import LATENCIES_BY_QUANTILE_KEY
 from hp_tool.errors import InputError
 
 QUANTILE_TARGET = re.compile(rf"({'|'.join(LATENCIES_BY_QUANTILE_KEY)})_p(\d\d)\.?(\d*)_s")
-"""Pattern of a target on a quantile. Digits after the second are decimals, with or without a point:
+"""Pattern of a quantile target. Digits after the second are decimals, with or without a point:
 p99.9 and p999 are the same.
 """
 LOWEST, HIGHEST = 50.0, 99.9
-"""Range of percentiles that targets may name."""
+"""Lowest and highest percentile that a target may use."""
 
 
 def parse_target(name: str) -> tuple[str, str | None]:
-    """Return the latency that the target of this name bounds, and its quantile (p90, p99.9; None:
-    the mean).
+    """Return the latency and the quantile of the target with this name (p90, p99.9; None: the
+    mean).
     """
     quantile = QUANTILE_TARGET.fullmatch(name)
     return _target_of_quantile(quantile) if quantile else (name, None)
 
 
 def quantile_fraction(quantile: str) -> float:
-    """Return the fraction of requests within a quantile's value: 0.999 for p99.9."""
+    """Return a quantile as a fraction of requests: 0.999 for p99.9."""
     return float(quantile.removeprefix("p")) / 100.0
 
 
@@ -56,7 +56,9 @@ class Targets(Flattened):
     """(key, limit) of the other quantiles; in JSON and YAML keys like those above."""
 
     def limits(self) -> Iterator[tuple[str, str, str | None, float]]:
-        """Yield (name, latency, quantile, limit) of each target; quantile None is the mean."""
+        """Yield (name, latency, quantile, limit) of each target. If quantile is None, the target is
+        on the mean.
+        """
         named = ((name, getattr(self, name)) for name in self.__slots__ if name != "others")
         for name, limit in (*named, *self.others):
             if limit is not None:
@@ -104,7 +106,7 @@ class Targets(Flattened):
 
 
 def _target_of_quantile(quantile: re.Match[str]) -> tuple[str, str]:
-    """Return the latency that a target bounds, and the quantile as reported: p95, p99.9."""
+    """Return the latency and the quantile of a target, as reported: p95, p99.9."""
     latency, whole, decimals = quantile.groups()
     return (
         LATENCIES_BY_QUANTILE_KEY[latency].key,

@@ -1,4 +1,4 @@
-"""Format values in SI units and bytes for people."""
+"""Format values in SI units and bytes."""
 
 import math
 
@@ -21,8 +21,7 @@ def format_duration(seconds: float) -> str:
     """Return a duration in a suitable unit: `431 us`, `12.3 ms`, `4.56 s`, `712.0 s`, `3.2 h`,
     `24.1 days`.
 
-    Durations up to two hours are in seconds, because step times are compared and 0.2 h would hide
-    their difference.
+    Durations up to two hours are in seconds. Hours would hide small differences between step times.
     """
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} us"
@@ -63,12 +62,14 @@ def capitalize_first(text: str) -> str:
 
 
 def format_whole(value: float) -> str:
-    """Return the number without decimals; below 1, with two significant digits: `1,024`, `0.41`."""
+    """Return a number without decimals or, below 1, with two significant digits: `1,024`,
+    `0.41`.
+    """
     return format_decimal(value) if abs(value) < 1.0 else f"{value:,.0f}"
 
 
 def format_decimal(value: float) -> str:
-    """Return the number with one decimal; below 1, with two significant digits: `23.2`,
+    """Return a number with one decimal or, below 1, with two significant digits: `23.2`,
     `0.0041`.
     """
     if value == 0.0 or abs(value) >= 0.95:

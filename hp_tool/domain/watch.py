@@ -1,4 +1,4 @@
-"""A watched job: its reports, the expected step time, and the verdict on it."""
+"""A watched job: its step reports, its expected step time, and the verdict on it."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -9,7 +9,7 @@ from hp_tool.domain.fields import NonNegative, Strict
 from hp_tool.domain.measurement import Seconds
 
 MAX_REPORTS = 1000
-"""Maximum number of steps in one message."""
+"""Maximum number of steps per message."""
 Name = Annotated[str, MaxLen(200)]
 Number = Annotated[int, Interval(ge=0, le=1 << 53)]
 Work = Annotated[float, Interval(ge=1e-6, le=1e15)]
@@ -63,18 +63,20 @@ class Expected:
     interval: tuple[float, float]
     """90% interval in seconds."""
     calibration: str | None = None
-    """Version of the calibration; None: the cost model alone."""
+    """Version of the calibration; None: not calibrated."""
     num_gpus: int
     price_per_gpu_hour: float | None = None
     layout: str = ""
-    """The predicted configuration in words, because a query may leave it open."""
+    """The configuration of the prediction in words, because the query may leave it open."""
     samples: float | None = None
-    """Sequences of the predicted step; None: jobs are compared regardless of their batch."""
+    """Sequences per step in the prediction; None: jobs are compared whatever their batch size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Median step time of a period; for a job that reports its batch, at the newest batch size."""
+    """Median step time over a period. If the job reports its batch size, it is the median at the
+    newest batch size.
+    """
 
     step_s: float
     interval: tuple[float, float]
@@ -90,13 +92,15 @@ class Slowdown:
     interval: tuple[float, float]
     """90% interval of the factor."""
     since_step: int
-    """First slower step, by the trainer's number if reported."""
+    """First slow step, by the trainer's step number if reported."""
     told_step: int
     """Step after which the slowdown was detected."""
     shape: Shape
-    """`recurring`: some steps are slower, repeatedly; the factor is that of the mean step time."""
+    """`recurring`: some steps are slow, again and again. The factor is then that of the mean step
+    time.
+    """
     period: int | None = None
-    """For `recurring`: number of steps between slow ones; None for bursts."""
+    """For `recurring`: number of steps between two slow steps; None for bursts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +109,7 @@ class Lag:
 
     factor: float
     interval: tuple[float, float]
-    """90% interval, from the job's median and the expectation together."""
+    """90% interval, from the uncertainty of the job's median and of the expectation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,16 +122,16 @@ class Cause:
     hosts: tuple[str, ...] = ()
     part: str | None = None
     share: float | None = None
-    """Fraction of the longer step by which this part grew."""
+    """Growth of this part as a fraction of the slowdown."""
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """Daily loss caused by a slowdown."""
+    """Loss per day caused by a slowdown."""
 
     hours: float
-    """Hours of work per day that the job would have done at its old pace."""
+    """Hours per day lost compared with the earlier pace."""
     gpu_hours: float | None = None
     cost: float | None = None
     """US dollars; None without a price."""
@@ -147,7 +151,7 @@ class Verdict:
     now: Pace | None = None
     """Current pace; None during the first steps, and for a log of rates without a query."""
     was: Pace | None = None
-    """Fastest earlier steady pace; None if there is none."""
+    """Fastest steady pace so far; None if there was none."""
     expected: Expected | None = None
     slowdown: Slowdown | None = None
     lag: Lag | None = None
@@ -158,5 +162,5 @@ class Verdict:
 
     @property
     def slow(self) -> bool:
-        """Whether there is something to report."""
+        """Whether there is a slowdown to report."""
         return self.status in ("slower_than_it_was", "slower_than_it_should_be")

@@ -1,4 +1,4 @@
-"""A watched job as it is stored."""
+"""A watched job, as stored."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -16,21 +16,21 @@ class WatchRecord:
     name: str
     owner: str | None
     query: JsonObject | None
-    """Query of its configuration; None: the job is compared only with its own past."""
+    """Query with the job's configuration; None: the job is compared only with its own past."""
     expected: JsonObject | None
     state: JsonObject | None
     """State of the detector; None before the first step."""
     status: str
     measurement_id: str | None = None
-    """Measurement stored from its steady pace."""
+    """Id of the measurement stored from the job's steady pace."""
     teaching: str | None = None
     """Reason why no measurement was stored."""
     webhook: str | None = field(default=None, repr=False)
-    """URL of the webhook. May contain a token of the receiver, so it is not logged."""
+    """URL of the webhook. It may contain a secret of the receiver and is not logged."""
     webhook_state: WebhookState | None = None
-    """Delivery state of the newest event; None if there was none, or no webhook."""
+    """Delivery state of the newest event; None without an event or webhook."""
     event: int = 0
-    """Number of the newest event, which replaces an undelivered earlier one."""
+    """Number of the newest event. It replaces any earlier event that was not delivered."""
     message: JsonObject | None = None
     """Message of the newest event."""
     attempts: int = 0
@@ -64,6 +64,6 @@ class WatchChange:
 Change = Callable[
     [WatchRecord, JsonObject | None, Callable[[], Iterable[WatchSource]]], WatchChange
 ]
-"""Function that applies new steps. It gets the locked job, the state of the reporting process (None
-if new), and if needed the earlier states of all processes.
+"""Function that applies new steps. Its arguments are the locked job, the state of the reporting
+process (None if new), and a function that returns the earlier states of all processes.
 """

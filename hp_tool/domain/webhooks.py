@@ -1,4 +1,4 @@
-"""Webhooks that report a search's end, and their delivery state."""
+"""Webhooks that are called when a search ends, and their delivery state."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -7,10 +7,14 @@ from enum import StrEnum
 ATTEMPTS = 8
 """Maximum number of delivery attempts, over about three hours."""
 FIRST_WAIT_S = 15.0
-"""Seconds until an attempt that was never settled is repeated; longer than a delivery can take."""
+"""Seconds until an attempt that was never settled is repeated. This is longer than a delivery can
+take.
+"""
 MAX_WAIT_S = 3600.0
 OVERDUE_S = 120.0
-"""Delay from which a delivery counts as overdue; workers look every few seconds."""
+"""Delay from which a delivery counts as overdue. Workers look for due deliveries every few
+seconds.
+"""
 
 
 class WebhookState(StrEnum):
@@ -21,7 +25,7 @@ class WebhookState(StrEnum):
     DELIVERED = "delivered"
     """The receiver returned a 2xx status."""
     FAILED = "failed"
-    """All attempts failed; `last_error` has the last reason."""
+    """All attempts failed; `last_error` contains the last error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +34,10 @@ class WebhookRecord:
 
     search_id: str
     url: str = field(repr=False)
-    """May contain a token of the receiver, so it is not logged."""
+    """URL of the receiver. It may contain a secret and is not logged."""
     state: WebhookState
     attempts: int
-    """Attempts since the search last ended."""
+    """Number of attempts since the search last ended."""
     next_attempt_at: datetime
     last_error: str | None = None
     created_at: datetime
@@ -41,5 +45,7 @@ class WebhookRecord:
 
 
 def wait_s(*, attempt: int) -> float:
-    """Return the seconds between attempt 1, 2, ... and the next: 15 s, 1, 4, 16 min, then 1 h."""
+    """Return the seconds between an attempt (1, 2, ...) and the next: 15 s, 1, 4 and 16 min, then 1
+    h.
+    """
     return min(FIRST_WAIT_S * 4.0 ** (attempt - 1), MAX_WAIT_S)

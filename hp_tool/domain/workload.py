@@ -1,4 +1,6 @@
-"""Training section of a query: batch, precision and software, independent of the parallelism."""
+"""Training section of a query: batch, precision and software. It is independent of the
+parallelism.
+"""
 
 from __future__ import annotations
 
@@ -281,13 +283,13 @@ class TrainingWorkload(Strict):
 
     @property
     def choices(self) -> dict[str, tuple[object, ...]]:
-        """Keys with a list of values, among which a ranking chooses."""
+        """Keys for which the query lists values from which a ranking chooses."""
         several = {name: getattr(self, name) for name in choice_fields(TrainingWorkload)}
         return {name: values for name, values in several.items() if isinstance(values, tuple)}
 
     def with_open_knobs(self) -> Self:
         """Return the workload with `cross_entropy: unfused` and `cuda_graphs: false` replaced by
-        None, which is the same training.
+        None, which does not change the training.
         """
         if self.cross_entropy != "unfused" and self.cuda_graphs is not False:
             return self
@@ -296,7 +298,7 @@ class TrainingWorkload(Strict):
 
     @cached_property
     def loss(self) -> CrossEntropy:
-        """Loss implementation, which determines how much of the logits exists at once."""
+        """Loss kernel. It determines how much of the logits is in memory at once."""
         return self.cross_entropy or "unfused"
 
     @property
@@ -320,7 +322,7 @@ class TrainingWorkload(Strict):
 
     @property
     def records_layers(self) -> bool:
-        """Whether CUDA graphs record attention, and therefore a layer's input and output."""
+        """Whether CUDA graphs capture attention, and therefore keep a layer's input and output."""
         modules = self.cuda_graph_modules
         return bool(self.cuda_graphs) and (modules is None or "attn" in modules)
 
@@ -356,8 +358,8 @@ class TrainingWorkload(Strict):
 
     @property
     def has_transformer_engine(self) -> bool:
-        """Whether layers are Transformer Engine's modules; unfused attention means Megatron Core's
-        local modules.
+        """Whether layers are Transformer Engine modules. Unfused attention implies Megatron Core's
+        local modules instead.
         """
         return self.attention == "flash"
 
@@ -368,27 +370,31 @@ class TrainingWorkload(Strict):
 
     @cached_property
     def tokens_per_row(self) -> float:
-        """Tokens, without padding, in one of the batch's global_batch_size rows; of encoder and
-        decoder together if there are two.
+        """Tokens per batch row, without padding; for an encoder-decoder model, the sum of both
+        sides. A batch has global_batch_size rows.
         """
         return float(self.sequence_length + (self.decoder_sequence_length or 0))
 
     @cached_property
     def attended_length(self) -> float:
-        """Length of a token's sequence, averaged over tokens; model FLOPs of attention grow with
-        it.
+        """Mean sequence length over all tokens, to which the model FLOPs of attention are
+        proportional.
         """
         return float(self.sequence_length)
 
     @cached_property
     def computed_attention_length(self) -> float:
-        """Scores per position of a row that fused attention computes, before the causal half."""
+        """Attention scores that fused attention computes per position of a row, before halving for
+        causal attention.
+        """
         return float(self.sequence_length)
 
 
 @dataclass(frozen=True, kw_only=True)
 class VariableLengthWorkload(TrainingWorkload):
-    """A workload with resolved sequence_lengths. Rows have one padded sequence, or are packed."""
+    """A workload with resolved sequence_lengths. Each row has one padded sequence or several packed
+    ones.
+    """
 
     row_tokens: float
     """Tokens of a row without padding, averaged over rows."""
@@ -405,7 +411,8 @@ class VariableLengthWorkload(TrainingWorkload):
 
     @cached_property
     def computed_attention_length(self) -> float:
-        # Padding is computed like everything else; packed sequences attend only to themselves.
+        # Padding is computed like other tokens; tokens of packed sequences attend only to their
+        # sequence.
         return (
             self.row_squares / self.sequence_length if self.packed else float(self.sequence_length)
         )
