@@ -117,7 +117,8 @@ errors have another code.
 def is_driver_error(error: BaseException | None) -> bool:
     """Return True if a database driver's error caused `error`.
 
-    `error` itself may come from other code, such as Optuna. This includes the use of a transaction whose connection was lost.
+    `error` itself may come from other code, such as Optuna. Using a transaction whose connection
+    was lost also counts.
     """
     while error is not None and not isinstance(error, sa.exc.DBAPIError | sa.exc.TimeoutError):
         if isinstance(error, sa.exc.PendingRollbackError) and error.code == CONNECTION_LOST:
