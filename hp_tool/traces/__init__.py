@@ -1,4 +1,4 @@
-"""Read traces of torch.profiler and Nsight Systems as arrays for `hp_tool.traces.timeline`."""
+"""Read torch.profiler and Nsight Systems traces into arrays for `hp_tool.traces.timeline`."""
 
 from hp_tool.traces.files import read_traces
 

@@ -1,4 +1,4 @@
-"""Growing columns of 8-byte numbers, with a limit on the number of events."""
+"""Growable columns of 8-byte numbers, and the limit on the number of events."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hp_tool.errors import InputError
 from hp_tool.traces.timeline.events import FloatArray, IntArray
 
 MAX_EVENTS = 4_000_000
-"""Largest number of kernels, launches or operators per rank: about ten steps of the largest
-trainings.
+"""Maximum number of kernels, launches or operators per rank. This covers about ten steps of the
+largest training jobs.
 """
 
 
 class Floats:
-    """A growing column of floats."""
+    """A growable column of floats."""
 
     def __init__(self) -> None:
         self._values = array("d")
@@ -25,7 +25,7 @@ class Floats:
 
     @classmethod
     def of(cls, values: FloatArray) -> Self:
-        """Return a column of these values."""
+        """Return a column with these values."""
         column = cls()
         column._values.frombytes(values.tobytes())
         return column
@@ -34,12 +34,12 @@ class Floats:
         return len(self._values)
 
     def array(self) -> FloatArray:
-        """Return the column as an array; do not append afterwards."""
+        """Return the column as an array. Nothing may be appended afterwards."""
         return np.frombuffer(self._values, dtype=np.float64) if self._values else np.empty(0)
 
 
 class Ints:
-    """A growing column of integers."""
+    """A growable column of integers."""
 
     def __init__(self) -> None:
         self._values = array("q")
@@ -47,7 +47,7 @@ class Ints:
 
     @classmethod
     def of(cls, values: IntArray) -> Self:
-        """Return a column of these values."""
+        """Return a column with these values."""
         column = cls()
         column._values.frombytes(values.tobytes())
         return column
@@ -56,7 +56,7 @@ class Ints:
         return len(self._values)
 
     def array(self) -> IntArray:
-        """Return the column as an array; do not append afterwards."""
+        """Return the column as an array. Nothing may be appended afterwards."""
         return (
             np.frombuffer(self._values, dtype=np.int64)
             if self._values
@@ -65,7 +65,7 @@ class Ints:
 
 
 def check_room(count: int, *, name: str) -> None:
-    """Raise InputError if a trace has more than MAX_EVENTS events."""
+    """Raise InputError if a trace's number of events, `count`, exceeds MAX_EVENTS."""
     if count > MAX_EVENTS:
         message = (
             f"{name} has more than {MAX_EVENTS:,} kernels or operators. Profile fewer steps "
@@ -78,7 +78,8 @@ def look_up(keys: IntArray, values: FloatArray, *, wanted: IntArray) -> tuple[Fl
     """Look up values by key.
 
     Returns:
-        (n,) value of each wanted key (NaN if missing), and (n,) its row (-1 if missing).
+        (n,) value of each wanted key, NaN if the key is missing; (n,) index of the key in `keys`,
+        -1 if missing.
     """
     if not len(keys):
         return np.full(len(wanted), np.nan), np.full(len(wanted), -1)

@@ -1,4 +1,4 @@
-"""Open trace files (gzip or plain, JSON or SQLite) and put their ranks on one clock."""
+"""Open trace files (gzip or plain, JSON or SQLite) and align their ranks to one clock."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from hp_tool.traces.kineto import read_kineto
 from hp_tool.traces.timeline.events import RankEvents
 
 MAX_BYTES = 4 * 2**30
-"""Maximum unpacked size of one trace, in bytes."""
+"""Maximum uncompressed size of a trace in bytes."""
 MAX_COMPRESSION_RATIO = 200
-"""Maximum compression ratio, checked beyond MIN_CHECKED_BYTES; real traces reach 20."""
+"""Maximum compression ratio, checked once more than MIN_CHECKED_BYTES were read. Real traces reach
+20.
+"""
 MIN_CHECKED_BYTES = 64 * 2**20
 MAX_FILES = 256
 _GZIP = b"\x1f\x8b"
@@ -29,7 +31,7 @@ _SQLITE = b"SQLite format 3\x00"
 
 
 class Unpacked(io.RawIOBase):
-    """Reads a file, decompressing it if gzipped.
+    """Read a file, and decompress it if it is gzipped.
 
     Raises:
         InputError: The file is damaged, or larger than MAX_BYTES.
@@ -77,11 +79,11 @@ class Unpacked(io.RawIOBase):
 def read_traces(
     paths: Sequence[Path], *, names: Sequence[str] | None = None
 ) -> tuple[RankEvents, ...]:
-    """Read trace files and return their ranks, sorted, on the first file's clock.
+    """Read trace files. Return their ranks in ascending order, on the clock of the first file.
 
     Args:
         paths: Trace files.
-        names: File names for errors and for finding ranks; default: the paths.
+        names: File names for error messages and for detecting ranks; by default the paths.
 
     Raises:
         InputError: A file is not a readable trace, or a rank occurs twice.
@@ -110,10 +112,10 @@ def read_traces(
 
 
 def read_trace(path: Path, *, name: str, rank: int) -> list[tuple[RankEvents, int]]:
-    """Read one file.
+    """Read one trace file.
 
     Returns:
-        For each rank, its events and the origin of their times on the host's clock, in nanoseconds.
+        For each rank, its events and the host clock at their time zero, in nanoseconds.
     """
     try:
         with path.open("rb") as stream:
@@ -130,7 +132,7 @@ def read_trace(path: Path, *, name: str, rank: int) -> list[tuple[RankEvents, in
 
 
 def _rank_from_name(name: str, place: int) -> int:
-    """Return the rank in a file name, or the file's position if the name has none."""
+    """Return the rank in a file name. If the name has none, return the file's position."""
     match = re.search(r"rank[-_.]?(\d{1,6})", name, re.IGNORECASE)
     return place if match is None else int(match[1])
 

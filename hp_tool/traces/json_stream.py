@@ -1,7 +1,7 @@
 """Iterate over the events of a Chrome trace of any size.
 
-`json.JSONDecoder.raw_decode` parses one value at a position in a text. The standard library's C
-scanner reads 100 MB in 1.4 s, ijson's C backend in 2.0 s (`python -m benchmarks.traces`).
+`json.JSONDecoder.raw_decode` parses a single value at a position in a text. The standard library's
+C scanner reads 100 MB in 1.4 s; ijson's C backend needs 2.0 s (`python -m benchmarks.traces`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from hp_tool.errors import InputError
 
 CHUNK = 2**20
 MAX_VALUE = 8 * 2**20
-"""Maximum length of an event or other value, in characters; real ones have thousands."""
+"""Maximum length of an event or other value in characters. Real ones have thousands."""
 EVENTS = "traceEvents"
 HEADER = frozenset({"baseTimeNanoseconds", "deviceProperties", "distributedInfo"})
-"""Keys outside the events whose values are stored."""
+"""Top-level keys whose values are stored, in addition to the events."""
 _SPACE = re.compile(r"[\s,]*")
 
 
@@ -32,7 +32,10 @@ _DECODER = json.JSONDecoder(parse_constant=_reject_constant)
 
 
 class TraceStream:
-    """A trace to be iterated once; `header` collects the values of HEADER on the way."""
+    """A trace that can be iterated once.
+
+    `header` collects the values of HEADER during the iteration.
+    """
 
     def __init__(self, stream: BinaryIO, *, name: str) -> None:
         self.header: dict[str, Any] = {}
@@ -41,7 +44,7 @@ class TraceStream:
         self._text, self._at, self._done, self._consumed = "", 0, False, 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the events: objects in a list, or in the list under EVENTS.
+        """Yield the events: the objects in a top-level list, or in the list under EVENTS.
 
         Raises:
             InputError: The file is not a trace.
@@ -78,7 +81,7 @@ class TraceStream:
         self._next()
 
     def _next(self, *, peek: bool = False) -> str:
-        """Return the next character that is not a space or comma."""
+        """Return the next character that is neither whitespace nor a comma."""
         while True:
             match = _SPACE.match(self._text, self._at)
             self._at = match.end() if match else self._at
@@ -116,7 +119,7 @@ class TraceStream:
                     return value
 
     def _more(self) -> bool:
-        """Read the next chunk; return False at the end."""
+        """Read the next chunk. Return False at the end of the file."""
         if self._done:
             return False
         bounds.check_work()

@@ -1,7 +1,7 @@
-"""Read torch.profiler traces: Kineto's JSON of one rank, times in microseconds.
+"""Read torch.profiler traces: Kineto's JSON of one rank, with times in microseconds.
 
 Format: https://github.com/pytorch/kineto/blob/main/libkineto/src/output_json.cpp. Older releases
-wrote the categories `Kernel`, `Runtime` and `Operator`.
+use the categories `Kernel`, `Runtime` and `Operator`.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _FIRST_FACTOR_INDEX = {
     "aten::addmm": 1,
     "aten::baddbmm": 1,
 }
-"""Position of the first factor among the inputs of matmul operators."""
+"""Index of the first factor among the inputs of each matmul operator."""
 _UNKNOWN = KINDS.index("unknown")
 MAX_DURATION_US = 1e15
 """Maximum duration of an event in microseconds: 31 years."""
 MAX_TIME_US = 1e17
-"""Maximum time of an event in microseconds, in the year 5138. Until release 2.3, torch wrote
-microseconds since 1970, about 1.7e15.
+"""Maximum time of an event in microseconds (year 5138). Until release 2.3, torch wrote microseconds
+since 1970, about 1.7e15.
 """
 MAX_WORLD = 1 << 16
-"""Largest job whose group of all ranks is expanded to a list."""
+"""Maximum job size in ranks for which the group of all ranks is expanded to a list."""
 MAX_THREAD_NAME = 100
 
 
 class _RankColumns:
-    """Collects the columns of one rank while its trace is read."""
+    """Collect the columns of one rank while its trace is read."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -74,7 +74,7 @@ class _RankColumns:
         self.signs = Signs()
 
     def add(self, event: Mapping[str, Any]) -> None:
-        """Add an event if it is complete (`ph` X) and its category is used."""
+        """Add an event if it is complete (`ph` is X) and its category is used."""
         if event.get("ph") != "X":
             return
         category, name = event.get("cat"), event.get("name")
@@ -201,13 +201,14 @@ class _RankColumns:
 
     @staticmethod
     def _may_mark_step(event: Mapping[str, Any], name: str) -> bool:
-        """Return whether a host span may mark a step; torch 1.8-1.11 marked steps with
-        operators.
+        """Return True if a host span may mark a step.
+
+        torch 1.8-1.11 marked steps with operators.
         """
         return event.get("cat") == "user_annotation" or name.startswith("ProfilerStep#")
 
     def _add_matmul(self, event: Mapping[str, Any], name: str) -> None:
-        """Add the 2 m n k FLOPs of a matmul with recorded shapes."""
+        """Add a matmul's 2 m n k FLOPs if its shapes were recorded."""
         args = event.get("args")
         shapes = args.get("Input Dims") if isinstance(args, dict) else None
         place = _FIRST_FACTOR_INDEX[name]
@@ -223,7 +224,7 @@ class _RankColumns:
             check_room(len(self.flops), name=self.name)
 
     def finish(self, header: Mapping[str, Any], *, rank: int) -> RankEvents:
-        """Return the rank's arrays."""
+        """Return the events of the rank as arrays."""
         groups = _groups(header, self.names)
         identity = self.identity.array()
         start = self.start.array()
@@ -262,9 +263,9 @@ class _RankColumns:
         )
 
     def origin_ns(self, header: Mapping[str, Any]) -> int:
-        """Return the host's clock at time zero of this rank, in nanoseconds.
+        """Return the host clock at this rank's time zero, in nanoseconds.
 
-        An integer, because a float of nanoseconds since 1970 is exact to 256 ns only.
+        This is an integer, because a float stores nanoseconds since 1970 only to within 256 ns.
         """
         base = header.get("baseTimeNanoseconds")
         if not isinstance(base, int) or isinstance(base, bool) or not 0 <= base < 1 << 63:
@@ -273,15 +274,15 @@ class _RankColumns:
 
 
 def read_kineto(stream: TraceStream, *, name: str, rank: int) -> tuple[RankEvents, int]:
-    """Read one rank's trace.
+    """Read the trace of one rank.
 
     Args:
         stream: The trace.
-        name: File name for errors.
-        rank: Rank to use if the trace does not record it.
+        name: File name for error messages.
+        rank: Rank to use if the trace does not record one.
 
     Returns:
-        The events, and the host's clock at their time zero, in nanoseconds.
+        The events, and the host clock at their time zero in nanoseconds.
 
     Raises:
         InputError: The trace is invalid.
@@ -311,9 +312,10 @@ def _world_size(header: Mapping[str, Any]) -> int:
 
 
 def _groups(header: Mapping[str, Any], names: Names) -> dict[str, Group]:
-    """Return the groups listed in the trace, by name; `part` is empty if not in the description.
+    """Return the groups listed in the trace by name.
 
-    torch lists `default_pg`, its group of all ranks, with or without the ranks.
+    `part` is empty if the description does not tell. torch lists `default_pg`, the group of all
+    ranks, with or without its ranks.
     """
     info = header.get("distributedInfo")
     listed = info.get("pg_config") if isinstance(info, dict) else None

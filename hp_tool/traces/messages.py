@@ -1,4 +1,4 @@
-"""Collectives in traces: group, operation and message size."""
+"""Collectives in traces: process group, operation and message size."""
 
 from __future__ import annotations
 
@@ -37,13 +37,17 @@ ELEMENT_BYTES = {
     "float8_e4m3fn": 1,
     "float8_e5m2": 1,
 }
-"""Bytes by torch's type name as traces write it, in lower case and without `c10::`."""
+"""Element size in bytes by torch type name, as written in traces, in lower case and without
+`c10::`.
+"""
 MAX_ELEMENTS = 1e15
 SMALL_MESSAGE_ELEMENTS = 64
-"""Messages with fewer elements are norms, losses or flags, so they do not reveal their group."""
+"""Messages with fewer elements are norms, losses or flags. Their group reveals nothing about the
+layout.
+"""
 _MAX_RANKS = 1 << 20
 MAX_GROUP_MEMBERS = 1 << 22
-"""Limit on the process groups of one rank plus their members."""
+"""Maximum number of process groups of one rank plus their members."""
 _ALL_GATHER, _SEND_RECEIVE, _ALL_TO_ALL, _OTHER = (
     COLLECTIVES.index(name) for name in ("all_gather", "send_receive", "all_to_all", "other")
 )
@@ -52,12 +56,15 @@ DEFAULT_GROUP = "default_pg"
 
 
 def element_bytes(name: Any) -> float:
-    """Return the bytes of one element; NaN for an unknown type."""
+    """Return the size of one element in bytes; NaN for an unknown type."""
     return float(ELEMENT_BYTES.get(str(name).lower().removeprefix("c10::"), math.nan))
 
 
 def number(value: Any) -> float:
-    """Convert a number, or its text, to a float; NaN for other values and implausible sizes."""
+    """Convert a number or numeric string to float.
+
+    Return NaN for other and for implausible values.
+    """
     if isinstance(value, str) and len(value) < 40:
         try:
             value = float(value)
@@ -69,7 +76,7 @@ def number(value: Any) -> float:
 
 
 def ranks_of(value: Any) -> tuple[int, ...]:
-    """Parse a list of ranks or its text, `[0, 1, 2]`; empty if abbreviated or invalid."""
+    """Parse a list of ranks, or its text such as `[0, 1, 2]`. Empty if abbreviated or invalid."""
     if isinstance(value, str):
         if "..." in value or not re.fullmatch(r"\[[\d,\s]{0,200000}\]", value):
             return ()
@@ -84,7 +91,7 @@ def ranks_of(value: Any) -> tuple[int, ...]:
 
 
 def _size_of(value: Any) -> int:
-    """Return a group's number of members; 0 for an invalid value."""
+    """Return the number of members of a group; 0 if invalid."""
     return (
         value
         if isinstance(value, int) and not isinstance(value, bool) and 1 < value < _MAX_RANKS
@@ -93,7 +100,7 @@ def _size_of(value: Any) -> int:
 
 
 def elements(shape: Any) -> float:
-    """Return the product of a recorded shape; NaN for an invalid value."""
+    """Return the number of elements of a recorded shape; NaN if invalid."""
     if not isinstance(shape, list) or not all(
         isinstance(size, int) and not isinstance(size, bool) for size in shape
     ):
@@ -104,7 +111,7 @@ def elements(shape: Any) -> float:
 
 @dataclass(slots=True)
 class Calls:
-    """Host spans of NCCL calls of `torch.distributed` (`nccl:all_reduce`), with tensor bytes."""
+    """Host spans of `torch.distributed` NCCL calls (`nccl:all_reduce`), with tensor bytes."""
 
     start_s: Floats = field(default_factory=Floats)
     end_s: Floats = field(default_factory=Floats)
@@ -141,7 +148,7 @@ class Calls:
 
 
 def _tensor(args: Mapping[str, Any]) -> tuple[float, Any]:
-    """Return (bytes, shape) of a call's first tensor; NaN bytes if not recorded."""
+    """Return the bytes and shape of a call's first tensor. Bytes are NaN if not recorded."""
     shapes, types = args.get("Input Dims"), args.get("Input type")
     shape = shapes[0] if isinstance(shapes, list) and shapes else None
     kind = types[0] if isinstance(types, list) and types else None
@@ -150,7 +157,7 @@ def _tensor(args: Mapping[str, Any]) -> tuple[float, Any]:
 
 @dataclass(slots=True, kw_only=True)
 class Messages:
-    """Collects the collectives of one rank while its trace is read."""
+    """Collect the collectives of one rank while its trace is read."""
 
     names: Names
     rank: int | None = None
@@ -162,7 +169,7 @@ class Messages:
     _members: int = 0
 
     def add_device(self, event: int, name: str, args: Mapping[str, Any]) -> None:
-        """Add a collective kernel; torch writes its arguments since 2.2."""
+        """Add a collective kernel. torch writes its arguments since release 2.2."""
         collective = args.get("Collective name")
         operation = self.names.operation(
             collective if isinstance(collective, str) and collective else name
@@ -187,7 +194,7 @@ class Messages:
         )
 
     def add_host(self, event: int, name: str, args: Mapping[str, Any]) -> None:
-        """Add a gloo collective, which records its tensor's shape but not its group."""
+        """Add a gloo collective. The trace records its tensor shape but not its group."""
         operation = self.names.operation(name)
         size, shape = _tensor(args)
         flat = not isinstance(shape, list) or len(shape) < 2
@@ -203,12 +210,12 @@ class Messages:
         """Set the operation of kernels without arguments from the call that launched them.
 
         torch before 2.2 writes no arguments, and NCCL's kernel names are ambiguous:
-        ncclKernel_SendRecv runs all-to-alls, too, and in some builds all collectives.
+        ncclKernel_SendRecv also runs all-to-alls and, in some builds, all collectives.
 
         Args:
-            calls: The host's calls of NCCL.
-            launch_s: (n,) launch time of each event, NaN if not recorded.
-            thread: (n,) the host thread that launched it.
+            calls: NCCL calls on the host.
+            launch_s: (n,) launch time of each event; NaN if not recorded.
+            thread: (n,) host thread that launched each event.
         """
         label = self.label.array()
         unnamed = (
@@ -257,10 +264,10 @@ class Messages:
         self.label.append(self._labels.setdefault(label, len(self._labels)))
 
     def finish(self, groups: Mapping[str, Group]) -> tuple[Collectives, tuple[Group, ...]]:
-        """Return the columns and the groups that they index.
+        """Return the columns, and the groups to which their indices refer.
 
         Args:
-            groups: Groups listed in the trace, by name; `part` is empty if unknown.
+            groups: Groups listed in the trace, by name. `part` is empty if unknown.
         """
         made = tuple(self._resolve_group(label, groups) for label in self._labels)
         operation, label = self.operation.array(), self.label.array()
@@ -276,11 +283,11 @@ class Messages:
         ), made
 
     def _resolve_group(self, label: tuple[Any, ...], groups: Mapping[str, Group]) -> Group:
-        """Return a label's group.
+        """Return the process group of a label.
 
-        If its ranks were not recorded, use those of the first listed group of its part, as
-        frameworks create it first. Otherwise use the listed groups of unknown part, if all of them
-        have the same ranks.
+        If its ranks were not recorded, use those of the first listed group of the same part,
+        because frameworks create that one first. If there is none, use those of the listed groups
+        of unknown part, provided that all of them have the same ranks.
         """
         name, description, ranks, operation, flat, is_small, size, _ = label
         listed = groups.get(name) if name else None

@@ -1,4 +1,4 @@
-"""Classify recorded names by the rules of `data/kernels.yaml`, with a cache."""
+"""Classify recorded names by the rules in `data/kernels.yaml`, with a cache."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hp_tool.traces.timeline.events import COLLECTIVES, KINDS, PHASES, WORKLOADS
 
 TABLE = Path(__file__).parent / "data" / "kernels.yaml"
 MAX_NAME = 400
-"""Characters of a name that are matched; template names have thousands."""
+"""Number of characters of a name that are matched. Names of C++ templates can have thousands."""
 MAX_STEP_NAME = 30
 CACHE_SIZE = 50_000
-"""Names whose class is cached; a training has hundreds."""
+"""Maximum number of cached names. A training job has hundreds."""
 Rules = tuple[tuple[re.Pattern[str], Any], ...]
 
 
@@ -28,14 +28,14 @@ def table() -> dict[str, Any]:
 
 
 def compile_rules(section: str, key: str, values: Sequence[str]) -> Rules:
-    """Compile a section's patterns, each with the index in `values` of its class."""
+    """Compile a section's patterns. Each is paired with the index of its class in `values`."""
     return tuple(
         (re.compile(rule["pattern"]), values.index(rule[key])) for rule in table()[section]
     )
 
 
 class Names:
-    """Classifies names; use one object per trace."""
+    """Classify names. Use one object per trace."""
 
     def __init__(self) -> None:
         self._kernels = compile_rules("kernels", "kind", KINDS)
@@ -48,35 +48,35 @@ class Names:
         self._known: dict[tuple[int, str], int] = {}
 
     def kernel(self, name: str) -> int:
-        """Return the index in KINDS; `unknown` if no rule matches."""
+        """Return the index of the kernel's kind in KINDS; `unknown` if no rule matches."""
         kind = self._first(0, self._kernels, name)
         return KINDS.index("unknown") if kind < 0 else kind
 
     def workload(self, name: str) -> str | None:
-        """Return the workload that this name occurs in exclusively, or None."""
+        """Return the only workload in which this name occurs; None if it is not specific to one."""
         workload = self._first(5, self._workloads, name)
         return None if workload < 0 else WORKLOADS[workload]
 
     def operator(self, name: str) -> bool:
-        """Return True if this operator of a CPU process does work itself."""
+        """Return True if this CPU operator does work itself instead of calling other operators."""
         return self._first(1, self._operators, name) == 0
 
     def operation(self, name: str) -> int:
-        """Return the index in COLLECTIVES."""
+        """Return the index of the collective in COLLECTIVES."""
         operation = self._first(2, self._operations, name, lower=True)
         return COLLECTIVES.index("other") if operation < 0 else operation
 
     def phase(self, name: str) -> int:
-        """Return the index in PHASES, or -1."""
+        """Return the index of the phase in PHASES; -1 if none."""
         return self._first(3, self._phases, name)
 
     def group(self, description: str) -> str | None:
-        """Return the part whose group has this description, or None if no rule matches."""
+        """Return the part whose process group has this description; None if no rule matches."""
         part = self._first(4, self._groups, description)
         return None if part < 0 else COMMUNICATION[part]
 
     def step(self, name: str) -> int | None:
-        """Return the number of a step marker, or None for other names."""
+        """Return the number in a step marker; None for other names."""
         match = self._step.search(name) if len(name) < MAX_STEP_NAME else None
         return None if match is None else int(match[1])
 
@@ -95,7 +95,7 @@ class Names:
 
 
 def unnamed_part(operation: str, *, flat: bool, groups: Sequence[Group]) -> str:
-    """Return the most likely part of a collective whose group was not recorded."""
+    """Return the most likely part of a collective whose process group was not recorded."""
     orders = table()["unnamed"]
     order: list[str] = orders.get(operation) or orders["flat" if flat else "shaped"]
     large = {group.part for group in groups if len(group.ranks) > 1}

@@ -1,8 +1,8 @@
-"""Read Nsight Systems reports exported with `nsys export --type sqlite`; times in nanoseconds.
+"""Read Nsight Systems reports exported with `nsys export --type sqlite`. Times are in nanoseconds.
 
 Tables: https://docs.nvidia.com/nsight-systems/UserGuide/index.html (SQLite schema). A report may
-have several ranks, one per process and device. Nsight records neither groups nor message sizes of
-collectives.
+contain several ranks, one per process and device. Nsight records neither the groups nor the message
+sizes of collectives.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from hp_tool.traces.timeline.events import KINDS, Phases, RankEvents, Signs
 _KERNEL, _COPY, _FILL = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 _LAUNCH, _RANGE = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
 _TO_OR_FROM_HOST = (1, 2)
-"""CUPTI's copyKind for host-to-device and device-to-host copies."""
+"""CUPTI's copyKind values for host-to-device and device-to-host copies."""
 _THREADS = 1 << 24
-"""A globalTid is a globalPid plus a thread number below this."""
+"""A globalTid is a globalPid plus a thread number, which is less than this value."""
 MAX_SQLITE_STEPS = 2_000_000_000
-"""SQLite virtual machine steps per file; a gigabyte of kernels needs a tenth."""
+"""Maximum number of SQLite virtual machine steps per file. A gigabyte of kernels needs a tenth of
+this.
+"""
 MAX_VALUE_BYTES = 1_000_000
-"""Largest value in a report, in bytes."""
+"""Maximum size of a value in a report, in bytes."""
 MAX_RANKS = 64
 MAX_PROCESSES = 4096
 
@@ -60,10 +62,10 @@ class _HostColumns:
 
 
 def read_nsight(path: Path, *, name: str, rank: int) -> list[RankEvents]:
-    """Read the ranks of a report, numbered from `rank` by process and device.
+    """Read the ranks of a report. They are numbered from `rank` on, by process and device.
 
     Raises:
-        InputError: The file is not a readable report; names it `name`.
+        InputError: The file is not a readable report. The message contains `name`.
     """
     steps, stopped = iter(range(MAX_SQLITE_STEPS // 100_000)), list[HpToolError]()
     try:
@@ -83,8 +85,9 @@ def read_nsight(path: Path, *, name: str, rank: int) -> list[RankEvents]:
 
 
 def _should_stop(steps: Iterator[int], stopped: list[HpToolError]) -> bool:
-    """Return True to stop SQLite. Errors are collected in `stopped`, because none can pass through
-    SQLite.
+    """Return True to interrupt SQLite.
+
+    Errors are appended to `stopped`, because exceptions cannot propagate through SQLite.
     """
     try:
         bounds.check_work()
@@ -95,7 +98,7 @@ def _should_stop(steps: Iterator[int], stopped: list[HpToolError]) -> bool:
 
 
 def _read(connection: sqlite3.Connection, *, name: str, rank: int) -> list[RankEvents]:
-    # Only tables: reports have no views, and a view can take arbitrarily long.
+    # Tables only: reports have no views, and reading a view can take arbitrarily long.
     listed = connection.execute(
         "SELECT name FROM sqlite_master WHERE type = 'table' AND sql NOT LIKE 'CREATE VIRTUAL%'"
     )
@@ -139,7 +142,7 @@ def _read(connection: sqlite3.Connection, *, name: str, rank: int) -> list[RankE
 def _rows(
     connection: sqlite3.Connection, table: str, columns: tuple[str, ...], join: str = ""
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield rows of a table; columns that this Nsight version does not write are NULL."""
+    """Yield rows of a table. Columns that this Nsight version does not write are NULL."""
     present = _columns(connection, table)
     chosen = ", ".join(
         column if "." in column or column in present else f"NULL AS {column}" for column in columns
@@ -154,9 +157,9 @@ def _columns(connection: sqlite3.Connection, table: str) -> set[str]:
 def _text_column(
     connection: sqlite3.Connection, tables: Iterable[str], *, table: str, column: str
 ) -> tuple[str, str]:
-    """Return the SQL expression of the text that a column refers to, and the join that it needs.
+    """Return the SQL expression for the text that a column refers to, and the required join.
 
-    The texts stay in the database, because they may not fit in memory.
+    Texts are looked up in the database, because all of them may not fit in memory.
     """
     if "StringIds" not in tables or column not in _columns(connection, table):
         return column, ""

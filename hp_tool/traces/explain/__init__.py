@@ -1,1 +1,1 @@
-"""Explain recorded steps: measured and predicted parts, and changes that shorten them."""
+"""Explain recorded steps: measured and predicted parts, and changes that shorten a step."""

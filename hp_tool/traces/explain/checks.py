@@ -1,4 +1,4 @@
-"""Check that a trace matches the query before its step may correct predictions."""
+"""Check that a trace matches the query before its step is used to correct predictions."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hp_tool.traces.timeline import Timeline
 from hp_tool.traces.timeline.workload import has_backward, has_optimizer, workload_of
 
 FULL_RECOMPUTE = 4.0 / 3.0
-"""Ratio of FLOPs with full recomputation to those without, at most (arXiv 2205.05198, section
-5).
+"""Upper bound of the ratio of FLOPs with full recomputation to FLOPs without (arXiv 2205.05198,
+section 5).
 """
 CheckName = Literal["device", "ranks", "matmul_flops", "backward", "optimizer"]
 CheckState = Literal["matches", "unknown", "differs"]
@@ -31,19 +31,21 @@ class Check:
     name: CheckName
     state: CheckState
     text: str
-    """What was compared, with both values."""
+    """Description of the comparison, with both values."""
 
 
 def run_checks(
     line: Timeline, *, problem: TrainingProblem, config: ParallelConfig, sizes: Mapping[str, Any]
 ) -> tuple[Check, ...]:
-    """Compare a trace with the query's device, ranks and FLOPs; look for backward and optimizer.
+    """Compare a trace with the query's device, ranks and FLOPs.
+
+    Check that it has backward passes and an optimizer step.
 
     Args:
         line: The recorded steps.
         problem: The resolved query.
         config: The query's configuration.
-        sizes: Group sizes recorded in the trace, by path of the query.
+        sizes: Parallel group sizes recorded in the trace, by query path.
     """
     backward, optimizer = has_backward(line.ranks), has_optimizer(line.ranks)
     work = workload_of(line.ranks)
@@ -72,13 +74,13 @@ def run_checks(
 
 
 def measurement_use(trace_checks: Sequence[Check]) -> Teaching:
-    """Return how the step is used: refused if a check differs, held if one is unknown."""
+    """Return how the step may be used: refused if any check differs, held if one is unknown."""
     states = {check.state for check in trace_checks}
     return "refused" if "differs" in states else "held" if "unknown" in states else "applied"
 
 
 def refusal_reasons(trace_checks: Sequence[Check]) -> str:
-    """Return why the step is refused or held; empty if all checks match."""
+    """Return why the step is refused or held. Empty if all checks match."""
     worst = "differs" if any(check.state == "differs" for check in trace_checks) else "unknown"
     return "; ".join(check.text for check in trace_checks if check.state == worst)
 
@@ -137,7 +139,7 @@ def _flops(line: Timeline, problem: TrainingProblem, config: ParallelConfig) -> 
         return Check(name="matmul_flops", state="unknown", text=text)
     token = token_flops(problem.model, problem.workload)
     tokens = step_tokens(problem.workload) / problem.cluster.num_gpus
-    # Unfused attention's scores and values are matmuls with recorded shapes, too.
+    # In unfused attention, computing scores and outputs also uses matmuls with recorded shapes.
     recomputed = FULL_RECOMPUTE if _recomputes_layers(config) else 1.0
     lowest = tokens * (3.0 * (token.layers + token.logits) - token.frozen)
     highest = tokens * recomputed * (3.0 * token.forward - token.frozen)
@@ -153,7 +155,7 @@ def _flops(line: Timeline, problem: TrainingProblem, config: ParallelConfig) -> 
 
 
 def _recomputes_layers(config: ParallelConfig) -> bool:
-    """Return whether matmuls of layers are recomputed, in whole layers or in selected operators."""
+    """Return True if matmuls of layers are recomputed, for whole layers or selected operators."""
     recompute = config.recompute
     name = recompute if isinstance(recompute, str) else recompute.granularity
     return name in ("full", "per_layer", "per_op") or (

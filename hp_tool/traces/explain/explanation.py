@@ -1,4 +1,4 @@
-"""Explain a recorded training: measured and predicted parts, and changes that shorten a step."""
+"""Explain recorded training: measured and predicted parts, and changes that shorten a step."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ from hp_tool.traces.timeline.use import LinkUse, link_use, matmul_flops_per_seco
 from hp_tool.traces.timeline.workload import Workload, workload_of
 
 MAX_UNKNOWN_SHARE = 0.1
-"""Fraction of a step in unknown kernels above which only the step time is used, not its parts."""
+"""If unknown kernels take more than this fraction of a step, only the step time is used, not its
+parts.
+"""
 MAX_UNKNOWN_KERNELS = 5
-"""Maximum number of names of unknown kernels in a result."""
+"""Maximum number of unknown kernel names in a result."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +50,17 @@ class RankStep:
     rank: int
     step_s: float
     own_s: float
-    """Seconds without waits for other ranks."""
+    """Step time without waits for other ranks, in seconds."""
     parts_s: dict[str, float]
-    """Seconds by part of a prediction; they sum to step_s."""
+    """Seconds by predicted part; their sum is step_s."""
     hidden_s: dict[str, float]
-    """Seconds of communication that overlaps with compute, by part."""
+    """Communication that overlaps with compute, in seconds by part."""
     waits_s: dict[str, float]
-    """Seconds of `parts_s` during which a collective waits for another rank. The waits of
-    pipeline_p2p are the pipeline bubble.
+    """Time in `parts_s` during which a collective waits for another rank, in seconds by part. The
+    waits in pipeline_p2p are the pipeline bubble.
     """
     host_s: float
-    """Seconds of `overhead` caused by the host launching the next kernel late."""
+    """Part of `overhead` caused by late kernel launches on the host, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +68,11 @@ class Suggestion(Change):
     """A suggested change, and how to write it."""
 
     changed: ChosenValues = field(default_factory=dict)
-    """New values of the query, by path."""
+    """Changed values by query path."""
     flags: tuple[dict[str, str | None], ...] = ()
-    """{flag, from, to} in the tool's words, or the query's paths."""
+    """Changed options as {flag, from, to}. They are the tool's flags, or query paths if it has
+    none.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +80,9 @@ class UnknownKernel:
     """A kernel that no rule recognizes."""
 
     name: str
-    """Name, truncated."""
+    """Kernel name, truncated."""
     seconds: float
-    """Total in the recording."""
+    """Total time in the recording, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,71 +95,70 @@ class Explanation:
     """The query's id."""
     status: Literal["ok"] = "ok"
     steps: int
-    """Number of recorded steps that all ranks have."""
+    """Number of recorded steps that are available on all ranks."""
     marked: bool
-    """Whether step boundaries were marked or found; otherwise the recording counts as one step."""
+    """True if step boundaries were marked or found. Otherwise, the recording counts as one step."""
     device: str
     """Device name in the trace; empty if not recorded."""
     workload: Workload
-    """Recorded work. `inference`: forward passes without signs of a serving engine."""
+    """Kind of recorded work. `inference` means forward passes without signs of a serving engine."""
     step_s: float
-    """Step time of median length on the critical rank, in seconds; figures by rank belong to this
-    step.
-    """
+    """Median step time on the critical rank, in seconds. Per-rank figures describe this step."""
     critical_rank: int
-    """Rank for which the other ranks wait."""
+    """Rank that the other ranks wait for."""
     ranks: tuple[RankStep, ...]
     links: tuple[LinkUse, ...]
     """Collectives on the critical rank."""
     matmul_flops_per_second: float | None
-    """FLOP/s while matmul kernels run on the critical rank; None if shapes were not recorded."""
+    """FLOP/s on the critical rank while matmul kernels run; None if shapes were not recorded."""
     tensor_core_share: float | None
-    """Fraction of the device's peak FLOP/s; None without a query or shapes."""
+    """This rate as a fraction of the device's peak FLOP/s; None without a query or shapes."""
     faults: tuple[Fault, ...]
-    """Causes that cost at least a tenth of the step, found by comparing ranks and groups."""
+    """Causes that cost at least a tenth of the step. They are found by comparing ranks and groups.
+    """
     estimate: Estimate | None = None
     """The prediction for the query's configuration; None without a query."""
     parts: tuple[StepPart, ...] = ()
-    """Parts of the step, sorted by the difference between measured and predicted, or by length
-    without a query.
+    """Parts of the step, sorted by measured minus predicted time; without a query, by measured
+    time.
     """
     suggestions: tuple[Suggestion, ...] = ()
     findings: tuple[Finding, ...] = ()
-    """Sentences, sorted by seconds."""
+    """Findings as sentences, sorted by lost seconds."""
     query: dict[str, Any] | None = None
     report: dict[str, Any] | None = None
-    """The step as a measurement: a line for `hp-tool calibrate --measurements` and a body for POST
-    /v1/measurements. None without a query, or if a check shows that the trace belongs to another
-    job.
+    """The step as a measurement. It is a line for `hp-tool calibrate --measurements` and a body for
+    POST /v1/measurements. None without a query, or if a check shows that the trace belongs to a
+    different job.
     """
     checks: tuple[Check, ...] = ()
-    """Whether the trace matches the query; empty without a query."""
+    """Checks that the trace matches the query. Empty without a query."""
     teaches: Teaching | None = None
-    """Use of the step as a measurement: applied, held until accepted, or refused. None without a
-    query.
+    """How the step may be used as a measurement: applied, held until accepted, or refused. None
+    without a query.
     """
     unknown_share: float = 0.0
-    """Fraction of the step in kernels that no rule recognizes."""
+    """Fraction of the step spent in kernels that match no rule."""
     unknown_kernels: tuple[UnknownKernel, ...] = ()
     """Longest unknown kernels on the critical rank."""
     trace_query: dict[str, Any] = field(default_factory=dict)
-    """Configuration recorded in the trace, by path of the query."""
+    """Configuration recorded in the trace, by query path."""
 
     @property
     def critical(self) -> RankStep:
-        """The critical rank's step."""
+        """Step of the critical rank."""
         return next(rank for rank in self.ranks if rank.rank == self.critical_rank)
 
 
 def explain(
     ranks: Sequence[RankEvents], *, query: Query | None = None, tool: str | None = None
 ) -> Explanation:
-    """Explain recorded steps, and compare them with the prediction for `query` if given.
+    """Explain recorded steps. If `query` is given, compare them with its prediction.
 
     Args:
         ranks: Events of the recorded ranks.
-        query: A training query with one configuration.
-        tool: Format whose flags the suggestions use.
+        query: A training query with a single configuration.
+        tool: Framework or format whose flags the suggestions use.
 
     Raises:
         InputError: The trace has no kernels.
@@ -285,7 +288,8 @@ def _compare_with_query(
 def _measurement_report(query: Query, measured_s: dict[str, float]) -> dict[str, Any]:
     """Return the step as a measurement.
 
-    Up to MAX_UNKNOWN_SHARE, unknown kernels count as compute; above it, parts are omitted.
+    Time in unknown kernels counts as compute if its share is at most MAX_UNKNOWN_SHARE. Otherwise,
+    the parts are omitted.
     """
     mapping = schema.query_mapping(query)
     parallel = mapping.pop("parallel", {})
@@ -300,10 +304,11 @@ def _measurement_report(query: Query, measured_s: dict[str, float]) -> dict[str,
 def _make_suggestion(
     change: Change, *, query: Query, assumed: Query, estimate: Estimate, tool: str | None
 ) -> Suggestion:
-    """Return a change of the query with its usual settings, and the tool's flags for it.
+    """Return a suggested change: the changed query values, and the tool's flags for them.
 
-    The flags come from the query as asked, because the tool may lack some of the usual settings.
-    They differ only by the change.
+    Values are compared with the usual settings filled in. The flags are derived from the query as
+    given, because the tool may not support some of the usual settings. They differ only by the
+    change.
     """
     assert estimate.parallel is not None
     before, after = (
@@ -332,7 +337,7 @@ def _words(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _values_by_path(configuration: Configuration) -> dict[str, Any]:
-    """Return the values of `parallel` and `training.overlap` by path of the query."""
+    """Return the values of `parallel` and `training.overlap` by query path."""
     training = configuration.query.training
     overlap = (
         {} if training is None or training.overlap is None else schema.to_dict(training.overlap)
@@ -345,8 +350,8 @@ def _values_by_path(configuration: Configuration) -> dict[str, Any]:
 
 
 UNNAMED_GROUPS = ("default_pg", "undefined")
-"""torch's descriptions of the group of all ranks and of groups without a description, whose sizes
-say nothing about the layout.
+"""torch's descriptions of the group of all ranks, and of groups without a description. Their sizes
+reveal nothing about the layout.
 """
 _SIZES = {
     "tensor_parallel": "tensor_parallel_size",

@@ -1,4 +1,4 @@
-"""Findings about a recorded training as sentences, sorted by lost seconds."""
+"""Describe findings about recorded training steps as sentences, sorted by lost seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hp_tool.traces.timeline import Fault
 from hp_tool.traces.timeline.faults import MIN_FAULT_SHARE
 
 MIN_SAVED_FRACTION = 0.02
-"""Fraction of a step below which a difference is not reported."""
+"""Differences below this fraction of a step are not reported."""
 _WORKLOADS = {
     "serving": "This is a serving trace: it has kernels or steps of a serving engine and no "
     "backward pass.",
@@ -26,14 +26,14 @@ class Finding:
     """One finding about a recorded training."""
 
     seconds: float
-    """Seconds of the step that it concerns."""
+    """Seconds of the step affected by the finding."""
     text: str
     set: Mapping[str, Any] | None = None
-    """Suggested change of the query, by path; None if there is none."""
+    """Suggested query changes by path; None if there are none."""
 
 
 class Suggested(Protocol):
-    """Attributes of a suggestion."""
+    """Attributes required of a suggestion."""
 
     @property
     def change(self) -> str: ...
@@ -63,16 +63,17 @@ def findings(
     """Return the findings, sorted by seconds.
 
     Args:
-        faults: Faults that cost a tenth of the step or more.
+        faults: Faults that cost at least a tenth of the step.
         parts: Parts of the step.
-        suggestions: Changes of the configuration, and the seconds that each saves.
-        step_s: Seconds of the step.
+        suggestions: Configuration changes, with the seconds that each one saves.
+        step_s: Step time in seconds.
         exposed_s: Exposed communication by part, from `timeline.exposed_s`.
         workload: Recorded work, from `workload_of`.
-        compared: Whether a training query is given.
-        recorded_ranks: Number of ranks. With one, waits for other ranks count as communication.
-        unknown: Names of the longest kernels that no rule recognizes.
-        unknown_s: Seconds of the step in such kernels.
+        compared: True if a training query is given.
+        recorded_ranks: Number of ranks. With a single rank, waits for other ranks count as
+            communication.
+        unknown: Names of the longest unknown kernels.
+        unknown_s: Seconds of the step in unknown kernels.
     """
     sentences = [Finding(seconds=fault.seconds, text=_fault_text(fault)) for fault in faults]
     if (words := _WORKLOADS.get(workload)) is not None:
@@ -113,8 +114,9 @@ def _unknown_text(names: Sequence[str], seconds: float, step_s: float) -> str:
 def _exposed_findings(
     exposed_s: Mapping[str, float], faults: Sequence[Fault], *, step_s: float, recorded_ranks: int
 ) -> Iterator[Finding]:
-    """Yield exposed communication that takes a tenth of the step or more and that no fault
-    explains.
+    """Yield exposed communication that takes a tenth of the step or more.
+
+    Communication that a fault explains is omitted.
     """
     waits = ", including waits for ranks that were not recorded" if recorded_ranks == 1 else ""
     for part, seconds in exposed_s.items():
@@ -182,7 +184,7 @@ def _change_text(change: Suggested | None) -> str:
 
 
 def saving_words(change: Suggested) -> str:
-    """Return the saved time of a change, such as `about 1.4 s (1.2 s to 1.6 s)`."""
+    """Format the time that a change saves, such as `about 1.4 s (1.2 s to 1.6 s)`."""
     low, high = (
         f"{'-' * (seconds < 0.0)}{format_duration(abs(seconds))}"
         for seconds in change.seconds_interval

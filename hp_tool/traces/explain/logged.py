@@ -1,4 +1,4 @@
-"""Explain a step from Megatron's timers, which are coarser than a trace but need no profiler."""
+"""Explain a step from Megatron's timers. They are coarser than a trace but need no profiler."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ GRADIENTS = (
     "non-tensor-parallel-grads-all-reduce",
 )
 MAX_TIMER_SHARE = 1.05
-"""Factor by which a timer may exceed the step, because of rounding and because ranks print at
-different moments. A longer timer belongs to another step.
+"""Maximum ratio of a timer to the step time. It exceeds 1 because times are rounded and ranks print
+at different times. A longer timer belongs to another step.
 """
 _LAYERS = (*PER_MICRO_BATCH, "offload")
 _PIPELINE = ("pipeline_bubble", "pipeline_p2p")
@@ -40,9 +40,9 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "optimizer": ("optimizer",),
     "rest": ("overhead",),
 }
-"""Parts of a prediction in each group that timers distinguish. Parts without a printed timer belong
-to `rest`. `passes`: forward and backward, including communication within layers; with level-1
-timers only, `passes_and_pipeline`.
+"""Predicted parts in each group that timers can distinguish. `passes` is forward and backward,
+including communication within layers. With level-1 timers, `passes_and_pipeline` is used
+instead. Parts without a printed timer belong to `rest`.
 """
 
 
@@ -52,10 +52,10 @@ class TimerSpread:
 
     timer: str
     shortest_s: float | None
-    """Shortest time in seconds; None if the log prints only the longest."""
+    """Minimum in seconds; None if the log prints only the maximum."""
     longest_s: float
     longest_rank: int | None
-    """Rank with the longest time; None if the log does not name ranks."""
+    """Rank with the maximum; None if the log does not name ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +66,14 @@ class LoggedExplanation:
     """The query's id."""
     status: Literal["ok"] = "ok"
     steps: int
-    """Number of times the timers were printed."""
+    """Number of steps for which timers were printed."""
     step_s: float
-    """Step time of median length, in seconds; all figures belong to this step."""
+    """Median step time in seconds. All figures describe this step."""
     parts: tuple[StepPart, ...]
-    """One part per group of GROUPS."""
+    """One entry per group in GROUPS."""
     timers: tuple[TimerSpread, ...]
     findings: tuple[Finding, ...]
-    """Sentences, sorted by seconds."""
+    """Findings as sentences, sorted by lost seconds."""
     estimate: Estimate | None = None
     query: dict[str, Any] | None = None
 
@@ -108,10 +108,11 @@ def explain_log(steps: Sequence[TimedStep], *, query: Query | None = None) -> Lo
 
 
 def logged_parts(step: TimedStep) -> dict[str, float]:
-    """Return the step's seconds by group of GROUPS, from the rank where each timer is longest.
+    """Return the step's seconds by group in GROUPS.
 
-    They sum to the step; `rest` is the time that no timer covers. Megatron exchanges gradients
-    within the timer forward-backward, and parameters within optimizer.
+    Each timer is taken from the rank where it is longest. Their sum is the step time, and `rest` is
+    the time that no timer covers. Megatron's timer forward-backward includes the gradient exchange,
+    and its timer optimizer includes the parameter exchange.
     """
     longest = step.longest_s
     both_s = min(
@@ -149,7 +150,10 @@ def _check(step: TimedStep) -> None:
 
 
 def _computing(step: TimedStep) -> float:
-    """Return the longest forward + backward seconds of a rank; without ranks, an upper bound."""
+    """Return the longest forward + backward time of any rank in seconds.
+
+    This is an upper bound if ranks are not named.
+    """
     by_rank = _pass_seconds_by_rank(step)
     return max(by_rank.values()) if by_rank else sum(step.longest_s[name] for name in COMPUTING)
 
@@ -170,8 +174,9 @@ def _spread(step: TimedStep, name: str) -> TimerSpread:
 
 
 def _slow_rank(step: TimedStep) -> Iterator[Finding]:
-    """Yield the slowest rank's excess over the median, or over the fastest if ranks are not
-    named.
+    """Yield how much slower the slowest rank is than the median rank.
+
+    If ranks are not named, it is compared with the fastest rank.
     """
     stages = "It is slow, or its stage has more work."
     if by_rank := _pass_seconds_by_rank(step):

@@ -1,4 +1,4 @@
-"""Measured and predicted seconds of the parts of a step."""
+"""Measured and predicted times of a step's parts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class StepPart:
 
     name: str
     measured_s: float
-    """Seconds on the critical rank."""
+    """Measured seconds on the critical rank."""
     predicted_s: float | None = None
     """Predicted seconds; None without a query."""
     interval: tuple[float, float] | None = None
-    """90% interval of predicted_s; None if the step has none."""
+    """90% interval of predicted_s; None if the predicted step has none."""
 
     @property
     def excess_s(self) -> float:
@@ -35,14 +35,15 @@ def step_parts(
 ) -> tuple[StepPart, ...]:
     """Return the parts of a step, measured and predicted.
 
-    The errors of the parts are assumed independent and of equal relative size. Let w_i =
-    predicted_i / step, and s the standard deviation of ln(measured / predicted step). The standard
-    deviation of each part is then s / sqrt(sum of w_i^2), which gives s for the step.
+    The relative errors of the parts are assumed to be independent and equally large. With s, the
+    standard deviation of ln(measured / predicted step), and w_i = predicted_i / step, each part has
+    the standard deviation s / sqrt(sum of w_i^2). The sum of the parts then has the standard
+    deviation s.
 
     Args:
         measured_s: Seconds by name.
         estimate: The prediction; None without a query.
-        covers: Parts of `estimate.time.parts_s` that belong to each name.
+        covers: For each name, the parts of `estimate.time.parts_s` that it comprises.
     """
     if estimate is None or estimate.time is None:
         return tuple(StepPart(name=name, measured_s=value) for name, value in measured_s.items())

@@ -1,4 +1,4 @@
-"""Explain traces or a log; shared by the command line, Python and the service."""
+"""Explain traces or a log. Shared by the command line, the Python API and the service."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def explain_files(
     query: Query | None = None,
     tool: str | None = None,
 ) -> Explanation | LoggedExplanation:
-    """Explain traces, one per rank, or one log with Megatron's timers.
+    """Explain one trace per rank, or a single log with Megatron's timers.
 
     Args:
         paths: The files.
-        names: File names for errors; default: the paths.
+        names: File names for error messages; by default the paths.
         query: A training query to compare with.
-        tool: Format whose flags the suggestions use.
+        tool: Framework or format whose flags the suggestions use.
 
     Raises:
         HpToolError: A file cannot be read, or the query cannot be predicted.

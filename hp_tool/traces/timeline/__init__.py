@@ -1,6 +1,6 @@
 """Split recorded steps into the parts of `time.parts_s`, by rank, from arrays of events.
 
-Reads no files and knows no kernel names; `hp_tool.traces` reads and classifies events.
+This package reads no files and has no kernel names; `hp_tool.traces` reads and classifies events.
 """
 
 from hp_tool.traces.timeline.events import KINDS, Collectives, Group, Phases, RankEvents

@@ -1,4 +1,4 @@
-"""Columns of one rank's events: kernels (CPU: operators), collectives, host phases, steps."""
+"""Columns of one rank's events: kernels (CPU: operators), collectives, host phases and steps."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ KINDS = (
     "unknown",
     "collective",
 )
-"""Kinds of events. `experts`: grouped matmuls and token permutation. `elementwise`: other compute
-kernels. `copy_host`: between device and host. `unknown`: no rule recognizes the name, so the kernel
-may compute or communicate.
+"""Kinds of events. `experts` are grouped matmuls and token permutation, and `elementwise` is other
+compute. `copy_host` is a copy between device and host. `unknown` kernels match no rule and may
+compute or communicate.
 """
 COLLECTIVES = (
     "all_reduce",
@@ -36,29 +36,29 @@ COLLECTIVES = (
     "other",
 )
 MAX_UNKNOWN_NAMES = 1000
-"""Limit on listed names of unknown kernels."""
+"""Maximum number of listed names of unknown kernels."""
 MAX_NAME_CHARACTERS = 200
-"""Characters stored of such a name."""
+"""Number of characters stored of such a name."""
 WORKLOADS = ("training", "serving")
-"""Kinds of work that kernel and span names can identify."""
+"""Kinds of work that can be identified by kernel and span names."""
 PHASES = ("optimizer", "recompute", "backward")
-"""Host spans. A kernel launched in `optimizer` belongs to the optimizer; in `recompute` it is
-recomputed, unless a `backward` span interrupts.
+"""Phases marked by host spans. Kernels launched in `optimizer` belong to the optimizer. Kernels
+launched in `recompute` are recomputed, except within a nested `backward` span.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """A process group, as recorded."""
+    """A process group, as recorded in the trace."""
 
     part: str
-    """Part of COMMUNICATION to which its messages belong."""
+    """Entry of COMMUNICATION to which its messages belong."""
     ranks: tuple[int, ...] = ()
-    """Ranks of its members; empty if not recorded."""
+    """Ranks of the members; empty if not recorded."""
     name: str = ""
     """Name given by the framework."""
     size: int = 0
-    """Number of members, if the trace abbreviates their list; 0: the length of `ranks`."""
+    """Number of members if the trace abbreviates their list; 0 if it is the length of `ranks`."""
 
     @property
     def members(self) -> int:
@@ -76,7 +76,7 @@ def _no_floats() -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
-    """(m,) columns of the collectives of one rank, in the order of events."""
+    """Columns of the collectives of one rank, shape (m,), in the order of events."""
 
     event: IntArray = field(default_factory=_no_ints)
     """Index of the event."""
@@ -85,12 +85,12 @@ class Collectives:
     group: IntArray = field(default_factory=_no_ints)
     """Index in `RankEvents.groups`."""
     size_bytes: FloatArray = field(default_factory=_no_floats)
-    """Larger of a rank's input and output; NaN if not recorded."""
+    """Size of a rank's input or output in bytes, whichever is larger; NaN if not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """(k,) columns of spans on host threads."""
+    """Columns of host thread spans, shape (k,)."""
 
     phase: IntArray = field(default_factory=_no_ints)
     """Index in PHASES."""
@@ -101,14 +101,14 @@ class Phases:
 
 @dataclass(slots=True, kw_only=True)
 class Signs:
-    """Hints about the kind of work, from names of kernels and spans."""
+    """Hints about the kind of work, from kernel and span names."""
 
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WORKLOADS, 0.0))
-    """Seconds in kernels that only one kind of work uses, by kind."""
+    """Seconds in kernels that occur in only one kind of work, by kind."""
     serving_span: bool = False
-    """Whether a host span is a step of a serving engine."""
+    """True if a host span is a step of a serving engine."""
     unknown_s: dict[str, float] = field(default_factory=dict)
-    """Seconds in kernels of kind `unknown`, by name; at most MAX_UNKNOWN_NAMES names."""
+    """Seconds in kernels of kind `unknown`, by name, for at most MAX_UNKNOWN_NAMES names."""
 
     def add(self, name: str, *, workload: str | None, unknown: bool, seconds: float) -> None:
         """Add one kernel."""
@@ -122,7 +122,7 @@ class Signs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEvents:
-    """Recorded events of one rank; times in seconds of its clock."""
+    """Recorded events of one rank. Times are in seconds on its clock."""
 
     rank: int
     start_s: FloatArray
@@ -131,22 +131,22 @@ class RankEvents:
     kind: IntArray
     """(n,) index in KINDS."""
     launch_s: FloatArray
-    """(n,) time at which the host launched it; NaN if not recorded. An operator of a CPU process
-    launches itself.
+    """(n,) time at which the host launched each kernel; NaN if not recorded. An operator of a CPU
+    process is its own launch.
     """
     thread: IntArray
-    """(n,) host thread that launched it."""
+    """(n,) host thread that launched each kernel."""
     collectives: Collectives = field(default_factory=Collectives)
     groups: tuple[Group, ...] = ()
     phases: Phases = field(default_factory=Phases)
     steps_s: FloatArray = field(default_factory=lambda: np.empty((0, 2)))
     """(steps, 2) start and end of marked steps on the host, in order."""
     flops: FloatArray = field(default_factory=lambda: np.empty((0, 2)))
-    """(k, 2) time of the call and FLOPs of matmuls with recorded shapes."""
+    """(k, 2) call time and FLOPs of matmuls with recorded shapes."""
     on_device: bool = True
     """False if the events are operators of a CPU process."""
     device: str = ""
     """Device name; empty if not recorded."""
     world_size: int = 0
-    """Number of ranks of the job; 0 if not recorded."""
+    """Number of ranks in the job; 0 if not recorded."""
     signs: Signs = field(default_factory=Signs)

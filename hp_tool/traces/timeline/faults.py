@@ -1,4 +1,4 @@
-"""Find what lengthens recorded steps by comparing ranks and groups, without a prediction."""
+"""Find what lengthens recorded steps by comparing ranks and groups. No prediction is needed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hp_tool.traces.timeline.split import BUSY
 
 FaultKind = Literal["slow_rank", "unequal_work", "host_gap", "exposed_communication", "slow_link"]
 MIN_FAULT_SHARE = 0.1
-"""Fraction of a step below which a fault is not reported."""
+"""Faults below this fraction of a step are not reported."""
 LONG_GAP_SHARE = 0.03
-"""Fraction of a step from which idle time counts as a gap, not as a pause between launches."""
+"""Minimum idle time that counts as a gap instead of a launch delay, as a fraction of a step."""
 MIN_HIDDEN_SHARE = 0.1
-"""Fraction of hidden communication below which it counts as not overlapped."""
+"""Communication counts as not overlapped if a smaller fraction of it is hidden."""
 UNEQUAL_WORK_RATIO = 1.1
-"""Ratio of a rank's work to the mean from which work counts as unequal."""
+"""Minimum ratio of a rank's work to the mean at which work counts as unequal."""
 _COMPUTE = [
     KINDS.index(kind) for kind in ("matmul", "attention", "experts", "elementwise", "unknown")
 ]
@@ -34,15 +34,15 @@ class Fault:
 
     kind: FaultKind
     seconds: float
-    """Seconds of the median step that the fault costs."""
+    """Seconds that the fault adds to the median step."""
     rank: int | None = None
-    """Rank at fault; None if all ranks are alike."""
+    """Rank that causes the fault; None if all ranks are alike."""
     part: str | None = None
-    """One of COMMUNICATION."""
+    """Affected entry of COMMUNICATION."""
     ranks: tuple[int, ...] = ()
-    """Ranks of the group at fault."""
+    """Ranks of the affected group."""
     factor: float | None = None
-    """Duration or amount relative to the others."""
+    """Duration or amount of work relative to the others."""
 
 
 def faults(line: Timeline) -> tuple[Fault, ...]:
@@ -66,11 +66,11 @@ def faults(line: Timeline) -> tuple[Fault, ...]:
 
 
 def _slow_or_overloaded_ranks(line: Timeline, step_s: float) -> Iterator[Fault]:
-    """Yield ranks whose kernels are slower than others', and ranks that run more kernels.
+    """Yield ranks with slower kernels than the others, and ranks that run more kernels.
 
-    With n_rk kernels of kind k on rank r in the median step and their median duration d_rk, slower
-    kernels cost sum_k n_rk (d_rk - median over the others' d_k), and extra work costs
-    sum_k (n_rk - mean n_k) mean d_k. Medians ignore a kernel that was delayed once.
+    Rank r runs n_rk kernels of kind k in the median step, with the median duration d_rk. Slower
+    kernels cost sum_k n_rk (d_rk - median over the others' d_k). Additional work costs sum_k (n_rk
+    - mean n_k) mean d_k. Medians ignore kernels that were delayed only once.
     """
     if len(line.ranks) < 2:
         return
@@ -107,14 +107,17 @@ def _slow_or_overloaded_ranks(line: Timeline, step_s: float) -> Iterator[Fault]:
 
 
 def _have_similar_kernels(counts: FloatArray, others: FloatArray) -> bool:
-    """Return whether two ranks run about as many kernels of each kind."""
+    """Return True if two ranks run about as many kernels of each kind."""
     return bool(
         np.all(np.abs(counts - others) <= (UNEQUAL_WORK_RATIO - 1.0) * np.maximum(counts, others))
     )
 
 
 def _kernels(events: RankEvents, spans: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return (steps, kinds) numbers of computing kernels, and (kinds,) their median durations."""
+    """Return the counts of compute kernels and their median durations.
+
+    Their shapes are (steps, kinds) and (kinds,).
+    """
     step = np.searchsorted(spans[:, 0], events.start_s, side="right") - 1
     inside = (step >= 0) & (events.start_s < spans[np.maximum(step, 0), 1])
     counts, lengths = np.zeros((len(spans), len(_COMPUTE))), np.zeros(len(_COMPUTE))
@@ -127,7 +130,7 @@ def _kernels(events: RankEvents, spans: FloatArray) -> tuple[FloatArray, FloatAr
 
 
 def _host_gaps(line: Timeline, step_s: float) -> Iterator[Fault]:
-    """Yield the rank with the most seconds in long idle gaps."""
+    """Yield the rank with the longest total time in long idle gaps."""
     long_s = [
         float(
             np.median([step.gaps_s[step.gaps_s >= LONG_GAP_SHARE * step_s].sum() for step in steps])
@@ -152,9 +155,9 @@ def _exposed_data_parallel(line: Timeline, step_s: float) -> Iterator[Fault]:
 
 
 def exposed_s(line: Timeline) -> dict[str, float]:
-    """Return the exposed communication of the median step on the critical rank, in seconds by part.
+    """Return exposed communication in the critical rank's median step, in seconds by part.
 
-    Excludes waits for recorded ranks, which are another rank's fault or the pipeline bubble.
+    Waits for recorded ranks are excluded: they are another rank's fault or the pipeline bubble.
     """
     steps = line.splits[line.critical]
     return {
@@ -171,9 +174,9 @@ def exposed_s(line: Timeline) -> dict[str, float]:
 
 
 def _slow_links(line: Timeline, step_s: float) -> Iterator[Fault]:
-    """Yield groups whose messages are slower than equal messages of other groups of the same part.
+    """Yield groups whose messages are slower than equal messages in other groups of the same part.
 
-    Times are measured from the arrival of the last rank.
+    Message times start when the last rank arrives.
     """
     seconds: dict[tuple[str, int, float], dict[tuple[int, ...], list[float]]] = defaultdict(
         lambda: defaultdict(list)

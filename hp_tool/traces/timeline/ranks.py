@@ -14,13 +14,13 @@ from hp_tool.traces.timeline.split import StepSplit, owners, split
 from hp_tool.traces.timeline.windows import windows
 
 TRANSFER_QUANTILE = 0.1
-"""Quantile of the durations of equal messages between stages that counts as pure transfer; longer
-ones include waiting for the sender.
+"""Quantile of the durations of equal messages between stages that counts as the transfer time.
+Longer ones include waiting for the sender.
 """
 P2P = COMMUNICATION.index("pipeline_p2p")
 Key = tuple[tuple[int, ...], int, int]
-"""(ranks of the group, operation, part of the group): members call collectives with the same key in
-the same order.
+"""(ranks of the group, operation, part of the group). The members call collectives with the same
+key in the same order.
 """
 
 
@@ -33,11 +33,13 @@ class Timeline:
     windows_s: tuple[FloatArray, ...]
     """Start and end of each step by rank, shape (steps, 2)."""
     splits: tuple[tuple[StepSplit, ...], ...]
-    """Splits by [rank][step]; all ranks have the same number of steps."""
+    """Splits by [rank][step]. All ranks have the same number of steps."""
     waits_until_s: tuple[FloatArray, ...]
-    """(n,) by rank: end of each event's wait for other ranks; -inf if it does not wait."""
+    """By rank, the time until which each event waits for other ranks, shape (n,); -inf if it does
+    not wait.
+    """
     marked: bool
-    """Whether steps were marked or found; otherwise the recording counts as one step."""
+    """True if steps were marked or found. Otherwise, the recording counts as one step."""
     matched: int
     """Number of collectives matched between ranks."""
 
@@ -49,15 +51,13 @@ class Timeline:
 
     @property
     def typical(self) -> int:
-        """Index of the step of median length on the critical rank."""
+        """Index of the critical rank's step with the median length."""
         lengths = [step.step_s for step in self.splits[self.critical]]
         return int(np.argsort(lengths, kind="stable")[(len(lengths) - 1) // 2])
 
 
 def timeline(ranks: Sequence[RankEvents]) -> Timeline:
-    """Return the split steps of all ranks; ranks without steps are omitted, even if that leaves
-    none.
-    """
+    """Split the steps of all ranks. Ranks without steps are omitted, even if none remain."""
     steps_of = {events.rank: windows(events) for events in ranks}
     with_steps = tuple(
         sorted(
@@ -66,7 +66,7 @@ def timeline(ranks: Sequence[RankEvents]) -> Timeline:
         )
     )
     count = min((len(steps_of[events.rank][0]) for events in with_steps), default=0)
-    # Ranks that start recording late miss the first steps.
+    # Ranks that start recording late lack the first steps.
     spans = tuple(steps_of[events.rank][0][-count:] for events in with_steps)
     instances = {
         events.rank: _instances(events, spans[row]) for row, events in enumerate(with_steps)
@@ -94,11 +94,11 @@ def timeline(ranks: Sequence[RankEvents]) -> Timeline:
 
 @dataclass(frozen=True, slots=True)
 class _Match:
-    """A collective on the recorded ranks of its group."""
+    """A collective that was matched on the recorded ranks of its group."""
 
     ranks: tuple[int, ...]
     events: tuple[int, ...]
-    """Index of its event on each rank."""
+    """Index of the event on each rank."""
     start_s: FloatArray
     end_s: FloatArray
 
@@ -106,7 +106,7 @@ class _Match:
 def _instances(
     events: RankEvents, spans: FloatArray
 ) -> dict[tuple[int, Key], list[tuple[int, float, float]]]:
-    """Return (event, start, end) of each collective in order, by (step, key).
+    """Return the event, start and end of each collective, in order, by step and key.
 
     Point-to-point messages between stages are excluded.
     """
@@ -128,7 +128,7 @@ def _instances(
 def _matches(
     instances: Mapping[int, Mapping[tuple[int, Key], list[tuple[int, float, float]]]],
 ) -> Iterator[_Match]:
-    """Yield collectives that all recorded members of their group called equally often in a step."""
+    """Yield collectives that all recorded group members called equally often in a step."""
     for place in dict.fromkeys(place for by_key in instances.values() for place in by_key):
         members = [rank for rank in place[1][0] if rank in instances]
         calls = [instances[rank].get(place, []) for rank in members]
@@ -140,10 +140,10 @@ def _matches(
 
 
 def _offsets(ranks: Sequence[int], matches: Iterable[_Match]) -> dict[int, float]:
-    """Return how far each rank's clock is ahead of the first's, in seconds.
+    """Return the clock offset of each rank relative to the first rank, in seconds.
 
-    A collective ends on all its ranks at the same time (median over collectives). Ranks that share
-    no collective with others have offset 0.
+    A collective ends on all its ranks at the same time, so the offset is the median over
+    collectives. Ranks that share no collective with others have offset 0.
     """
     apart: dict[int, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for match in matches:
@@ -171,9 +171,10 @@ def _offsets(ranks: Sequence[int], matches: Iterable[_Match]) -> dict[int, float
 def _waits(
     events: RankEvents, *, matches: Sequence[_Match], offsets: Mapping[int, float]
 ) -> FloatArray:
-    """Return the end of each event's wait, shape (n,); -inf if it does not wait.
+    """Return the time until which each event waits, shape (n,); -inf if it does not wait.
 
-    A collective waits until its last rank arrives, a message until its transfer can have begun.
+    A collective waits until its last rank arrives. A message waits until its transfer can have
+    started.
     """
     until = np.full(len(events.start_s), -np.inf)
     for match in matches:
@@ -197,7 +198,7 @@ def _waits(
 
 
 def _rows_by_size(sizes: FloatArray) -> Iterator[IntArray]:
-    """Yield the rows of each size; unknown sizes count as equal."""
+    """Yield the rows of each message size. Unknown sizes count as equal."""
     filled = np.nan_to_num(sizes, nan=-1.0)
     for size in np.unique(filled):
         yield np.flatnonzero(filled == size)

@@ -1,4 +1,4 @@
-"""Split a time window of one rank into disjoint parts by a priority order of owners."""
+"""Split a time window of one rank into disjoint parts, by a priority order of owners."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hp_tool.traces.timeline.events import (
 )
 
 UNKNOWN = "unknown"
-"""Part for kernels that no rule recognizes; only measured steps have it."""
+"""Part for kernels that match no rule. Only measured steps have it."""
 MEASURED_PARTS = (*STEP_KEYS, UNKNOWN)
 BUSY = ("attention", "recompute", "optimizer", "compute", UNKNOWN)
-"""Parts that compute (unknown kernels probably do); they hide communication."""
+"""Parts that compute (unknown kernels probably do). They hide communication."""
 OWNERS = (*BUSY, *COMMUNICATION, "offload", *(f"wait {part}" for part in COMMUNICATION))
-"""Owners in order of priority. `wait PART`: a collective waits for a rank of its group."""
+"""Owners in order of priority. `wait PART` is a collective's wait for a rank of its group."""
 _BUSY_OF_KIND = {
     "attention": "attention",
     "optimizer": "optimizer",
@@ -36,23 +36,23 @@ IDLE = len(OWNERS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSplit:
-    """Seconds of one step on one rank."""
+    """Times of one step on one rank, in seconds."""
 
     parts_s: dict[str, float]
-    """Seconds by MEASURED_PARTS, which sum to the step. Communication counts if compute does not
-    hide it, including waits for other ranks. `pipeline_bubble`: waits for another stage;
-    `overhead`: idle.
+    """Seconds by part in MEASURED_PARTS; their sum is the step time. Communication counts where
+    compute does not hide it, including waits for other ranks. `pipeline_bubble` is waits for
+    another stage, and `overhead` is idle time.
     """
     hidden_s: dict[str, float]
-    """Seconds by COMMUNICATION of communication that overlaps with compute."""
+    """Communication that overlaps with compute, in seconds by COMMUNICATION."""
     waits_s: dict[str, float]
-    """Seconds of `parts_s` by COMMUNICATION during which a collective waits for another rank. The
-    waits of pipeline_p2p are the pipeline bubble.
+    """Time in `parts_s` during which a collective waits for another rank, in seconds by
+    COMMUNICATION. The waits in pipeline_p2p are the pipeline bubble.
     """
     host_s: float
-    """Seconds of `overhead` before the host launched the next kernel."""
+    """Part of `overhead` until the host launched the next kernel, in seconds."""
     gaps_s: FloatArray
-    """Lengths of idle gaps, longest first."""
+    """Lengths of idle gaps in seconds, longest first."""
 
     @property
     def step_s(self) -> float:
@@ -61,13 +61,14 @@ class StepSplit:
 
     @property
     def own_s(self) -> float:
-        """Seconds without waits for other ranks."""
+        """Step time without waits for other ranks, in seconds."""
         return self.step_s - sum(self.waits_s.values())
 
 
 def owners(events: RankEvents) -> IntArray:
-    """Return the index in OWNERS of each event, shape (n,); collectives belong to the part of their
-    group.
+    """Return the owner of each event as an index in OWNERS, shape (n,).
+
+    Collectives belong to the part of their group.
     """
     owner = _KIND_OWNERS[events.kind]
     computes = owner < len(BUSY)
@@ -79,7 +80,7 @@ def owners(events: RankEvents) -> IntArray:
 
 
 def in_phase(events: RankEvents, phase: str) -> BoolArray:
-    """Return whether each event was launched within a phase of its thread, shape (n,).
+    """Return a mask of the events launched within a phase of their thread, shape (n,).
 
     Backward passes interrupt `recompute`.
     """
@@ -89,7 +90,8 @@ def in_phase(events: RankEvents, phase: str) -> BoolArray:
         rows = events.thread == thread
         depth = _depth(events.phases, phase, thread, launched[rows])
         if phase == "recompute":
-            # The recompute span is inside its backward function; count only spans within it.
+            # The recompute span is inside its backward span, so count only backward spans nested in
+            # it.
             depth = np.where(
                 _depth(events.phases, "backward", thread, launched[rows], within=phase) > 0,
                 0,
@@ -102,13 +104,13 @@ def in_phase(events: RankEvents, phase: str) -> BoolArray:
 def _depth(
     phases: Phases, phase: str, thread: int, times_s: FloatArray, *, within: str | None = None
 ) -> IntArray:
-    """Count the spans of a phase on a thread that cover each instant.
+    """Return the number of spans of a phase on a thread that cover each time.
 
     Args:
         phases: Host spans.
         phase: Name of the phase.
         thread: Thread of the spans.
-        times_s: Instants.
+        times_s: Times in seconds.
         within: Count only spans that begin inside a span of this phase.
     """
     rows = (phases.phase == PHASES.index(phase)) & (phases.thread == thread)
@@ -125,13 +127,14 @@ def split(
 ) -> StepSplit:
     """Split a window among owners.
 
-    Let c_o(t) be the number of owner o's events that run at t. Instant t belongs to the first o of
-    OWNERS with c_o(t) > 0, so the parts sum to the window.
+    Let c_o(t) be the number of owner o's events that are running at time t. Time t belongs to the
+    first o in OWNERS with c_o(t) > 0, so the sum of the parts is the window.
 
     Args:
         events: Events of the rank.
-        owner: (n,) from `owners`.
-        waits_until_s: (n,) end of each collective's wait for other ranks; -inf if it does not wait.
+        owner: (n,) owners from `owners`.
+        waits_until_s: (n,) time until which each collective waits for other ranks; -inf if it does
+            not wait.
         window_s: Start and end of the window.
     """
     low, high = window_s
@@ -170,11 +173,11 @@ def split(
 def _sweep(
     start: FloatArray, end: FloatArray, owner: IntArray, *, window_s: tuple[float, float]
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the seconds of each owner in a window, by a sweep over its events.
+    """Return each owner's time in a window by sweeping over its events.
 
     Returns:
-        (owners + 1,) seconds of each owner, the last one idle; (owners,) seconds covered by each
-        owner's events; (gaps, 2) idle gaps.
+        (owners + 1,) seconds that belong to each owner, the last one idle; (owners,) seconds
+        covered by each owner's events; (gaps, 2) idle gaps.
     """
     times = np.concatenate([[window_s[0]], start, end, [window_s[1]]])
     small = owner.astype(np.int8)  # A window may have millions of events.
@@ -202,9 +205,9 @@ def _sweep(
 
 
 def _late_host(idle: FloatArray, *, start: FloatArray, launch: FloatArray) -> float:
-    """Return the seconds of gaps before the host launched the kernel that ends each.
+    """Return the idle seconds before the host launched the kernel that ends each gap.
 
-    A gap counts entirely if its launch is unknown, or if nothing follows it.
+    If that launch is unknown, or nothing follows a gap, the entire gap counts.
     """
     if not len(idle):
         return 0.0

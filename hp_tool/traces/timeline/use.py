@@ -1,4 +1,4 @@
-"""Achieved matmul rates and link bandwidths of a step, if shapes and sizes were recorded."""
+"""Achieved matmul rates and link bandwidths of a step. They need recorded shapes and sizes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hp_tool.traces.timeline.events import COLLECTIVES, KINDS
 from hp_tool.traces.timeline.ranks import Timeline
 
 BUS_FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
-"""Bytes on the wire per (n - 1)/n of a message, as in NCCL's bus bandwidth. Point-to-point messages
-count once.
+"""Bytes on the wire as a multiple of (n - 1)/n of the message size, as in NCCL's bus bandwidth.
+Point-to-point messages have the factor 1.
 """
 
 
@@ -26,13 +26,13 @@ class LinkUse:
     ranks: tuple[int, ...]
     """Ranks of the group; empty if not recorded."""
     messages: float
-    """Messages per step."""
+    """Number of messages per step."""
     size_bytes: float | None
-    """Mean message size; None if not recorded."""
+    """Mean message size in bytes; None if not recorded."""
     seconds: float
-    """Seconds per step, without waits for other ranks."""
+    """Seconds per step, excluding waits for other ranks."""
     bytes_per_second: float | None
-    """NCCL's bus bandwidth; None if sizes or the group were not recorded."""
+    """Bus bandwidth as defined by NCCL; None if sizes or the group were not recorded."""
 
 
 def matmul_flops_per_second(line: Timeline, *, row: int) -> float | None:
@@ -48,7 +48,7 @@ def matmul_flops_per_second(line: Timeline, *, row: int) -> float | None:
 
 
 def link_use(line: Timeline, *, row: int) -> tuple[LinkUse, ...]:
-    """Return the use of links by each kind of collective on one rank, longest first."""
+    """Return the links used by each kind of collective on one rank, longest time first."""
     events, spans, until = line.ranks[row], line.windows_s[row], line.waits_until_s[row]
     columns = events.collectives
     start = np.maximum(events.start_s[columns.event], until[columns.event])

@@ -1,4 +1,4 @@
-"""Step boundaries of one rank: marked on its host, or found between optimizer updates."""
+"""Step boundaries of one rank: marked by its host, or found between optimizer updates."""
 
 from __future__ import annotations
 
@@ -8,25 +8,24 @@ from hp_tool.traces.timeline.events import PHASES, FloatArray, RankEvents
 from hp_tool.traces.timeline.split import OWNERS, owners
 
 UPDATE_GAP_SHARE = 0.5
-"""Pauses between optimizer kernels up to this fraction of the longest pause are within one
-update.
+"""Maximum pause between optimizer kernels of the same update, as a fraction of the longest pause.
 """
 MIN_SHARE_IN_STEPS = 1.0 / 3.0
-"""Minimum fraction of the recording that steps found between updates must span.
+"""Minimum fraction of the recording that must be covered by steps found between updates.
 
-n updates enclose n - 1 steps, with at most one more step before and after. Pauses within a single
-update enclose less.
+n updates enclose n - 1 steps, and at most one more step lies before and after them. Pauses within a
+single update enclose less.
 """
 
 
 def windows(events: RankEvents) -> tuple[FloatArray, bool]:
     """Find the steps of a rank.
 
-    Hosts run ahead, so on a device a step ends with the last kernel that the host launched within
-    the marked step.
+    The host runs ahead of the device. On a device, a step therefore ends with the last kernel that
+    the host launched within the marked step.
 
     Returns:
-        (steps, 2) start and end of each step, and whether steps were marked or found. If not, the
+        (steps, 2) start and end of each step, and True if steps were marked or found. If False, the
         recording counts as one step.
     """
     if len(events.steps_s):
@@ -65,7 +64,7 @@ def _last_before(launched: FloatArray, ended: FloatArray, time_s: float) -> floa
 
 
 def _update_ends(events: RankEvents) -> FloatArray:
-    """Return when each optimizer step ended, from host spans (CPU process) or kernels."""
+    """Return when each optimizer update ended, from host spans (CPU process) or kernels."""
     spans = events.phases.phase == PHASES.index("optimizer")
     if not events.on_device and spans.any():
         return np.sort(events.phases.end_s[spans])
