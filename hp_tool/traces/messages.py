@@ -42,8 +42,8 @@ ELEMENT_BYTES = {
 """
 MAX_ELEMENTS = 1e15
 SMALL_MESSAGE_ELEMENTS = 64
-"""Messages with fewer elements are norms, losses or flags. Their group reveals nothing about the
-layout.
+"""Messages with fewer elements are norms, losses or flags. Their group cannot be inferred from the
+operation.
 """
 _MAX_RANKS = 1 << 20
 MAX_GROUP_MEMBERS = 1 << 22
