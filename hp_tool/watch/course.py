@@ -1,4 +1,4 @@
-"""Step times of a watched job for a chart: periods of steady pace, and the newest steps."""
+"""Step times of a watched job, for charts: periods of steady pace, and the newest steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Stretch:
     """Consecutive steps at one pace."""
 
     first_step: int
-    """The trainer's step number, if it reports one."""
+    """First step number, as numbered by the trainer if it reports numbers."""
     last_step: int
     pace: Pace
 
@@ -33,7 +33,7 @@ class Course:
     seconds: tuple[float, ...] = ()
 
     def seconds_after(self, step: int) -> float:
-        """Return the seconds of all later steps, each at the pace of its stretch."""
+        """Return the total seconds of all steps after `step`, each at the pace of its stretch."""
         return sum(
             each.pace.step_s * max(0, each.last_step - max(each.first_step - 1, step))
             for each in self.stretches
@@ -41,7 +41,7 @@ class Course:
 
 
 def summarize_course(record: WatchRecord, sources: Iterable[WatchSource]) -> Course:
-    """Return the job's course; empty before its first steady step."""
+    """Return the stretches and newest steps of a job. Empty before its first steady step."""
     if record.state is None:
         return Course()
     job = Job.of(record.state)
@@ -55,8 +55,9 @@ def summarize_course(record: WatchRecord, sources: Iterable[WatchSource]) -> Cou
     )
 
     def number(step: int) -> int:
-        """Return the trainer's number of the job's step (counted from 0), extrapolated from a known
-        one.
+        """Convert the job's step index (from 0) to the trainer's step number.
+
+        It is extrapolated from a step whose number is known.
         """
         if step in newest:
             return newest[step]

@@ -1,4 +1,4 @@
-"""The predicted step time of a job's configuration."""
+"""Predicted step time of a watched job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hp_tool.wording.words import layout_arithmetic
 
 
 def expected_pace(query: Query, *, calibrations: Calibrations | None = None) -> Expected:
-    """Predict the step time of the query's configuration, even if it should not fit in memory.
+    """Predict the step time of the query's configuration, even if it may run out of memory.
 
     Raises:
         InputError: The configuration cannot run.

@@ -1,4 +1,4 @@
-"""State of a watched job: the change detector, and times by rank that point to causes."""
+"""State of a watched job: the change detector, and times by rank that indicate causes."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ from hp_tool.watch.slowdowns.changes import REACH, Changes, Regime
 from hp_tool.watch.words import cause_sentences, verdict_sentences
 
 BASELINE_STEPS, RECENT_STEPS = 64, 32
-"""Number of steps stored per rank: from its start, and its newest."""
+"""Numbers of first and of newest steps stored per rank."""
 STEP = "step"
 MAX_PARTS = 16
 MAX_PART_NAME_CHARS = 512
-"""Maximum total length of the part names of a step; further parts are dropped."""
+"""Maximum total length of the part names of a step. Further parts are dropped."""
 BURST_GAPS = 1.5
-"""Number of gaps between two slow bursts without a new one after which the bursts count as over."""
+"""Slow bursts count as over when none occurred for this multiple of the gap between the last two.
+"""
 BATCH_TOLERANCE = 0.01
-"""Relative difference below which two batch sizes count as equal."""
+"""Relative difference up to which two batch sizes count as equal."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Source:
-    """State of one process of the job."""
+    """State of one process of a job."""
 
     rank: int = 0
     host: str | None = None
@@ -51,14 +52,17 @@ class Source:
     steps: int = 0
     dropped: int = 0
     seen: int = 0
-    """Number of job steps at this process's last report; orders the restarts of a rank."""
+    """Number of job steps at this process's last report. It orders the processes of a restarted
+    rank.
+    """
     usual: list[dict[str, float]] = field(default_factory=list)
-    """Seconds by part of the first steps after warm-up; later replaced by their medians."""
+    """Seconds by part for the first steps after warm-up. They are later replaced by their medians.
+    """
     recent: list[dict[str, float]] = field(default_factory=list)
-    """Seconds by part of the newest steps."""
+    """Seconds by part for the newest steps."""
 
     def take(self, batch: StepBatch) -> list[StepReport]:
-        """Update the state from a batch and return its new reports."""
+        """Update the state with a batch. Return the reports that are new."""
         self.rank, self.host, self.dropped = (
             batch.rank,
             batch.host,
@@ -89,12 +93,12 @@ class Source:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Self:
-        """Restore a process from its state."""
+        """Restore a process from its stored state."""
         return cls(**state)
 
 
 def _limited_parts(parts_s: dict[str, float]) -> dict[str, float]:
-    """Return the first parts of a step, up to MAX_PARTS and MAX_PART_NAME_CHARS."""
+    """Return the first parts of a step, limited by MAX_PARTS and MAX_PART_NAME_CHARS."""
     lengths = accumulate(map(len, parts_s))
     named = [
         item
@@ -106,16 +110,16 @@ def _limited_parts(parts_s: dict[str, float]) -> dict[str, float]:
 
 @dataclass(slots=True)
 class _Ranks:
-    """Median times by rank, of its first steps (first process) and its newest steps (last process).
+    """Median times by rank: first steps of its first process, newest steps of its last process.
 
-    Processes are added one by one, because those of a large job do not fit in memory together.
+    Processes are added one at a time, because those of a large job do not fit in memory together.
     """
 
     newest: int
-    """Number of steps since the change of pace."""
+    """Number of steps since the pace changed."""
     dropped: int = 0
     first: dict[int, tuple[int, dict[str, float]]] = field(default_factory=dict)
-    """By rank: the number of job steps at the first process's last report, and that process's
+    """By rank: the number of job steps at its first process's last report, and that process's
     medians.
     """
     last: dict[int, tuple[int, dict[str, float]]] = field(default_factory=dict)
@@ -151,27 +155,27 @@ def _medians(steps: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _without_step(medians: dict[str, float]) -> dict[str, float]:
-    """Return the parts without the step itself, unless it is the only part reported."""
+    """Return the parts except the entire step, unless that is the only part reported."""
     return {name: seconds for name, seconds in medians.items() if name != STEP} or medians
 
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """A watched job; memory is proportional to its processes, not its steps."""
+    """A watched job. Memory use is proportional to its number of processes, not of steps."""
 
     changes: Changes = field(default_factory=Changes)
     numbers: list[int] = field(default_factory=list)
-    """The trainer's numbers of the newest steps."""
+    """Step numbers of the newest steps, as reported by the trainer."""
     marks: dict[int, int] = field(default_factory=dict)
-    """The trainer's step number by detector step, for starts and alarms of regimes."""
+    """The trainer's step number by detector step, at the start and alarm of each regime."""
     unit: Literal["samples", "tokens"] | None = None
-    """Unit of a step's work; None until a step reports it."""
+    """Unit of the work per step; None until a step reports it."""
     first_work: float = 1.0
-    """Work of the first step that reports it; step times are normalized to this amount."""
+    """Work of the first step that reports it. Step times are normalized to this amount."""
     newest_work: float = 1.0
 
     def add(self, reports: list[StepReport]) -> bool:
-        """Add steps of the lead rank; return True if the pace changed."""
+        """Add steps of the lead rank. Return True if the pace changed."""
         changed = False
         for report in reports:
             number = self.changes.steps
@@ -191,8 +195,9 @@ class Job:
         return changed
 
     def _relative_work(self, report: StepReport) -> float:
-        """Return a step's work relative to the first step's; steps that omit it repeat the last
-        value.
+        """Return a step's work relative to the first step's.
+
+        Steps that omit it repeat the last value.
         """
         if self.unit is None:
             self.unit = (
@@ -213,7 +218,7 @@ class Job:
         """Return the verdict after the newest step.
 
         Args:
-            expected: The predicted pace, if known.
+            expected: Predicted pace, if known.
             sources: All processes of the job.
         """
         now = self.changes.current
@@ -267,9 +272,9 @@ class Job:
         return replace(verdict, text=verdict_sentences(verdict))
 
     def steady_step_s(self, expected: Expected | None, *, steps: int) -> float | None:
-        """Return the step time of a job that never changed pace or batch, in seconds.
+        """Return the step time of a job whose pace and batch never changed, in seconds.
 
-        Returns None if the job has fewer than `steps` steady steps, or a batch other than the
+        Return None if the job has fewer than `steps` steady steps, or a batch other than the
         expected one.
         """
         now = self.changes.current
@@ -284,17 +289,17 @@ class Job:
 
     @property
     def log_batch(self) -> float:
-        """Natural logarithm of the newest step's work over the first one's."""
+        """Natural logarithm of the newest step's work relative to the first step's."""
         return math.log(self.newest_work / self.first_work)
 
     def _comparable(self, expected: Expected) -> bool:
-        """Return False if the job's batch is known to differ from the expected one."""
+        """Return False if the job's batch size is known to differ from the expected one."""
         if self.unit != "samples" or expected.samples is None:
             return True
         return abs(self.newest_work / expected.samples - 1.0) < BATCH_TOLERANCE
 
     def _find_slowdown(self, before: Regime, now: Regime) -> Slowdown | None:
-        """Return the slowdown relative to the fastest earlier pace; None if the job recovered."""
+        """Return the slowdown relative to the fastest earlier pace; None if it is over."""
         log, reach = now.log_s - before.log_s, math.hypot(_half_width(now), _half_width(before))
         slower = [regime for regime in self.changes.regimes if regime.first > before.first]
         if (
@@ -313,9 +318,9 @@ class Job:
         )
 
     def _find_recurring_slowdown(self, before: Regime, now: Regime) -> Slowdown | None:
-        """Return the slowdown by recurring slow steps or bursts while the median is unchanged.
+        """Return the slowdown from recurring slow steps or bursts at an unchanged median.
 
-        Bursts count as recurring if two slow regimes have ended and the time since the last is at
+        Bursts count as recurring if two of them have ended and the time since the last one is at
         most BURST_GAPS times the gap between them.
         """
         if now.kind == "recurring":
@@ -379,7 +384,7 @@ class Job:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Self:
-        """Restore a job from its state."""
+        """Restore a job from its stored state."""
         return cls(
             changes=Changes.of(state["changes"]),
             numbers=list(state["numbers"]),
@@ -395,13 +400,16 @@ def _half_width(regime: Regime) -> float:
 
 
 def _min_log_slowdown() -> float:
-    """Return the smallest log slowdown that is reported: half of `Watch.least_slowdown`."""
+    """Return the smallest reported slowdown as a logarithm: half of `Watch.least_slowdown`."""
     return math.log1p(assumed().watch.least_slowdown) / 2.0
 
 
 def _regime_pace(regime: Regime, *, batch: float = 0.0) -> Pace:
-    """Return the pace of a regime; `batch` is the logarithm of the newest step's work relative to
-    the first step's.
+    """Return the pace of a regime.
+
+    Args:
+        regime: The regime.
+        batch: ln of the newest step's work relative to the first step's.
     """
     low, high = math.exp(regime.low + batch), math.exp(regime.high + batch)
     return Pace(step_s=math.exp(regime.log_s + batch), interval=(low, high))
@@ -410,7 +418,7 @@ def _regime_pace(regime: Regime, *, batch: float = 0.0) -> Pace:
 def _find_lag(now: Regime, expected: Expected, *, batch: float = 0.0) -> Lag | None:
     """Return how much slower than expected the job is; None if chance may explain it.
 
-    The threshold is `Watch.unlikely_sds`.
+    `Watch.unlikely_sds` is the threshold.
     """
     low, high = (math.log(seconds) for seconds in expected.interval)
     sd = math.hypot((high - low) / 2.0, _half_width(now)) / REACH

@@ -1,4 +1,4 @@
-"""Read step times from growing logs, line by line, in bounded memory."""
+"""Read step times from growing logs, line by line, with bounded memory."""
 
 from __future__ import annotations
 
@@ -18,37 +18,42 @@ from hp_tool.watch.words import verdict_sentences
 MAX_FILES = 4096
 REMEMBERED_STEPS = 8
 MAX_WORK = 1e15
-"""Largest samples or tokens per step that `StepReport` accepts."""
+"""Maximum number of samples or tokens per step that `StepReport` accepts."""
 _HUGGING_FACE = re.compile(r"\{'loss': '?[\d.e+-]+'?, .*'epoch': ")
-"""A step line of Hugging Face's Trainer, which has no time."""
+"""Step line of Hugging Face's Trainer, which contains no step time."""
 
 
 @dataclass(slots=True, kw_only=True)
 class LogSteps:
-    """Reads the steps of one log line by line."""
+    """Read the steps of one log, line by line."""
 
     reader: str | None = None
-    """One of READERS; None uses the first that matches a line."""
+    """One of READERS. None uses the first one that finds a step in a line."""
     workload: TrainingWorkload | None = None
-    """Converts rates to seconds. Without it, step times are inverse rates in arbitrary units."""
+    """Used to convert rates to seconds. Without it, step times are inverse rates in arbitrary
+    units.
+    """
     num_gpus: int = 1
     in_seconds: bool = True
-    """Whether the newest step is in seconds, not an inverse rate."""
+    """True if the newest step time is in seconds, False if it is an inverse rate."""
     facts: LogFacts = field(default_factory=LogFacts)
     facts_are_rates: bool = False
-    """Whether the newest figure is a rate, which already includes a step's work."""
+    """True if the newest figure is a rate, which already accounts for a step's work."""
     hugging_face: bool = False
     """Whether the log has step lines of Hugging Face's Trainer."""
     seq: int = 0
     unread: int = 0
-    """JSON lines without a step time, in a log of JSON lines."""
+    """Number of JSON lines without a step time, if the log consists of JSON lines."""
     printed: dict[int | None, list[int]] = field(default_factory=dict)
-    """Newest step numbers by rank. A repeated number comes from another rank; a smaller one follows
-    a restart from a checkpoint.
+    """Newest step numbers by rank. A repeated number was printed by another rank; a smaller one
+    follows a restart from a checkpoint.
     """
 
     def feed(self, line: str) -> tuple[int | None, StepReport] | None:
-        """Return (rank, report) if the line completes a step, else None; rank None if not named."""
+        """Parse a line. Return the rank and report if it completes a step, else None.
+
+        The rank is None if the line does not name it.
+        """
         self.hugging_face = self.hugging_face or _HUGGING_FACE.search(line[:MAX_LINE]) is not None
         for reader in (self.reader,) if self.reader else READERS:
             read_line(line, self.facts, reader=reader)
@@ -70,7 +75,7 @@ class LogSteps:
         return None
 
     def _pop_step(self) -> tuple[float, int | None] | None:
-        """Return the newest step's (seconds, number) and remove it from the facts."""
+        """Return the newest step's time and number, and remove it from the facts."""
         facts = self.facts
         kinds = [
             kind
@@ -98,7 +103,7 @@ class LogSteps:
 
 
 def _json_extras(line: str) -> tuple[int | None, dict[str, float], dict[str, float]]:
-    """Return the rank, parts and work of a JSON line; empty if missing."""
+    """Return the rank, parts and work in a JSON line; None or empty if missing."""
     try:
         record = json.loads(line[line.find("{") :])
     except (ValueError, RecursionError):
@@ -131,19 +136,19 @@ def _is_work(value: object) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class Watched:
-    """A job that is read from one or more logs."""
+    """A watched job that is read from one or more logs."""
 
     expected: Expected | None = None
     in_seconds: bool = True
-    """False if steps are in arbitrary units; then no pace is reported."""
+    """False if step times are in arbitrary units. Then no pace is reported."""
     job: Job = field(default_factory=Job)
     sources: dict[tuple[int, int | None], Source] = field(default_factory=dict)
-    """Processes by index of the log and rank named in its lines."""
+    """Processes by (index of the log, rank named in its lines)."""
 
     def add(self, log: int, rank: int | None, report: StepReport) -> bool:
-        """Add a step; return True if the job's pace changed.
+        """Add a step. Return True if the job's pace changed.
 
-        The first process to report sets the pace of the job.
+        The process that reports first determines the pace of the job.
         """
         key = (log, rank)
         source = self.sources.setdefault(key, Source())
@@ -162,10 +167,10 @@ class Watched:
 
 
 def find_log_files(places: list[str]) -> list[Path]:
-    """Return the log files at these paths; those in folders are sorted naturally.
+    """Return the log files at these paths. Files in folders are in natural order.
 
     Raises:
-        InputError: There is no file, or too many.
+        InputError: There are no files, or too many.
     """
     files = [file for place in places for file in _files(Path(place))]
     if not files:

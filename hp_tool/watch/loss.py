@@ -1,6 +1,4 @@
-"""After losing nodes: the best configuration for the remaining ones, and how long waiting for the
-lost ones is worthwhile.
-"""
+"""Advice after losing nodes: the best configuration on the rest, and how long to wait for them."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from hp_tool.questions.training.problem import resolve_training
 from hp_tool.questions.training.ranking.recommend import recommend
 
 MAX_SPARE_NODES = 8
-"""Further nodes that may stay idle if no configuration fits all remaining ones."""
+"""Maximum number of additional nodes left idle if no configuration fits all remaining nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,31 +26,31 @@ class AfterLoss:
 
     lost_nodes: int
     num_gpus: int
-    """Number of devices of the recommended configuration."""
+    """Number of devices that the recommended configuration uses."""
     idle_gpus: int
     """Remaining devices that the recommended configuration does not use."""
     recommendation: Recommendation
     query: dict[str, Any]
-    """The recommended configuration as a query."""
+    """Recommended configuration as a query."""
     step_s: float
     pace: float
-    """Tokens per second of the recommended configuration, relative to the complete job."""
+    """Tokens per second of the recommended configuration, relative to the job with all nodes."""
     checkpoint_s: float
     restart_s: float
     worth_waiting_s: float
-    """Longest wait for the lost nodes, in seconds, that beats continuing without them."""
+    """Waiting for the lost nodes is better than continuing without them up to this many seconds."""
     text: str
 
 
 def after_loss(
     query: Query, *, lost_nodes: int = 1, calibrations: Calibrations | None = None
 ) -> AfterLoss:
-    """Find the best configuration without `lost_nodes`, and how long waiting is worthwhile.
+    """Find the best configuration without `lost_nodes`, and how long to wait for them.
 
-    The batch stays the same. Continuing costs one restart (R seconds) now, and a checkpoint (C)
-    plus a restart when the nodes return; the last restart is also needed after waiting W seconds.
-    Meanwhile the job trains at the fraction p of its full pace. Continuing wins if p (W - R) > C,
-    so waiting is worthwhile for W < R + C / p.
+    The batch size stays the same. Continuing costs a restart (R seconds) now, plus a checkpoint (C)
+    and another restart when the nodes return. Waiting W seconds costs only that last restart. A job
+    that continues trains at the fraction p of its full speed. Continuing is better if p (W - R) >
+    C, so waiting is worthwhile for W < R + C / p.
 
     Raises:
         InputError: No node or no feasible configuration is left.
@@ -118,7 +116,7 @@ def after_loss(
 def _best(
     query: Query, left: int, *, node: int, calibrations: Calibrations | None
 ) -> tuple[Recommendation, Query, int]:
-    """Return the best configuration for the largest number of nodes with a feasible one."""
+    """Return the best configuration on the largest number of nodes that has a feasible one."""
     fewest = max(left - MAX_SPARE_NODES * node, min(left, node))
     for num_gpus in range(left, fewest - 1, -node):
         part = query.with_num_gpus(num_gpus)

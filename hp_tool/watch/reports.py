@@ -1,4 +1,4 @@
-"""Steps that a job reports over HTTP: update its detector, raise events, feed the calibration."""
+"""Step reports received over HTTP: update a job's detector, raise events, feed the calibration."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from hp_tool.questions import schema
 from hp_tool.watch.job import Job, Source
 
 LEAD = 0
-"""Rank whose steps determine the job's pace."""
+"""Rank whose step times determine the pace of the job."""
 STEADY_STEPS_TO_REPORT = 100
-"""Steps of steady pace after which the job's step time is stored as a measurement."""
+"""Number of steps at a steady pace after which the step time is stored as a measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +30,11 @@ class BatchReceipt:
 
     record: WatchRecord
     acknowledged: int
-    """Sequence number up to which the source's reports are stored."""
+    """Sequence number up to which the process's reports are stored."""
 
 
 def take_steps(batch: StepBatch, *, store: WatchStore, watch_id: str) -> BatchReceipt:
-    """Store the new steps of a batch. Idempotent: repeated steps change nothing."""
+    """Store the new steps of a batch. Idempotent: steps that were already stored change nothing."""
     acknowledged = 0
 
     def change(
@@ -67,7 +67,7 @@ def take_steps(batch: StepBatch, *, store: WatchStore, watch_id: str) -> BatchRe
 
 
 def expected_of_record(record: WatchRecord) -> Expected | None:
-    """Return the pace expected when the watch was created."""
+    """Return the expected pace that was stored when the watch was created."""
     return None if record.expected is None else schema.parse(Expected, record.expected)
 
 
@@ -88,8 +88,8 @@ def store_pace(
 ) -> None:
     """Store the job's steady pace as a measurement, once.
 
-    The store decides whose predictions it calibrates. If it is rejected, the reason is stored with
-    the job.
+    The store decides whose predictions it calibrates. If the store rejects it, the reason is stored
+    with the job.
     """
     if (
         record.query is None

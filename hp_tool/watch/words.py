@@ -1,4 +1,4 @@
-"""Sentences for a verdict, and likely causes from rank and part times."""
+"""Sentences for a verdict, and likely causes derived from rank and part times."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hp_tool.domain.watch import Cause, CauseKind, Expected, Slowdown, Verdict
 from hp_tool.watch.slowdowns.causes import COMMUNICATION, RankTimes, lagging, part_growths
 
 DOUBTED_SPEEDUP = 1.5
-"""Speedup over the expected pace above which the query is probably wrong."""
+"""If the job is faster than expected by this factor, the query is probably wrong."""
 MAX_NAMED_RANKS = 8
-"""Maximum number of ranks named in a sentence."""
+"""Maximum number of ranks that a sentence names."""
 
 
 def cause_sentences(
@@ -22,9 +22,9 @@ def cause_sentences(
 
     Args:
         ranks: Median part times by rank, before and after the change.
-        hosts: Host by rank.
-        factor: New step time over the old one.
-        step_s: New step time, in seconds.
+        hosts: Host name by rank.
+        factor: New step time divided by the old one.
+        step_s: New step time in seconds.
     """
     slowed = math.log(factor)
     has_parts = any(len(rank.after) > 1 or "step" not in rank.after for rank in ranks)
@@ -89,7 +89,7 @@ def _host_suffix(hosts: tuple[str, ...]) -> str:
 
 
 def verdict_sentences(verdict: Verdict) -> tuple[str, ...]:
-    """Return sentences that describe why a job is slow; empty if it is not."""
+    """Return sentences that explain why a job is slow. Empty if it is not."""
     now, was, slowdown, lag, expected = (
         verdict.now,
         verdict.was,
@@ -139,7 +139,7 @@ def _ordinal(number: int) -> str:
 
 
 def faster_words(verdict: Verdict) -> str:
-    """Return a sentence if the job is certainly faster than expected, else an empty string.
+    """Return a sentence if the job is certainly faster than expected; otherwise an empty string.
 
     Example: `2.0x faster than expected: 39.03 s per step, 78.94 s expected (73.80 s to 543.2 s)`.
     """
@@ -157,7 +157,7 @@ def faster_words(verdict: Verdict) -> str:
 
 
 def doubts_query(verdict: Verdict) -> bool:
-    """Return whether the job is so fast that its query probably describes another job."""
+    """Return True if the job is so fast that the query probably describes a different job."""
     now, expected = verdict.now, verdict.expected
     if now is None or expected is None:
         return False

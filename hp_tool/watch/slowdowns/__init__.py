@@ -1,1 +1,4 @@
-"""Sequential tests on step times: when a job became slower, by how much, which ranks. Pure."""
+"""Sequential tests on step times: when a job became slower, by how much, and which ranks.
+
+No I/O.
+"""

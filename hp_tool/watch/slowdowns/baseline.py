@@ -1,4 +1,4 @@
-"""Baseline of a regime: its newest steady steps with their median and deviation."""
+"""Baseline of a regime: its newest steady steps, with median and deviation."""
 
 import math
 import statistics
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from hp_tool.loop.assumptions import assumed
 
 REACH = 1.645
-"""Half width of a 90% interval, in standard deviations."""
+"""Half-width of a 90% interval in standard deviations."""
 UPPER_BOUND_SDS = 2.33
-"""Standard deviations of the one-sided 99% bound of a fraction."""
+"""One-sided 99% bound of a fraction, in standard deviations."""
 DIGITS = 6
-"""Number of decimals stored of ln seconds (one millionth of a step)."""
+"""Number of stored decimals of ln seconds, which is a millionth of a step."""
 OUTLIER_CAP = 10.0
-"""Step times are capped at this multiple of the median when averaged: stalls have no finite mean
-(`stalls.mean_log_excess`).
+"""In means, step times are capped at this multiple of the median, because stalls have no finite
+mean (`stalls.mean_log_excess`).
 """
 
 
@@ -23,14 +23,14 @@ OUTLIER_CAP = 10.0
 class Baseline:
     """The newest steady steps of a regime, at most `Watch.baseline_steps`.
 
-    The reference is the median of the newest `Watch.reference_steps`. It follows daily variations
-    of load, which a fixed reference would report as slowdowns.
+    The reference is the median of the newest `Watch.reference_steps` of them. It follows daily load
+    variations, which a fixed reference would report as slowdowns.
     """
 
     logs: list[float] = field(default_factory=list)
-    """ln seconds, in order of steps."""
+    """ln step times, oldest first."""
     _window: list[float] = field(init=False)
-    """ln seconds of the newest `reference_steps`, sorted."""
+    """Sorted ln step times of the newest `reference_steps`."""
 
     def __post_init__(self) -> None:
         self._window = sorted(self.logs[-assumed().watch.reference_steps :])
@@ -49,7 +49,7 @@ class Baseline:
 
     @property
     def reference(self) -> float:
-        """Median ln seconds of the newest reference_steps."""
+        """Median ln step time of the newest reference_steps."""
         middle = len(self._window) // 2
         return (
             self._window[middle]
@@ -59,12 +59,12 @@ class Baseline:
 
     @property
     def reference_steps(self) -> int:
-        """Number of steps in the reference median."""
+        """Number of steps that determine the reference."""
         return len(self._window)
 
     @property
     def median(self) -> float:
-        """Median of all steps."""
+        """Median ln step time of all steps."""
         return statistics.median(self.logs)
 
     def interval(self) -> tuple[float, float]:
@@ -76,9 +76,9 @@ class Baseline:
         return ordered[max(low, 0)], ordered[min(high, n - 1)]
 
     def mean(self) -> tuple[float, float]:
-        """Return the logarithm of the mean step time, and half of its 90% interval.
+        """Return ln of the mean step time, and the half-width of its 90% interval.
 
-        Steps are capped at OUTLIER_CAP medians.
+        Step times are capped at OUTLIER_CAP times the median.
         """
         cap = self.median + math.log(OUTLIER_CAP)
         seconds = [math.exp(min(log_s, cap)) for log_s in self.logs]
@@ -88,8 +88,9 @@ class Baseline:
 
 
 def upper_bound(share: float, n: int) -> float:
-    """Return Wilson's upper bound of a probability from the fraction observed in n draws; below
-    1.
+    """Return Wilson's upper bound of a probability, from the fraction observed in n draws.
+
+    It is always below 1.
     """
     centre = share + UPPER_BOUND_SDS**2 / (2.0 * n)
     reach = UPPER_BOUND_SDS * math.sqrt(

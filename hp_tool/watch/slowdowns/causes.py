@@ -1,4 +1,4 @@
-"""Find the ranks and parts that explain a slowdown, from times before and after the change."""
+"""Find ranks and parts that explain a slowdown, from their times before and after the change."""
 
 import math
 import statistics
@@ -7,25 +7,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 LAG_SDS = 4.0
-"""Robust standard deviations above the typical rank at which a rank counts as lagging."""
+"""A rank lags if it is this many robust standard deviations above the typical rank."""
 MIN_SPREAD = 0.01
-"""Minimum deviation assumed between healthy ranks, in ln seconds."""
+"""Minimum standard deviation assumed among healthy ranks, in ln seconds."""
 TREND_SDS = 3.0
-"""Standard deviations of the Mann-Whitney statistic that show a trend."""
+"""Minimum Mann-Whitney statistic, in standard deviations, that counts as a trend."""
 COMMUNICATION = "communication"
-"""Name of the part during which a rank waits for others."""
+"""Part in which a rank waits for other ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimes:
-    """Median seconds by part of one rank, before and after the change."""
+    """Median seconds by part of one rank, before and after a change."""
 
     rank: int
     before: Mapping[str, float]
     after: Mapping[str, float]
 
     def compute_growth(self) -> float | None:
-        """Return the log growth of all parts but communication; None without such parts."""
+        """Return the log growth of all parts except communication; None without such parts."""
         before, after = (
             sum(s for name, s in parts.items() if name != COMMUNICATION)
             for parts in (self.before, self.after)
@@ -36,11 +36,11 @@ class RankTimes:
 def lagging(ranks: Sequence[RankTimes]) -> tuple[list[tuple[int, float]], float | None]:
     """Return ranks whose compute time grew more than the typical rank's, and the typical growth.
 
-    The typical rank is the lower median, and the deviation is that of the ranks below it. Most
-    ranks are assumed healthy; of two ranks, the faster.
+    The typical rank is the lower median, and the deviation is estimated from the ranks below it.
+    This assumes that most ranks are healthy and, for two ranks, that the faster one is.
 
     Returns:
-        (rank, ln growth) pairs, worst first, and the typical ln growth (None without data).
+        (rank, ln growth) pairs, worst first; the typical ln growth, None without data.
     """
     growths = [
         (rank.rank, growth) for rank in ranks if (growth := rank.compute_growth()) is not None
@@ -55,7 +55,7 @@ def lagging(ranks: Sequence[RankTimes]) -> tuple[list[tuple[int, float]], float 
 
 
 def part_growths(ranks: Sequence[RankTimes]) -> dict[str, float]:
-    """Return the growth of each part in seconds (median over ranks), largest first."""
+    """Return how many seconds each part grew (median over ranks), largest first."""
     names = {name: None for rank in ranks for name in rank.before if name in rank.after}
     grown = {
         name: statistics.median(
@@ -69,10 +69,11 @@ def part_growths(ranks: Sequence[RankTimes]) -> dict[str, float]:
 
 
 def grows(logs: Sequence[float]) -> bool:
-    """Return whether step times keep rising, by a Mann-Whitney U test (1947) of the two halves.
+    """Return True if step times keep rising, by a Mann-Whitney U test (1947) of the two halves.
 
-    Without a trend, U of halves of m and n steps has mean m n / 2 and variance m n (m + n + 1) / 12
-    (less with ties, which rounded logs have). Ties share their mean rank.
+    Without a trend, U for halves of m and n steps has mean m n / 2 and variance m n (m + n + 1) /
+    12. The variance is lower with ties, which occur because logs round times. Ties share their mean
+    rank.
     """
     m = len(logs) // 2
     n = len(logs) - m

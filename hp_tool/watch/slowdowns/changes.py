@@ -1,11 +1,11 @@
-"""Detect when step times change, by three tests whose thresholds follow from one run length.
+"""Detect changes in step times by three tests. One run length determines all thresholds.
 
-- Level shift (`shifts`): the newest 17 to 68 steps against a reference that follows earlier steps.
-  Up to 12 of 17 steps far above the others count as an evaluation pause and are ignored.
-- Creep: the newest steps are `Watch.creep` above the regime's lowest median, which is twice the
-  span of a 3% daily wave; or 60% of that above the oldest stored steps, if noise does not drift as
-  far (`Noise.drift`).
-- Recurring slow steps (`recurring`).
+- Level shift: compares the newest 17 to 68 steps with a reference that follows earlier steps. Up to
+  12 of 17 steps far above the others count as an evaluation pause and are ignored.
+- Creep: the newest steps exceed the lowest median of the regime by `Watch.creep`, which is twice
+  the span of a 3% daily wave. They may also exceed the oldest stored steps by 60% of that, if noise
+  cannot drift as far (`Noise.drift`).
+- Recurring slow steps: see `recurring`.
 """
 
 import itertools
@@ -22,21 +22,21 @@ from hp_tool.watch.slowdowns.noise import OUTLIER_SDS, Noise, median_variance, t
 from hp_tool.watch.slowdowns.recurring import MISSES, SLOW_STEP, Recurring
 
 MAX_REGIMES = 64
-"""Maximum number of stored regimes; older ones are dropped."""
+"""Maximum number of stored regimes. Older ones are dropped."""
 NOISE_UPDATE_STEPS = 16
-"""Number of steady steps between two estimates of the noise."""
+"""Number of steady steps between noise estimates."""
 SHIFT_STEPS = (17, 20, 34, 51, 68)
-"""Numbers of newest steps tested for a shift: just above the longest pause, and longer windows for
-smaller shifts.
+"""Window lengths tested for a shift, in newest steps. The shortest is just above the longest pause;
+longer ones detect smaller shifts.
 """
 MAX_PAUSE_STEPS = 12
-"""Slow steps in a row that may be an evaluation pause."""
+"""Maximum length of an evaluation pause in slow steps."""
 PERSISTENT_STEPS = 8
-"""Number of newest steps of which at most one may be at the old pace."""
+"""Number of newest steps that must show the new pace, with at most one exception."""
 SHORT_CREEP_FRACTION = 0.6
-"""Fraction of `Watch.creep` that the newest steps may exceed the oldest stored ones by."""
+"""Fraction of `Watch.creep` by which the newest steps must exceed the oldest stored ones."""
 CREEP_TEST_STEPS = 32
-"""Number of steps between two creep tests."""
+"""Number of steps between creep tests."""
 Kind = Literal["start", "shift", "creep", "recurring", "faster"]
 
 
@@ -47,30 +47,30 @@ class Regime:
     first: int
     """Index of its first step."""
     alarm: int
-    """Index of the step at which the change was detected; in the first regime, the end of its
-    baseline.
+    """Index of the step at which the change was detected. In the first regime, this is the end of
+    the baseline.
     """
     log_s: float
-    """Median ln seconds of the newest steady steps, of at most `Watch.baseline_steps`."""
+    """Median ln step time of the newest steady steps, at most `Watch.baseline_steps`."""
     low: float
     high: float
-    """90% interval of the median, in ln seconds."""
+    """Bounds of the median's 90% interval, in ln seconds."""
     mean_log_s: float
-    """ln of the mean seconds."""
+    """ln of the mean step time in seconds."""
     mean_reach: float = 0.0
-    """Half of the mean's 90% interval, in ln."""
+    """Half-width of the mean's 90% interval, in ln seconds."""
     kind: Kind = "start"
-    """Kind of change with which the regime began."""
+    """Kind of change that started the regime."""
     period: int = 0
-    """Period of recurring slow steps; 0 if none recur."""
+    """Period of recurring slow steps in steps; 0 if there are none."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Changes:
-    """Change detector of one series of step times, with bounded memory."""
+    """Change detector for one series of step times, with bounded memory."""
 
     steps: int = 0
-    """Steps seen."""
+    """Number of steps added."""
     first: int = 0
     """Index of the current regime's first step."""
     alarm: int = 0
@@ -79,30 +79,32 @@ class Changes:
     baseline: Baseline = field(default_factory=Baseline)
     recurring: Recurring = field(default_factory=Recurring)
     waiting: list[float] = field(default_factory=list)
-    """ln seconds of the newest steps under test. They later join this baseline or the next."""
+    """ln step times of the newest steps, which are still under test. They later join this regime's
+    baseline or the next one's.
+    """
     lowest: float = math.inf
-    """Lowest median of the regime's baselines, for the creep test."""
+    """Lowest baseline median in the regime, for the creep test."""
     past: list[Regime] = field(default_factory=list)
     unlearnt: int = 0
-    """Steady steps since the noise was last estimated."""
+    """Number of steady steps since the last noise estimate."""
     noise: Noise | None = None
     noise_before: Noise | None = None
     """Noise of the previous regime."""
     slow_bound: float = 1.0
-    """Upper bound of the fraction of isolated slow steps, for the test of recurring ones."""
+    """Upper bound of the fraction of isolated slow steps, for the recurring test."""
 
     @property
     def logs(self) -> list[float]:
-        """Natural logarithm of the regime's newest step times."""
+        """ln step times of the regime's newest steps."""
         return [*self.baseline.logs, *self.waiting]
 
     @property
     def settled(self) -> bool:
-        """Whether the regime has enough steps for the tests."""
+        """True if the regime has enough steps for the tests."""
         return len(self.baseline) >= assumed().watch.least_baseline_steps
 
     def add(self, step_s: Sequence[float]) -> list[Regime]:
-        """Add step times in seconds; return the regimes that they ended."""
+        """Add step times in seconds. Return the regimes that ended with them."""
         return [
             ended
             for seconds in step_s
@@ -156,7 +158,7 @@ class Changes:
         newest, reference = sorted(self.waiting[-PERSISTENT_STEPS:]), self.baseline.reference
         least = least_faster = math.log1p(assumed().watch.least_slowdown) / 2.0
         if self.kind in ("start", "faster"):
-            # Nothing was slow before, and the reference follows gradual changes.
+            # So far nothing was slow, and the reference follows gradual changes.
             least_faster = SHORT_CREEP_FRACTION * math.log1p(assumed().watch.creep)
         if len(newest) < PERSISTENT_STEPS:
             return 0
@@ -169,7 +171,7 @@ class Changes:
         )
 
     def _detect_shift(self, sign: int) -> int | None:
-        """Return the number of steps since a shift in direction `sign`; None without a shift."""
+        """Return how many steps ago a shift in direction `sign` began; None without a shift."""
         if not sign or len(self.waiting) < SHIFT_STEPS[0]:
             return None
         noise, reference, reference_steps = (
@@ -197,7 +199,10 @@ class Changes:
         return max(range(PERSISTENT_STEPS, len(self.waiting) + 1), key=sds)
 
     def _detect_creep(self, number: int) -> Regime | None:
-        """Begin a regime if the newest steps crept above the lowest median or the oldest steps."""
+        """Begin a regime if the newest steps crept above the lowest median or the oldest steps.
+
+        Return the regime that ended; None without creep.
+        """
         steps, creep, logs = (
             assumed().watch.reference_steps,
             math.log1p(assumed().watch.creep),
@@ -209,8 +214,8 @@ class Changes:
         oldest = min(len(logs) // 2, len(logs) - steps)
         newest_log_s = statistics.median(logs[-steps:])
         beyond = newest_log_s - statistics.median(logs[:oldest])
-        # n steps contain one independent median, so each may exceed with probability n / run
-        # length.
+        # n steps contain about one independent median, so each may exceed the drift with
+        # probability n / run length.
         drift = self._noise.drift(
             steps, oldest, probability=steps / assumed().watch.false_alarm_steps
         )
@@ -222,9 +227,9 @@ class Changes:
 
     @property
     def _noise(self) -> Noise:
-        """Return the noise of this regime, or of the previous one if that was longer and noisier.
+        """Noise of this regime, or of the previous one if that one was longer and noisier.
 
-        Noise usually stays the same when the pace changes.
+        Noise usually does not change with the pace.
         """
         assert self.noise is not None
         before = self.noise_before
@@ -252,7 +257,7 @@ class Changes:
         self.unlearnt = 0
 
     def _begin(self, since: int, number: int, *, kind: Kind, period: int = 0) -> Regime:
-        """Begin a regime at step `since`; return the regime that ended."""
+        """Begin a regime at step `since`. Return the regime that ended."""
         steps = since - number - 1
         before, recent = self.logs[:steps], self.logs[steps:]
         self.past = [*self.past, self._regime(before or recent)][-MAX_REGIMES:]
@@ -320,7 +325,7 @@ class Changes:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Self:
-        """Restore a detector from its state."""
+        """Restore a detector from its stored state."""
         logs = [round(float(log_s), DIGITS) for log_s in state["baseline"]]
         past = [
             Regime(**dict(zip(Regime.__slots__, regime, strict=True))) for regime in state["past"]
@@ -346,20 +351,20 @@ class Changes:
 
 
 STEPS_BEFORE = 4
-"""Steps before the shift that are searched for one that is not an outlier."""
+"""Number of steps before a shift among which the last one that is not an outlier is searched."""
 
 
 def shift_sds(
     residuals: Sequence[float], n: int, *, limit: float, noise: Noise, reference_steps: int
 ) -> float:
-    """Return the shift of the newest n residuals, in standard errors of its estimate.
+    """Return the shift of the newest n residuals in multiples of its standard error.
 
     Args:
         residuals: ln step times minus the reference.
         n: Number of newest steps.
-        limit: Newest steps above this are outliers; earlier ones above OUTLIER_SDS.
+        limit: Newest steps above this are outliers. For earlier steps, the limit is OUTLIER_SDS.
         noise: Noise of the series.
-        reference_steps: Number of steps in the reference median.
+        reference_steps: Number of steps that determine the reference.
     """
     r, variance = noise.correlation_bound, noise.sd**2
     information = weighted = reference_weight = 0.0

@@ -1,4 +1,4 @@
-"""Noise of steady steps: an AR(1) process with outliers, estimated from a baseline."""
+"""Noise of steady steps, estimated from a baseline: an AR(1) process with outliers."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ import numpy as np
 from hp_tool.watch.slowdowns.baseline import REACH
 
 NORMAL_QUARTILES = 1.349
-"""Interquartile range of the normal distribution in standard deviations."""
+"""Interquartile range of a normal distribution, in standard deviations."""
 OUTLIER_SDS = 3.5
-"""Standard deviations above the level at which a step is an outlier (checkpoint, stall, pause)."""
+"""A step this many standard deviations above the level is an outlier (checkpoint, stall, pause)."""
 MIN_SD = 0.001
-"""Smallest assumed standard deviation of ln seconds, since logs round their times."""
+"""Minimum standard deviation of ln step times, because logs round their times."""
 MAX_CORRELATION = 0.97
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """AR(1) noise of ln step times, excluding outliers: y[t] = correlation x y[t - 1] + shock."""
+    """AR(1) noise of ln step times without outliers: y[t] = correlation * y[t - 1] + shock."""
 
     shock_sd: float
     correlation: float
     """Correlation of consecutive steps."""
     steps: int
-    """Steps used for the estimate."""
+    """Number of steps in the estimate."""
 
     @property
     def correlation_bound(self) -> float:
-        """Upper end of the correlation's 90% interval."""
+        """Upper bound of the correlation's 90% interval."""
         return min(
             self.correlation + REACH * math.sqrt((1.0 - self.correlation**2) / self.steps),
             MAX_CORRELATION,
@@ -42,14 +42,14 @@ class Noise:
 
     @property
     def sd(self) -> float:
-        """Standard deviation of one step at the upper bound of the correlation."""
+        """Standard deviation of one step, at the correlation's upper bound."""
         return self.shock_sd / math.sqrt(1.0 - self.correlation_bound**2)
 
     @classmethod
     def of(cls, logs: Sequence[float]) -> Self:
-        """Estimate the noise about a straight line through ln seconds of consecutive steps.
+        """Estimate the noise around a straight line through ln step times of consecutive steps.
 
-        The sample correlation is corrected for its bias of -(2 + 4 r) / n.
+        The sample correlation r is corrected for its bias of -(2 + 4 r) / n.
         """
         values, places = np.asarray(logs), np.arange(len(logs)) - (len(logs) - 1) / 2.0
         low, median, high = np.quantile(values, (0.25, 0.5, 0.75))
@@ -74,23 +74,24 @@ class Noise:
 
     @classmethod
     def from_state(cls, state: Sequence[float]) -> Self:
-        """Restore the noise from its state."""
+        """Restore the noise from its stored state."""
         shock_sd, correlation, steps = state
         return cls(shock_sd=float(shock_sd), correlation=float(correlation), steps=int(steps))
 
     def drift_sd(self, n: int, reference_steps: int) -> float:
-        """Return the standard deviation of the difference between the medians of n and of
-        `reference_steps` steps.
+        """Return the standard deviation of a difference of two medians.
+
+        They are the medians of n and of `reference_steps` steps.
         """
         r = self.correlation
         sd = self.shock_sd / math.sqrt(1.0 - r * r)
         return sd * math.sqrt(median_variance(n, r) + median_variance(reference_steps, r))
 
     def drift(self, n: int, reference_steps: int, *, probability: float) -> float:
-        """Return the difference of the two medians that noise exceeds with a given probability.
+        """Return the difference of the two medians that noise exceeds with this probability.
 
-        Means of correlated steps are as uncertain as those of (1 - r) / (1 + r) times as many
-        independent ones.
+        Means of correlated steps are as uncertain as means of (1 - r) / (1 + r) times as many
+        independent steps.
         """
         independent = self.steps * (1.0 - self.correlation) / (1.0 + self.correlation)
         return t_quantile(probability, independent) * self.drift_sd(n, reference_steps)
@@ -107,11 +108,11 @@ def t_quantile(probability: float, n: float) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def median_variance(n: int, r: float) -> float:
-    """Return the variance of the median of n steps of an AR(1) process of variance 1.
+    """Return the variance of the median of n steps of an AR(1) process with variance 1.
 
-    It is (1 / n) sum over |k| < n of (1 - |k| / n) asin(r^|k|): the covariance of two signs is
-    (2 / pi) asin of that of the variables, and the density at the median is 1 / sqrt(2 pi). For
-    r = 0 it is the well-known (pi / 2) / n.
+    It is (1 / n) sum over |k| < n of (1 - |k| / n) asin(r^|k|). The covariance of the signs of two
+    variables is (2 / pi) asin of their correlation, and the density at the median is 1 / sqrt(2
+    pi). For r = 0, this is the well-known (pi / 2) / n.
 
     Args:
         n: Number of steps.

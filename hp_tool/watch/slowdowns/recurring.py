@@ -1,11 +1,12 @@
-"""Detect recurring slow steps, which cost throughput but do not change the median.
+"""Detect recurring slow steps. They reduce throughput without changing the median.
 
-A step is slow if it is 22% above the reference, and isolated if the step before it is not slow. For
-each period P up to LONGEST_PERIOD and each phase, the test counts isolated slow steps in a row at
-distance P. If p0 bounds the probability of an isolated slow step, then k in a row occur by chance
-with p0^k at a given step and period. Requiring k ln(1 / p0) >= ln(run length x periods) keeps the
-mean time to a false alarm at the run length (union bound). A period that exists from the job's
-start, such as that of its checkpoints, raises no alarm.
+A step is slow if it is 22% above the reference, and isolated if the preceding step is not slow. For
+each period P up to LONGEST_PERIOD and each phase, the test counts consecutive isolated slow steps
+at distance P. If p0 is an upper bound for the probability of an isolated slow step, then chance
+produces k in a row with a probability of at most p0^k, for a given step and period. Requiring k
+ln(1 / p0) >= ln(run length x periods) keeps the mean time to a false alarm at the run length (union
+bound). A period that exists from the start of the job, such as that of its checkpoints, raises no
+alarm.
 """
 
 import math
@@ -15,45 +16,45 @@ from typing import Any, Self
 from hp_tool.loop.assumptions import assumed
 
 SLOW_STEP = math.log(1.5) / 2.0
-"""Threshold of ln(step seconds / reference seconds) above which a step is slow."""
+"""Minimum ln(step time / reference) of a slow step."""
 SHORTEST_PERIOD, LONGEST_PERIOD = 2, 25
 MIN_HITS = 4
 OWN_HITS, OWN_PERIODS = 3, 3
-"""A period belongs to the job if OWN_HITS slow steps in a row begin within OWN_PERIODS periods of
-its start.
+"""A period is part of the job's normal behavior if OWN_HITS consecutive slow steps occur within
+OWN_PERIODS periods of its start.
 """
 MISSES = 5
-"""Consecutive due steps that are not slow, after which a pattern has ended."""
+"""A pattern has ended after this many consecutive due steps that are not slow."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """A run of slow steps at one period and phase."""
+    """Consecutive slow steps at one period and phase."""
 
     first: int
     hits: int
     excess: float
-    """Sum of the excess seconds over the reference, in multiples of the reference."""
+    """Sum of their excess times, as multiples of the reference."""
     p0: float
-    """Upper bound of an isolated slow step's probability when the run began."""
+    """Upper bound for the probability of an isolated slow step when the run began."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Recurring:
-    """Test for recurring slow steps; memory is bounded by the number of periods."""
+    """Test for recurring slow steps. Its memory is bounded by the number of periods."""
 
     begun: int = 0
     """Index of the first step."""
     runs: dict[tuple[int, int], Run] = field(default_factory=dict)
     """Current runs by (period, phase)."""
     own: list[int] = field(default_factory=list)
-    """Periods that the job shows from its start."""
+    """Periods that have existed since the job's start."""
     was_slow: bool = False
     active: list[int] = field(default_factory=list)
-    """Period, phase and consecutive misses of the last reported pattern; empty if none."""
+    """[period, phase, consecutive misses] of the last reported pattern; empty if there is none."""
 
     def add(self, residual: float, number: int, *, p0: float) -> tuple[int, Run] | None:
-        """Add a step; return (period, run) of a pattern to report, or None."""
+        """Add a step. Return the period and run of a pattern that should be reported, or None."""
         slow = residual > SLOW_STEP
         isolated, self.was_slow = slow and not self.was_slow, slow
         alarm = None
@@ -91,7 +92,7 @@ class Recurring:
         )
 
     def ended(self, residual: float, number: int) -> bool:
-        """Return whether the last reported pattern ends with this step."""
+        """Return True if the last reported pattern ends with this step."""
         if not self.active or number % self.active[0] != self.active[1]:
             return False
         slow = residual > SLOW_STEP
@@ -114,7 +115,7 @@ class Recurring:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Self:
-        """Restore the test from its state."""
+        """Restore the test from its stored state."""
         runs = {
             (int(period), int(phase)): Run(
                 first=int(first), hits=int(hits), excess=float(excess), p0=float(p0)
