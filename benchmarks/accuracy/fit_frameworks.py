@@ -225,7 +225,7 @@ def _fit_added(
 
 def shipped() -> FrameworkEfficiency:
     """Return Megatron Core's default profile from the catalog."""
-    return efficiency_._framework("megatron-core", "default")
+    return efficiency_.framework_constants("megatron-core", "default")
 
 
 def fitted_experts(folder: Path) -> Iterator[FittedFile]:

@@ -126,7 +126,8 @@ def _describe_difference(ours: Estimate, theirs: Estimate) -> str:
 
 def _changes(before: ParallelConfig, after: ParallelConfig) -> str:
     columns = configuration_columns([before, after])
-    return ", ".join(f"{one.head} {' -> '.join(one.cells)}" for one in columns if not one.constant)
+    varied = (each for each in columns if not each.is_constant)
+    return ", ".join(f"{each.head} {' -> '.join(each.cells)}" for each in varied)
 
 
 def summary(rows: Sequence[Standing]) -> dict[str, float]:

@@ -79,7 +79,7 @@ def efficiency_profile(
         UnsupportedError: The framework has no profile, or an overlap or attention kernel was never
             measured.
     """
-    constants = _framework_constants(framework, _die_name(gpu))
+    constants = framework_constants(framework, _die_name(gpu))
     timed = gpu_efficiency(gpu).attention_kernels
     default_kernel = None
     if calls_flash_attention(framework):
@@ -88,7 +88,7 @@ def efficiency_profile(
         constants = with_attention_kernel(constants, name=kernel, timed=timed)
     if overlap is not None:
         constants = with_overlap(
-            constants, overlap=overlap, newest=_framework_constants(framework, "default")
+            constants, overlap=overlap, newest=framework_constants(framework, "default")
         )
     if cuda_graphs:
         constants = without_host(constants, modules=cuda_graph_modules)
@@ -204,12 +204,12 @@ def _die_efficiency(name: str) -> GpuEfficiency:
 
 
 @functools.lru_cache(maxsize=256)
-def _framework_constants(name: str, silicon: str) -> FrameworkEfficiency:
+def framework_constants(name: str, silicon: str) -> FrameworkEfficiency:
     """Return the framework's constants on this die, or those of its newest release."""
     if name in STAND_INS:
-        return _as_stand_in(_framework_constants(STAND_INS[name].constants, silicon), name=name)
+        return _as_stand_in(framework_constants(STAND_INS[name].constants, silicon), name=name)
     if name in SAME_CODE:
-        return dataclasses.replace(_framework_constants(SAME_CODE[name], silicon), framework=name)
+        return dataclasses.replace(framework_constants(SAME_CODE[name], silicon), framework=name)
     if name not in frameworks():
         names = ", ".join((*frameworks(), *SAME_CODE, *STAND_INS))
         raise UnsupportedError(

@@ -40,7 +40,7 @@ SIZES = {
     "micro": "micro_batch_size",
     "zero": "zero_stage",
 }
-WORK = {"length": "sequence_length", "batch": "global_batch_size"}
+WORK = {"length": "sequence_length", "batch": "global_batch_size", "dtype": "precision"}
 TABLE = Table(
     {
         f"toy.{key}": Argument(name=f"toy.{key}", arity="1", fate="read", why=why)
@@ -69,8 +69,6 @@ def content(setup: TrainingSetup) -> dict[str, Any]:
     expressed = SHAPE_FIELDS | {
         *SIZES.values(),
         *WORK.values(),
-        "precision",
-        "overlap",
         "sequence_parallel",
     }
     reject_inexpressible(setup, tool="Toytrain 1", expressed=expressed, runs="megatron-core")
