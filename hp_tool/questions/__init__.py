@@ -1,1 +1,3 @@
-"""Queries and answers: parsing, estimates, rankings, fixes, anatomy and budgets."""
+"""Queries and their answers: parsing, estimates, rankings, fixes, details of a configuration, and
+budgets.
+"""

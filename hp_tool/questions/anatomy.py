@@ -1,5 +1,5 @@
-"""Details of one configuration: memory and time of each pipeline stage, the pipeline's schedule,
-and the placement of ranks on devices.
+"""Details of one configuration: memory and time of each pipeline stage, the pipeline schedule, and
+the placement of ranks on devices.
 """
 
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -30,31 +30,31 @@ from hp_tool.questions.training.evaluate import resolve_configuration
 from hp_tool.questions.training.problem import TrainingProblem
 
 _Contents = tuple[float, float, tuple[float, ...] | None, tuple[bool, bool], TrainingCase]
-"""Contents of a pipeline stage: number of layers before it, number of its layers, number of its
-layers of each kind (None: derived from the layers before), whether it has the embedding and the
-output layer, and the case on its device.
+"""Contents of a pipeline stage: number of layers before it; number of its layers; number of its
+layers of each kind (None: derived from the layers before it); whether it has the embedding, and
+whether it has the output layer; the case on its device.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageAnatomy:
-    """Memory and time of one pipeline rank, numbered from 0. Its tensor-, context- and
-    data-parallel ranks are equal.
+    """Memory and time of one pipeline rank, numbered from 0. They are the same on all its tensor-,
+    context- and data-parallel ranks.
     """
 
     rank: int
     gpu: str
     layers: float
-    """Transformer layers over all its model chunks."""
+    """Number of transformer layers in all model chunks of the rank."""
     holds_embedding: bool
     holds_output: bool
     memory_bytes: dict[str, float]
     """Bytes by part; keys are `domain.parts.MEMORY_KEYS`."""
     capacity_bytes: float
     seconds: float
-    """Seconds of one micro-batch through all its chunks, forward and backward.
+    """Seconds of one micro-batch in all model chunks of the rank, forward and backward.
 
-    Includes exposed communication and waits for the host.
+    Includes exposed communication and waiting for the host.
     """
     parts_s: dict[str, float]
     """Seconds of compute, recomputation and each kind of communication."""
@@ -67,10 +67,10 @@ class StageAnatomy:
 def stage_anatomies(
     *, problem: TrainingProblem, config: ParallelConfig
 ) -> tuple[StageAnatomy, ...]:
-    """Return all pipeline stages of a legal configuration, from first to last.
+    """Return the pipeline stages of a legal configuration, from first to last.
 
-    Packed rows of unequal cost count with their mean cost, unlike in the estimate's time, which
-    includes the additional time of the slowest row.
+    Packed rows of unequal cost count with their mean cost. In contrast, the step time of an
+    estimate includes the additional time of the slowest row.
     """
     candidate = Candidates.alone(config)
     parts = _stage_pipelines(problem, candidate)
@@ -117,7 +117,7 @@ def _stage_pipelines(
 
 
 def _rank_contents(problem: TrainingProblem, candidate: Candidates, p: int) -> Iterator[_Contents]:
-    """Yield the contents of each pipeline rank without a pipeline layout in the query."""
+    """Yield the contents of each pipeline rank for a query without a pipeline layout."""
     framework = framework_facts(problem.workload.framework)
     if framework.balances_blocks:
         layers, output_at = filled_contents(problem.model, p)
@@ -175,9 +175,9 @@ def _rank_kinds(
 def _mixed_rank_contents(
     problem: TrainingProblem, candidate: Candidates, p: int
 ) -> Iterator[_Contents]:
-    """Yield the contents of each stage of a pipeline over two kinds of devices.
+    """Yield the contents of each stage of a pipeline on two kinds of devices.
 
-    All stages of a kind have equally many layers, as `cost.pipeline_parts` divides them.
+    All stages on one kind of device have the same number of layers, as in `cost.pipeline_parts`.
     """
     layers = [float(count) for count in problem.costs(candidate).layers_by_kind]
     kinds = problem.kinds
@@ -216,14 +216,16 @@ def _stage_anatomy(
 
 
 V_SHAPED = ("zbv", "dualpipe-v")
-"""Schedules in which pipeline rank r of p has the stages r and 2p - 1 - r."""
+"""Schedules in which pipeline rank r of p runs the stages r and 2p - 1 - r."""
 MAX_RANKS = 16
-"""Maximum number of pipeline ranks drawn: evenly spaced, including the first and the last."""
+"""Maximum number of pipeline ranks shown. They are evenly spaced and include the first and the
+last.
+"""
 MAX_STAGES = 128
 """Maximum number of pipeline stages for which a schedule is computed."""
 SpanKind = Literal["F", "B", "W", "BW", "F+B"]
-"""Kinds of spans: F is a forward pass, B computes gradients of inputs, W gradients of weights, BW
-both, and F+B is a forward pass that overlaps a backward pass.
+"""Kinds of spans: F is a forward pass, B computes input gradients, W computes weight gradients, BW
+computes both, and F+B is a forward pass that overlaps a backward pass.
 """
 
 
@@ -233,13 +235,13 @@ class ScheduleSpan:
 
     kind: SpanKind
     micro_batch: int
-    """0-based index of the micro-batch; for F+B, that of the forward pass."""
+    """0-based index of the micro-batch. For F+B, it is the micro-batch of the forward pass."""
     chunk: int
-    """0-based index of the model chunk on its rank."""
+    """0-based index of the model chunk within its rank."""
     start_s: float
     end_s: float
     critical: bool
-    """Whether the span is on the critical path, so that lengthening it lengthens the step."""
+    """Whether the span is on the critical path: if it took longer, so would the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,34 +251,33 @@ class ScheduleRow:
     rank: int
     spans: tuple[ScheduleSpan, ...]
     idle_fraction: float
-    """Fraction of `Schedule.end_s` during which the rank waits."""
+    """Fraction of `Schedule.end_s` for which the rank is idle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """The computed schedule of a pipeline.
 
-    It excludes data-parallel communication and the optimizer step, which follow the pipeline, and
-    exposed transfers between stages except the first and the last.
+    It excludes data-parallel communication and the optimizer step, which follow the pipeline. Of
+    the exposed transfers between stages, it includes only the first and the last.
     """
 
     name: str
     num_ranks: int
-    """Number of pipeline ranks; `rows` may contain fewer."""
+    """Number of pipeline ranks. `rows` may contain fewer."""
     num_micro_batches: int
     """Number of micro-batches per step and replica."""
     drawn_micro_batches: int
-    """Number of drawn micro-batches; more would only prolong the phase in which all ranks are busy.
-    """
+    """Number of micro-batches shown. More would only prolong the steady phase."""
     end_s: float
-    """End of the last drawn micro-batch, in seconds."""
+    """End of the last micro-batch shown, in seconds."""
     rows: tuple[ScheduleRow, ...]
 
 
 def execute_schedule(
     *, problem: TrainingProblem, config: ParallelConfig, each: Sequence[StageAnatomy]
 ) -> Schedule | None:
-    """Return the schedule of a legal configuration with these stages; None without a pipeline, or
+    """Return the schedule of a legal configuration with these stages; None without a pipeline or
     with more than MAX_STAGES stages.
     """
     p, v = config.pipeline_parallel_size, config.virtual_pipeline_parallel_size
@@ -335,12 +336,12 @@ def execute_schedule(
 
 
 def _operation_seconds(stage: StageAnatomy, layer: LayerTime) -> dict[str, float]:
-    """Return the seconds of one micro-batch on one rank, over all its model chunks, by kind of
+    """Return the seconds of one micro-batch on one rank, summed over its model chunks, by kind of
     operation.
 
-    The stage's seconds, including embedding, output layer and waits for the host, are divided in
-    the same proportions as those of `layer`, the mean layer of the critical stage. Recomputation
-    counts as part of the backward pass.
+    The seconds of the stage, which include embedding, output layer and waiting for the host, are
+    divided in the same proportions as those of `layer`, the mean layer of the critical stage.
+    Recomputation counts as part of the backward pass.
     """
     forward = weight = 0.0
     compute_s, compute_backward_s = (
@@ -376,10 +377,10 @@ def _operation_seconds(stage: StageAnatomy, layer: LayerTime) -> dict[str, float
 def _operation_timer(
     name: str, work: Sequence[dict[str, float]], *, p: int, v: int
 ) -> Callable[[Operation], float]:
-    """Return a function that gives the seconds of an operation: its rank's seconds divided by the
+    """Return a function that returns the seconds of an operation: its rank's seconds divided by the
     number of model chunks.
 
-    A DualPipe stage is on two ranks; the seconds are those of the first.
+    A DualPipe stage is on two ranks. Its seconds are those of the first rank.
     """
 
     def seconds(operation: Operation) -> float:
@@ -419,12 +420,12 @@ def _schedule_row(
 
 
 MAX_NODES = 16
-"""Maximum number of nodes drawn; the other nodes continue the pattern."""
+"""Maximum number of nodes shown. The other nodes continue the pattern."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """One device: its global rank, and its index in each parallel dimension, 0-based."""
+    """A device: its global rank, and its 0-based index in each parallel dimension."""
 
     rank: int
     tensor: int
@@ -435,7 +436,7 @@ class RankPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One host and its devices, in order."""
+    """A host with its devices, in order."""
 
     index: int
     ranks: tuple[RankPlace, ...]
@@ -443,18 +444,18 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankGroup:
-    """Ranks that communicate in one parallel dimension."""
+    """A group of ranks that communicate with each other in one parallel dimension."""
 
     name: str
     size: int
     in_domain: int
-    """Number of ranks inside one NVLink domain (or inside a node, if no domain is larger)."""
+    """Number of its ranks inside one NVLink domain, or inside one node if no domain is larger."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Assignment of ranks to devices: ranks are numbered through the dimensions in `order`,
-    innermost first, and fill the nodes in sequence.
+    """Assignment of ranks to devices. Ranks are numbered along the dimensions in `order`, innermost
+    first, and fill one node after another.
     """
 
     order: str
@@ -462,13 +463,13 @@ class Placement:
     gpus_per_node: int
     nvlink_domain_size: int
     nodes: tuple[Node, ...]
-    """The first MAX_NODES nodes."""
+    """The first nodes, at most MAX_NODES."""
     groups: tuple[RankGroup, ...]
-    """Groups with more than one rank."""
+    """Groups with at least two ranks."""
 
 
 def place_ranks(*, config: ParallelConfig, cluster: ClusterSpec) -> Placement:
-    """Return the placement of a configuration that uses all of the cluster's devices."""
+    """Return the placement of a configuration that uses all devices of the cluster."""
     sizes = {
         "tp": config.tensor_parallel_size,
         "cp": config.context_parallel_size,
@@ -515,11 +516,11 @@ def _rank_groups(c: Candidates, cluster: ClusterSpec) -> tuple[RankGroup, ...]:
 
 
 def step_excess(known: Estimate, measured_s: float | None) -> dict[str, float]:
-    """Return the seconds of a step by label; empty for an estimate without parts.
+    """Return the seconds of a step by label; empty if the estimate has no parts.
 
-    The labels are, in this order: ideal compute (the model's FLOPs at the peak rate), the time that
-    matmuls and attention need in addition, each other part, and the difference between the measured
-    and the predicted step.
+    The labels are, in this order: ideal compute (the model's FLOPs at the peak rate), the
+    additional time of matmuls and attention, each other part, and the measured minus the predicted
+    step time.
     """
     if known.time is None or known.mfu is None or not known.time.parts_s:
         return {}
@@ -540,8 +541,8 @@ def step_excess(known: Estimate, measured_s: float | None) -> dict[str, float]:
 
 
 def schedule_of(configuration: Configuration) -> tuple[Schedule | None, float | None]:
-    """Return the pipeline schedule of a training configuration, and the fraction of the step that
-    the pipeline bubble takes; None for both without a pipeline.
+    """Return the pipeline schedule of a training configuration, and the pipeline bubble as a
+    fraction of the step time. Both are None without a pipeline.
     """
     parallel = configuration.parallel
     if not isinstance(parallel, ParallelConfig) or parallel.pipeline_parallel_size == 1:

@@ -1,4 +1,4 @@
-"""Answer queries and lines of batches, for the command line, HTTP, pages and Python."""
+"""Answer single queries and lines of batches, for the command line, HTTP, pages and Python."""
 
 import json
 import logging
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 Task = Literal["estimate", "recommend"]
 T = TypeVar("T")
 Line = bytes | HpToolError
-"""A line of a batch, or the error with which reading it failed."""
+"""A line of a batch, or the error raised while reading it."""
 Read = Callable[[bytes], Query]
 
 MIN_BATCH_CONFIGURATIONS = 8
-"""Minimum number of configurations of one problem that are computed together as arrays; for fewer,
-plain numbers are faster.
+"""Minimum number of configurations of one problem that are computed together as arrays. Fewer
+configurations are computed faster one by one.
 """
 
 
@@ -76,30 +76,33 @@ class RecommendAnswer:
     recommendations: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...]
     space: SpaceSummary
     rejections: dict[str, int]
-    """Number of candidates rejected by each reason."""
+    """Number of rejected candidates by reason."""
     groups: tuple[int, ...] = ()
     """Training: number of layouts in each group, up to the last group shown."""
     nearest_misses: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...] = ()
-    """Nearest misses if nothing is acceptable, each with the reasons in its estimate.
+    """Nearest misses if no configuration is acceptable. Their estimates contain the reasons.
 
     They have the smallest excess of memory, days or cost, or the smallest miss of a target. For a
-    list of request rates, those of each rate that nothing sustains.
+    list of request rates, these are the nearest misses for each rate that no configuration
+    sustains.
     """
     pareto: tuple[Recommendation, ...] | None = None
     """Pareto-optimal configurations for two objectives; None unless requested."""
     throughput_front: tuple[ServingRecommendation, ...] | None = None
-    """Pareto-optimal configurations for tokens per second per user and per GPU.
+    """Pareto-optimal configurations in tokens per second per user and per GPU.
 
-    Set for inference with pareto "throughput" or an unknown concurrency.
+    Set for inference queries with pareto "throughput" or an open concurrency.
     """
     sensitivity: Sensitivity | None = None
-    """Sensitivity of the first row to the number of devices, the axes and the hardware; None unless
-    requested.
+    """How the step time of the first row depends on the number of devices, the axes and the
+    hardware; None unless requested.
     """
     disaggregated: tuple[PoolRecommendation, ...] | None = None
-    """Separate pools for prefill and decoding; None without inference.disaggregated."""
+    """Separate pools for prefill and decoding; None unless the query sets
+    inference.disaggregated.
+    """
     not_ranked: tuple[NotRanked, ...] = ()
-    """Machines without a row, and the reason, if the query compares several."""
+    """Machines that have no row, and the reasons, for a query that compares several machines."""
     query: dict[str, Any] | None = None
     """The query, as in EstimateAnswer."""
 
@@ -127,13 +130,13 @@ def answer_estimate(
     with_query: bool = True,
     calibrations: Calibrations | None = None,
 ) -> EstimateAnswer:
-    """Return the answer to a query of one configuration.
+    """Return the answer to a query for one configuration.
 
     Args:
-        configuration: The training query's configuration, if already resolved or costed.
+        configuration: Configuration of the training query, if it was already resolved or costed.
         with_fixes: Add fixes for an infeasible configuration, and the setting that would narrow the
             interval most.
-        calibrations: Calibrations of clusters; None uses only the cost model.
+        calibrations: Calibrations of clusters; None: use only the cost model.
 
     Raises:
         HpToolError: The query cannot be answered.
@@ -155,12 +158,12 @@ def answer_recommend(
     pareto: Front | None = None,
     sensitivity: bool = False,
 ) -> RecommendAnswer:
-    """Return the answer to a query of many configurations.
+    """Return the answer to a query for a ranking of configurations.
 
     Args:
-        pareto: Add the Pareto front of step time and memory or gpus; for serving that of tokens per
-            second per user and per GPU ("throughput").
-        sensitivity: Add the sensitivity of a training's first row.
+        pareto: Add the Pareto front of step time and memory ("memory") or number of devices
+            ("gpus"); for serving, of tokens per second per user and per GPU ("throughput").
+        sensitivity: Add the sensitivity of the first row of a training query.
 
     Raises:
         HpToolError: The query cannot be answered.
@@ -171,7 +174,7 @@ def answer_recommend(
     rows = ranking.recommendations
     if query.training is not None and query.training.total_tokens:
         from hp_tool.questions.machines.answers import (
-            with_training_totals,  # Imported here because most questions do not need it.
+            with_training_totals,  # Imported here because most queries do not need it.
         )
 
         rows = tuple(
@@ -202,11 +205,11 @@ def answer_lines(
     read: Read = schema.parse_query,
     calibrations: Calibrations | None = None,
 ) -> list[str]:
-    """Return an answer for each line, equal to the answer to the line alone.
+    """Return an answer for each line. It is the same as if the line were answered alone.
 
-    Estimates of one problem are computed together, which is several times faster, so pass a few
-    dozen lines at a time. Estimates have no fixes and no `narrowest`, which would take longer than
-    the rest of a batch.
+    Estimates of one problem are computed together, which is several times faster. Therefore pass a
+    few dozen lines at a time. Estimates have no fixes and no `narrowest`, which would take longer
+    than the rest of a batch.
     """
 
     def begin(line: Line) -> ResolvedConfiguration | str:
@@ -243,10 +246,10 @@ def answer_lines(
 
 
 def cost_together(configurations: Sequence[ResolvedConfiguration]) -> list[ResolvedConfiguration]:
-    """Return the configurations, with costs if they were computed together as one array.
+    """Return the configurations, with their costs if they were computed together as arrays.
 
-    Costs are not computed for illegal configurations, for fewer than MIN_BATCH_CONFIGURATIONS of
-    one problem, and if computing them fails with an error.
+    Costs are not computed for illegal configurations, for fewer than MIN_BATCH_CONFIGURATIONS
+    configurations of one problem, or if the computation raises an error.
     """
     costed = list(configurations)
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
@@ -255,7 +258,7 @@ def cost_together(configurations: Sequence[ResolvedConfiguration]) -> list[Resol
             continue
         try:
             groups[configuration.problem_key()].append(place)
-        except TypeError:  # The query describes a model or a device by a mapping.
+        except TypeError:  # A mapping in the query describes the model or the device.
             continue
     for places in groups.values():
         if len(places) < MIN_BATCH_CONFIGURATIONS:
@@ -263,7 +266,7 @@ def cost_together(configurations: Sequence[ResolvedConfiguration]) -> list[Resol
         candidates = Candidates.from_configs(configurations[place].config for place in places)
         try:
             costs = configurations[places[0]].problem.costs(candidates)
-        except HpToolError:  # Costing each one separately shows which one fails.
+        except HpToolError:  # Costing them one by one finds the one that fails.
             continue
         except Exception:
             log.exception("candidates could not be costed together")
@@ -276,18 +279,20 @@ def cost_together(configurations: Sequence[ResolvedConfiguration]) -> list[Resol
 
 
 def _answer_or_error(line: Line, answer: Callable[[], T]) -> T | str:
-    """Return the result of `answer`, or if it raises an error, the JSON answer with this error."""
+    """Return the result of `answer`. If it raises an error, return the error as a JSON answer."""
     try:
         return answer()
     except HpToolError as error:
         return error_line(line, error)
-    except Exception:  # A bug in one query must not lose the answers of the others.
+    except Exception:  # A bug triggered by one query must not lose the answers to the others.
         log.exception("unhandled error on a batch line")
         return error_line(line, HpToolError("an internal error occurred; it has been logged"))
 
 
 def error_line(line: Line, error: HpToolError) -> str:
-    """Return the JSON answer of a line that failed, with the line's id if it can be parsed."""
+    """Return the JSON answer for a line that failed. It contains the line's id if the id can be
+    parsed.
+    """
     try:
         data = json.loads(line) if isinstance(line, bytes) else None
         identity = data.get("id") if isinstance(data, dict) else None

@@ -1,5 +1,5 @@
-"""Answer sizing queries: choose a model and its training for a budget of days, parameters, tokens
-or FLOPs, and predict its time.
+"""Answer sizing queries: choose a model and a training run for a budget of days, parameters, tokens
+or FLOPs, and predict the duration.
 """
 
 import math
@@ -26,11 +26,11 @@ from hp_tool.questions.training.calibrated import Calibrations
 from hp_tool.questions.training.problem import resolve_model
 
 RELATIVE_TOLERANCE = 0.02
-"""Relative deviation from the budget's days at which the search for a model size ends. The number
+"""Relative deviation from the budgeted days at which the search for a model size stops. The number
 of tokens is then adjusted to use all days.
 """
 MAX_PLANS = 24
-"""Maximum number of model sizes tried for one budget."""
+"""Maximum number of model sizes tried per budget."""
 _STEP_DOWN_FACTOR = 4.0
 """Factor by which compute is reduced if a model does not fit."""
 
@@ -54,7 +54,7 @@ def parse_sizing(data: Mapping[str, Any] | str | bytes) -> SizingQuery:
 
 
 def _model(query: SizingQuery) -> ModelSpec | None:
-    """Return the query's model, if it names one.
+    """Return the model that the query names, or None.
 
     Raises:
         InputError: The model is malformed.
@@ -74,7 +74,7 @@ def _model(query: SizingQuery) -> ModelSpec | None:
 
 
 def _check_budget(query: SizingQuery) -> None:
-    """Check that the query sets a budget, and no more fields than determine a training.
+    """Check that the query sets a budget and does not overdetermine the training run.
 
     Raises:
         InputError: The budget is missing, or fields contradict or exclude each other.
@@ -112,16 +112,16 @@ def _check_budget(query: SizingQuery) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A model with its training, and the best configuration if the query names a cluster."""
+    """A model with its training run, and the best configuration if the query names a cluster."""
 
     model: ModelSpec
     target_parameters: float
-    """Active parameters targeted by the shape of `model`."""
+    """Target for the active parameters from which the shape of `model` was chosen."""
     workload: TrainingWorkload
     query: Query | None = None
-    """The cost model's query; None without a cluster."""
+    """Query for the cost model; None without a cluster."""
     recommendation: Recommendation | None = None
-    """The best configuration; None without a cluster, or if nothing is acceptable."""
+    """The best configuration; None without a cluster or if no configuration is acceptable."""
     reasons: tuple[Reason, ...] = ()
 
     @property
@@ -131,7 +131,7 @@ class Plan:
 
     @property
     def estimate(self) -> Estimate | None:
-        """The recommendation's estimate, calibrated if there are measurements on the cluster."""
+        """The recommendation's estimate, calibrated if there are measurements from the cluster."""
         row = self.recommendation
         return None if row is None else row.preferred_estimate
 
@@ -143,7 +143,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planner:
-    """Computes trainings of different sizes for one sizing query."""
+    """Plans training runs of different sizes for one sizing query."""
 
     query: SizingQuery
     law: ScalingLaw
@@ -154,7 +154,7 @@ class Planner:
 
     @property
     def parameters(self) -> float | None:
-        """Active parameters, if the query gives a model or their number."""
+        """Active parameters if the query sets them or the model, else None."""
         query, model = self.query, self.model
         return (
             query.parameters
@@ -164,7 +164,7 @@ class Planner:
 
     @property
     def flops(self) -> float | None:
-        """Compute of the query's training in FLOPs, 6 N D; None if the query sets only days."""
+        """Compute of the training run in FLOPs, 6 N D; None if the query sets only days."""
         parameters, tokens = self.parameters, self.query.tokens
         if self.query.flops is not None:
             return self.query.flops
@@ -177,9 +177,9 @@ class Planner:
         return None if tokens is None else self.law.flops_of_tokens(tokens)
 
     def plan_for_flops(self, flops: float) -> Plan:
-        """Return the training with 6 N D = `flops`, without a prediction of its time.
+        """Return the training run with 6 N D = `flops`, without predicting its duration.
 
-        The scaling law determines parameters and tokens that the query leaves open.
+        If the query leaves parameters or tokens open, the scaling law determines them.
         """
         query, tokens, parameters = self.query, self.query.tokens, self.parameters
         if parameters is None:
@@ -206,7 +206,7 @@ class Planner:
     def timed(self, plan: Plan, *, deadline_days: float | None = None) -> Plan:
         """Return the plan with its fastest configuration on the whole cluster.
 
-        With a deadline in calendar days, use the fewest devices that meet it.
+        With a deadline in calendar days, return the fewest devices that meet it.
         """
         if self.query.cluster is None:
             return plan
@@ -232,7 +232,7 @@ class Planner:
 
 def _infeasibility_reasons(ranking: Ranking[Recommendation]) -> tuple[Reason, ...]:
     """Return the reasons why no configuration is acceptable: those of the nearest miss, or the
-    number of combinations that each rule rejects.
+    number of combinations rejected by each rule.
     """
     if ranking.nearest_misses:
         return ranking.nearest_misses[0].estimate.reasons
@@ -248,15 +248,15 @@ def _infeasibility_reasons(ranking: Ranking[Recommendation]) -> tuple[Reason, ..
 
 
 def _largest_plan(planner: Planner) -> Plan:
-    """Return the largest plan, by the scaling law, that fits the query's calendar days.
+    """Return the largest plan, by the scaling law, that fits into the query's calendar days.
 
-    Each iteration multiplies the compute of the last plan by the ratio of the budget's days to the
-    plan's days. The first plan assumes the devices' peak, an upper bound. Because shapes are coarse
-    and memory may limit the size, the number of tokens of the nearest plan is then adjusted to use
-    all days.
+    Each iteration multiplies the compute of the last plan by the ratio of the budgeted days to the
+    plan's days. The first plan assumes the devices' peak rate, which gives an upper bound. Model
+    shapes are coarse and memory may limit the size. Therefore the number of tokens of the nearest
+    plan is finally adjusted to use all days.
     """
     days = planner.query.days
-    assert days is not None and planner.cluster is not None  # Checked together with the query.
+    assert days is not None and planner.cluster is not None  # Checked when the query was parsed.
     peak = peak_flops(planner.cluster.gpu, precision=planner.query.precision)
     flops = peak * planner.cluster.num_gpus * days * SECONDS_PER_DAY
     low, high = 0.0, math.inf
@@ -283,7 +283,7 @@ def _largest_plan(planner: Planner) -> Plan:
 
 
 def answer_sizing(query: SizingQuery, *, calibrations: Calibrations | None = None) -> SizingAnswer:
-    """Return the model and the training for a budget.
+    """Return the model and the training run for a budget.
 
     If no configuration fits in memory and meets the deadline, the answer has `feasible: false` and
     the reasons.
@@ -307,7 +307,7 @@ def answer_sizing(query: SizingQuery, *, calibrations: Calibrations | None = Non
             else planner.timed(planner.plan_for_flops(flops), deadline_days=query.days)
         )
     except HpToolError as error:
-        # Keys below `training` in a query are top-level keys in a budget.
+        # In a sizing query, keys of `training` are at the top level.
         error.field = error.field and error.field.removeprefix("training.")
         raise
     return SizingAnswer(id=query.id, sizing=_sizing_of_plan(plan, query=query, law=planner.law))

@@ -1,4 +1,4 @@
-"""Single configurations: a query with all values that a ranking or a fix chose, and its resolved
+"""Single configurations: a query with all values chosen by a ranking or a fix, and the resolved
 layout.
 """
 
@@ -26,7 +26,7 @@ SEARCH_KEYS = ("search", "id")
 class Row(Protocol):
     """A row of a ranking, a fix, or a run of a search.
 
-    It may have `set`: query values besides `parallel`, by path.
+    It may have `set`: query values other than `parallel`, by path.
     """
 
     @property
@@ -35,10 +35,9 @@ class Row(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """A query that describes a single configuration.
+    """A query for a single configuration.
 
-    Values that a recipe or a default determines are omitted from the query, so that they are
-    resolved again.
+    The query omits values that a recipe or a default determines, so that they are resolved again.
     """
 
     query: Query
@@ -46,13 +45,13 @@ class Configuration:
     parallel: RunConfig
     """The resolved layout."""
     set: ChosenValues = field(default_factory=dict)
-    """Values that a ranking or a fix inserted besides `parallel`, by path."""
+    """Values other than `parallel` that a ranking or a fix chose, by path."""
     adds_layout: bool = False
-    """Whether `parallel` has a pipeline_layout that the original query lacks."""
+    """Whether `parallel` has a pipeline_layout that the original query did not set."""
 
     @staticmethod
     def from_row(row: Row, *, query: Query) -> Configuration:
-        """Return the configuration of a row of a ranking, a fix, or a run, which belongs to
+        """Return the configuration of a row (of a ranking, a fix, or a run) that belongs to
         `query`.
         """
         values: ChosenValues = dict(getattr(row, "set", {}))
@@ -69,7 +68,7 @@ class Configuration:
         """Return the configuration with the framework's default stages instead of a pipeline
         layout.
         """
-        assert isinstance(self.parallel, ParallelConfig)  # Others have no layout.
+        assert isinstance(self.parallel, ParallelConfig)  # Serving configurations have no layout.
         parallel = replace(self.parallel, pipeline_layout=None)
         return replace(
             self, query=with_value(self.query, LAYOUT, None), parallel=parallel, adds_layout=False
@@ -79,7 +78,7 @@ class Configuration:
     def read(
         result: Mapping[str, Any], *, rank: int, parse: Callable[[Mapping[str, Any]], Query]
     ) -> Configuration:
-        """Return a configuration of an answer's JSON: the recommendation with this rank, or the
+        """Return a configuration from an answer's JSON: the recommendation with this rank, or the
         estimated configuration.
 
         Raises:
@@ -107,7 +106,7 @@ class Configuration:
         return _complete_configuration(config, query=typed, values=values)
 
     def mapping(self) -> dict[str, Any]:
-        """Return the query as JSON-ready values, valid input for every interface."""
+        """Return the query as JSON-ready values, which every interface accepts as input."""
         return {
             name: value
             for name, value in schema.query_mapping(self.query).items()
@@ -115,8 +114,8 @@ class Configuration:
         }
 
     def text(self) -> str:
-        """Return the query as compact JSON, which gives the same figures and intervals when it is
-        parsed and resolved again.
+        """Return the query as compact JSON. Parsing and resolving it again gives the same figures
+        and intervals.
         """
         return json.dumps(self.mapping(), separators=(",", ":"), ensure_ascii=False)
 
@@ -125,7 +124,7 @@ def _complete_configuration(
     config: RunConfig, *, query: Query, values: ChosenValues
 ) -> Configuration:
     """Return the configuration with the values that the query sets for all layouts and that
-    `config` omits.
+    `config` lacks.
     """
     adds_layout = False
     if isinstance(config, ParallelConfig):
@@ -146,7 +145,7 @@ def _complete_configuration(
 
 
 def with_value(query: Query, path: str, value: Any) -> Query:
-    """Return the query with a value at a path of two names, such as training.offload.
+    """Return the query with a value set at a two-part path, such as training.offload.
 
     A mapping is parsed and validated like a query.
     """

@@ -1,4 +1,4 @@
-"""Compute the edition of this hp-tool. It is stored with each search, and workers skip searches of
+"""Compute the edition number of this hp-tool. Each search stores it, and workers skip searches of
 newer editions.
 """
 
@@ -13,10 +13,10 @@ from hp_tool.questions.schema import adapter
 
 @functools.cache
 def count_query_terms() -> int:
-    """Return the number of query terms that this hp-tool supports: keys, choices, and built-in
-    catalogue names.
+    """Return the number of query terms that this hp-tool supports: keys, choices, and names in the
+    built-in catalogue.
 
-    Terms are never removed, so that the edition with more terms can run the searches of both.
+    Terms are never removed, so the edition with more terms can run the searches of both.
     """
     return (
         len(set(_schema_terms(adapter(Query).json_schema(), ())))
@@ -25,7 +25,7 @@ def count_query_terms() -> int:
 
 
 def _schema_terms(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Yield each key and each choice of a JSON schema with its path."""
+    """Yield the path of each key and each choice in a JSON schema."""
     if isinstance(node, list):
         for each in node:
             yield from _schema_terms(each, path)

@@ -1,5 +1,5 @@
-"""Fields of a query that forms, the explorer, the documentation and `hp-tool fields` show, from
-their declarations (`domain.fields.Shown`).
+"""Query fields shown by forms, the explorer, the documentation and `hp-tool fields`, derived from
+the field declarations (`domain.fields.Shown`).
 """
 
 from collections.abc import Iterator
@@ -19,16 +19,16 @@ class Field:
     """One field shown to users."""
 
     name: str
-    """Dotted path in a query, also used in errors."""
+    """Dotted path in a query, also used in error messages."""
     label: str
     suggested: Suggested | None = None
-    """Kind of catalogue names to suggest."""
+    """Kind of catalogue names suggested for the field."""
     placeholder: str = ""
     """An example, or the default."""
     left_out: str = ""
     """Default value; empty if the field is required or has none."""
     options: tuple[str, ...] = ()
-    """All possible values, if the schema lists them."""
+    """All accepted values, if the schema lists them."""
     minimum: float | None = None
     maximum: float | None = None
     step: str = "any"
@@ -36,7 +36,7 @@ class Field:
     several: bool = False
     """Whether the field accepts several values, separated by commas."""
     text: bool = False
-    """Whether the value is text even if it looks like a number."""
+    """Whether the value is always text, even if it looks like a number."""
     help: str = ""
     hint: str = ""
     """Text shown below the field."""
@@ -44,7 +44,7 @@ class Field:
 
     @property
     def unset(self) -> str:
-        """Return the text shown if the field is omitted."""
+        """Return the text shown for an omitted field."""
         return self.placeholder or self.default or "any"
 
     @property
@@ -74,9 +74,9 @@ RECIPE = "training.recipe"
 RECOMPUTE = "parallel.recompute"
 BASELINE = "search.baseline."
 MAX_DEPTH = 3
-"""Maximum depth of nested mappings with shown fields."""
+"""Maximum nesting depth of mappings whose fields are shown."""
 OPEN_SECTIONS = ("Model", "Cluster", "Training", "Serving", "Goal")
-"""Sections that most queries fill; later sections are collapsed."""
+"""Sections that most queries use. Other sections are collapsed."""
 SECTIONS = (
     *OPEN_SECTIONS,
     *(
@@ -89,7 +89,7 @@ SECTIONS = (
     ),
     *("Your current layout (baseline)", "Profile runs"),
 )
-"""Order of the sections; fields of other sections come last."""
+"""Display order of the sections. Fields of other sections come last."""
 OTHER_KIND: dict[Kind, tuple[str, ...]] = {
     "training": ("inference", "targets"),
     "inference": ("training",),
@@ -103,12 +103,12 @@ SUGGESTED: dict[str, Suggested] = {
     "trainer": "trainers",
 }
 HINTS = {RECOMPUTE: "In detail: selective layernorm+mlp, full block 4"}
-"""Additional text below a field."""
+"""Additional text shown below a field."""
 
 
 @cache
 def form_sections(kind: Kind) -> tuple[Section, ...]:
-    """Return the sections of the form for a kind of query, from the declarations of its fields."""
+    """Return the form sections for a kind of query, derived from the declarations of its fields."""
     titled: dict[str, list[Field]] = {title: [] for title in SECTIONS}
     for path, declared in _shown_fields(kind):
         title = SECTIONS[-2] if path.startswith(BASELINE) else declared["x-section"]
@@ -121,7 +121,9 @@ def form_sections(kind: Kind) -> tuple[Section, ...]:
 
 
 def _shown_fields(kind: Kind) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (path, JSON schema) of each field to show; fields of a mapping precede the mapping."""
+    """Yield (path, JSON schema) of each shown field. The fields of a mapping precede the
+    mapping.
+    """
     query = schema.described_adapter(Query)
 
     def below(node: dict[str, Any], path: str, depth: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -143,7 +145,7 @@ def _shown_fields(kind: Kind) -> Iterator[tuple[str, dict[str, Any]]]:
 
 @cache
 def form_fields(kind: Kind) -> dict[str, Field]:
-    """Return the fields of the form by path."""
+    """Return the form fields by path."""
     return {field.name: field for section in form_sections(kind) for field in section.fields}
 
 
@@ -155,7 +157,7 @@ def _form_field(path: str, declared: dict[str, Any]) -> Field:
         options = ("true", "false")
     one = (
         "oneOf" in declared
-    )  # Only rankings accept a list; a search runs one training on one cluster.
+    )  # Only rankings accept a list; a search has a single workload and cluster.
 
     def listed(kind: dict[str, Any]) -> bool:
         return one and kind.get("type") == "array"

@@ -1,4 +1,4 @@
-"""The common interface of training and serving queries."""
+"""Common interface of training and serving queries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Problem(Protocol):
-    """A training or serving query with its answers; `training.answers` and `serving.answers`
+    """A training or serving query that can be answered. `training.answers` and `serving.answers`
     implement it.
 
     All members raise HpToolError.
@@ -29,19 +29,19 @@ class Problem(Protocol):
 
     @property
     def configuration(self) -> ResolvedConfiguration | None:
-        """Return the query's single training configuration, to be costed together with others; None
-        for serving.
+        """Return the single configuration of a training query, so that it can be costed together
+        with others; None for serving.
         """
 
     def estimate(
         self, *, with_fixes: bool = True, calibrations: Calibrations | None = None
     ) -> tuple[Estimate | InferenceEstimate, Estimate | None]:
-        """Return the estimate of the query's configuration, and the calibrated estimate if there
-        are measurements.
+        """Return the estimate of the query's configuration and, if there are measurements, the
+        calibrated estimate.
         """
 
     def rank(self, *, top: int, calibrations: Calibrations | None = None) -> Ranking[Any]:
-        """Return the best of the query's configurations."""
+        """Return the best configurations for the query."""
 
     def answer(
         self,
@@ -51,25 +51,25 @@ class Problem(Protocol):
         sensitivity: bool = False,
         calibrations: Calibrations | None = None,
     ) -> tuple[Ranking[Any], AnswerAdditions]:
-        """Return the ranking for display, with all requested additions."""
+        """Return the ranking and all requested additions, for display."""
 
     def ratio_log_sd(self, one: Any, other: Any, *, alike: bool) -> float:
-        """Return the standard deviation of ln(measured / predicted) for the ratio of two estimates.
+        """Return the standard deviation of ln(measured / predicted) of the ratio of two estimates.
 
-        The ratio is of step times or throughputs. With `alike`, the two differ only in their
-        layout, so other errors cancel.
+        The ratio is that of step times or throughputs. With `alike`, the estimates differ only in
+        their layouts, so that the errors that both share cancel.
         """
 
     def setup(self, configuration: Configuration) -> TrainingSetup | ServingSetup:
-        """Return the setup of one of its configurations, from which other tools' files are
-        written.
+        """Return the setup of a configuration of this query. Exporters write it as files for other
+        tools.
         """
 
 
 def problem_of(query: Query, *, configuration: ResolvedConfiguration | None = None) -> Problem:
     """Return the problem of a query.
 
-    `configuration` is its single configuration, if already resolved or costed.
+    `configuration` is the query's single configuration, if it was already resolved or costed.
     """
     if machine_list_field(query.cluster) is not None:
         from hp_tool.questions.machines.answers import Machines

@@ -1,4 +1,6 @@
-"""Replace names of registered models, clusters and traces in a query by their specifications."""
+"""Replace the names of registered models, clusters and traces in a query by their
+specifications.
+"""
 
 import re
 from collections.abc import Callable
@@ -18,9 +20,9 @@ from hp_tool.errors import ConflictError, InputError
 from hp_tool.questions import schema
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
-"""Registered names are lower case, because the catalogue ignores case."""
+"""Pattern of registered names. They are lower-case, because the catalogue ignores case."""
 Find = Callable[[RegistrationKind, str], JsonObject | None]
-"""Return the specification registered under a name, or None."""
+"""Function that returns the specification registered under a name, or None."""
 Q = TypeVar("Q", Query, SizingQuery)
 
 
@@ -31,8 +33,8 @@ def checked_registration(
 
     Raises:
         InputError: The name or a field is malformed.
-        NotFoundError: A server's GPU is not in the catalogue.
-        ConflictError: `name_taken`, the catalogue has this name.
+        NotFoundError: The GPU of a server is not in the catalogue.
+        ConflictError: `name_taken`, the catalogue already contains this name.
     """
     if not NAME.fullmatch(name) or catalog.is_file_name(name):
         raise InputError(
@@ -52,7 +54,7 @@ def checked_registration(
 def read_spec(
     *, kind: RegistrationKind, name: str, spec: JsonObject
 ) -> ModelSpec | NodeType | TraceSpec:
-    """Parse and check the specification registered under a name.
+    """Parse and check the specification of a registered name.
 
     Raises:
         InputError: The specification is malformed.
@@ -70,8 +72,8 @@ def read_spec(
 
 
 def has_registered_names(query: Query | SizingQuery) -> bool:
-    """Return whether the query uses a name that is not in the catalogue, so that the database is
-    needed.
+    """Return whether the query uses names that are not in the catalogue. They must be looked up in
+    the database.
     """
     clusters = (_unknown_cluster(cluster) for cluster in _list_clusters(query))
     return any(
@@ -81,8 +83,8 @@ def has_registered_names(query: Query | SizingQuery) -> bool:
 
 
 def insert_registered(query: Q, *, find: Find) -> Q:
-    """Return the query with registered names replaced by their specifications; unknown names are
-    rejected later.
+    """Return the query with registered names replaced by their specifications. Unknown names stay
+    and are rejected later.
     """
     trace = _trace_name(query)
     if (
@@ -129,8 +131,8 @@ def _apply_changes(sent: JsonObject, *, before: JsonObject, after: JsonObject) -
 
 
 def registered_model(name: Any, *, find: Find) -> Any:
-    """Return the specification of a registered model; the name unchanged if it is in the catalogue
-    or unknown.
+    """Return the specification of a registered model. A name that is in the catalogue or unknown is
+    returned unchanged.
     """
     unknown = _unknown_name("models", name)
     spec = None if unknown is None else find("model", unknown)
@@ -138,9 +140,7 @@ def registered_model(name: Any, *, find: Find) -> Any:
 
 
 def _with_node_defaults(wanted: ClusterQuery, node: NodeType) -> ClusterQuery:
-    """Return the query's cluster with the values of the registered server for the fields that it
-    omits.
-    """
+    """Return the query's cluster, with omitted fields filled from the registered server."""
     if wanted.gpu is not None and wanted.gpu != node.gpu:
         raise InputError(
             f"{node.name} has {node.gpu}, not {getattr(wanted.gpu, 'name', wanted.gpu)}; remove "
@@ -181,13 +181,15 @@ def _list_clusters(query: Query | SizingQuery) -> tuple[Any, ...]:
 
 
 def _unknown_cluster(cluster: Any) -> str | None:
-    """Return the cluster's name if it is not in the catalogue and so may be registered."""
+    """Return the name of a cluster that is not in the catalogue and therefore may be registered;
+    else None.
+    """
     name = cluster.node_type if isinstance(cluster, ClusterQuery) else cluster
     return None if name == PRICED else _unknown_name("clusters", name)
 
 
 def _registered_cluster(cluster: Any, *, find: Find) -> Any:
-    """Return the cluster with the specification registered under its name, if there is one."""
+    """Return the cluster with the specification registered under its name, if any."""
     name = _unknown_cluster(cluster)
     if name is None or (spec := find("cluster", name)) is None:
         return cluster
@@ -198,7 +200,7 @@ def _registered_cluster(cluster: Any, *, find: Find) -> Any:
 
 
 def _trace_name(query: Query | SizingQuery) -> str | None:
-    """Return the name of a registered trace; None for a local path."""
+    """Return the name of a registered trace; None for a local file."""
     trace = query.inference.trace if isinstance(query, Query) and query.inference else None
     return (
         trace

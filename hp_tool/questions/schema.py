@@ -1,4 +1,6 @@
-"""Parse and validate queries strictly: JSON or YAML to domain objects, and results to JSON."""
+"""Parse and validate queries strictly, from JSON or YAML to domain objects, and convert results to
+JSON.
+"""
 
 import difflib
 import functools
@@ -26,23 +28,25 @@ if TYPE_CHECKING:
 MAX_QUERY_BYTES = 1_000_000
 """Maximum size of a query in bytes."""
 MAX_ERRORS = 1_000
-"""Maximum number of validation errors examined. A long list of wrong values has at least one error
-for each value.
+"""Maximum number of validation errors examined. A long list of wrong values causes at least one
+error per value.
 """
 RELEASES = (("training", "framework_version"), ("inference", "engine_version"))
-"""Paths of releases, which are text; without quotes, YAML and JSON parse them as numbers."""
+"""Paths of releases. Releases are text, but YAML and JSON parse them as numbers if they are not
+quoted.
+"""
 _BOUNDS = ("greater_than_equal", "less_than_equal")
 _MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
 _UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _WITH_UNIT = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([kmbt])", re.IGNORECASE)
-"""A number with a unit, such as 8k tokens of a sequence or 80B parameters."""
+"""A number with a unit suffix, such as 8k tokens or 80B parameters."""
 Q = TypeVar("Q", Query, "SizingQuery")
 
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 
 
 def adapter(kind: type[Any]) -> TypeAdapter[Any]:
-    """Return the cached validator of a domain type, which is expensive to build."""
+    """Return the validator of a domain type. It is cached, because building it is expensive."""
     if kind not in _ADAPTERS:
         with build_validators(described=False):
             _ADAPTERS.setdefault(kind, TypeAdapter(kind))
@@ -51,7 +55,7 @@ def adapter(kind: type[Any]) -> TypeAdapter[Any]:
 
 @functools.cache
 def described_adapter(kind: type[Any]) -> TypeAdapter[Any]:
-    """Return a validator whose schema includes the descriptions of the fields."""
+    """Return a validator whose schema includes field descriptions."""
     with build_validators(described=True):
         return TypeAdapter(kind)
 
@@ -68,9 +72,10 @@ def parse_query(data: Mapping[str, Any] | str | bytes) -> Query:
 
 
 def parse_own_query(data: Mapping[str, Any] | str | bytes) -> Query:
-    """Return a validated query whose model, lengths and trace may be paths of local files.
+    """Return a validated query whose model, sequence lengths and trace may be paths of local files.
 
-    Only callers that may read this machine's files use this function; all others use `parse_query`.
+    Use this function only for callers that may read files on this machine, and `parse_query` for
+    all others.
 
     Raises:
         InputError: The query is invalid.
@@ -79,8 +84,8 @@ def parse_own_query(data: Mapping[str, Any] | str | bytes) -> Query:
 
 
 def allow_own_files(query: Q) -> Q:
-    """Return the query with permission to read its model, lengths and trace from local files, as on
-    the command line and in the Python API.
+    """Return the query with permission to read its model, sequence lengths and trace from local
+    files, as for the command line and the Python API.
     """
     if isinstance(query.model, str):
         query = replace(query, model=OwnFile(query.model))
@@ -125,7 +130,7 @@ def parse(kind: type[Any], data: Mapping[str, Any] | str | bytes) -> Any:
 
 
 def parse_mapping(text: str | bytes) -> dict[str, Any]:
-    """Return the mapping in a JSON or YAML text, not yet validated.
+    """Return the mapping in a JSON or YAML text, without validating it.
 
     Raises:
         InputError: The text is neither JSON nor YAML, or not a mapping.
@@ -137,7 +142,7 @@ def parse_mapping(text: str | bytes) -> dict[str, Any]:
 
 
 def to_json(value: object, *, indent: int | None = None) -> str:
-    """Return a domain object, or a structure of them, as JSON text."""
+    """Return a domain object, or a structure of domain objects, as JSON text."""
     return adapter(type(value)).dump_json(value, indent=indent).decode()
 
 
@@ -153,10 +158,10 @@ def query_mapping(query: Query) -> dict[str, Any]:
 
 
 def set_paths(data: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Set the values at dotted paths in `data`, in place.
+    """Set values in `data` at dotted paths, in place.
 
     Raises:
-        InputError: A path leads through a value that is not a mapping.
+        InputError: A path goes through a value that is not a mapping.
     """
     for dotted, value in values.items():
         *parents, last = dotted.split(".")
@@ -173,7 +178,9 @@ def set_paths(data: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _read_as_mapping(error: ValidationError) -> bool:
-    """Return whether to parse the text as YAML: it is not JSON, or a release is a number."""
+    """Return whether the text must be parsed as YAML, because it is not JSON or a release is a
+    number.
+    """
     problems = error.errors(include_url=False)[:MAX_ERRORS]
     not_json = len(problems) == 1 and problems[0]["type"] == "json_invalid"
     return not_json or any(
@@ -182,7 +189,7 @@ def _read_as_mapping(error: ValidationError) -> bool:
 
 
 def _has_whole_floats(error: ValidationError) -> bool:
-    """Return whether an integer field has a float without a fraction, such as 2000.0."""
+    """Return whether an integer field has a float value without fraction, such as 2000.0."""
     problems = error.errors(include_url=False)[:MAX_ERRORS]
     return any(p["type"] == "int_type" and _is_whole_float(p["input"]) for p in problems)
 
@@ -192,7 +199,7 @@ def _is_whole_float(value: object) -> bool:
 
 
 def _with_whole_numbers(data: Any) -> Any:
-    """Return a copy with floats such as 2000.0 converted to integers; 2000.5 is unchanged."""
+    """Return a copy with floats such as 2000.0 converted to integers; 2000.5 stays a float."""
     if isinstance(data, dict):
         return {key: _with_whole_numbers(value) for key, value in data.items()}
     if isinstance(data, list):
@@ -201,11 +208,11 @@ def _with_whole_numbers(data: Any) -> Any:
 
 
 def _with_release_texts(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a query's mapping with numeric releases as text.
+    """Return a query's mapping with numeric releases converted to text.
 
     Raises:
-        InputError: The number may have lost a trailing zero: 26.1 may have been 26.10, unlike
-            26.06.
+        InputError: The number may have lost a trailing zero: 26.1 may have been 26.10. This cannot
+            happen for 26.06.
     """
     for section, key in RELEASES:
         values = data.get(section)
@@ -237,7 +244,7 @@ def _to_yaml_value(data: Mapping[str, Any]) -> str:
 
 
 def read_yaml(text: str | bytes) -> dict[str, Any]:
-    """Return the mapping in a YAML text, not yet validated.
+    """Return the mapping in a YAML text, without validating it.
 
     Raises:
         InputError: The text is not a mapping.
@@ -273,7 +280,7 @@ _SECTION_HINTS: dict[Kind, str] = {
 
 
 def _check_query(query: Query) -> None:
-    """Check what the types do not: required sections, and the number of values of each axis.
+    """Check what the types do not cover: required sections, and the number of values per axis.
 
     Raises:
         InputError: A section is missing, or an axis has too many values.
@@ -302,7 +309,7 @@ def check_axes(axes: ParallelQuery | DisaggregationSpec, *, field: str) -> None:
     """Check the number of values of each axis.
 
     Raises:
-        InputError: An axis has more values than a request may contain.
+        InputError: An axis has more values than the request's limit.
     """
     for name in axes.__slots__:
         if isinstance(values := getattr(axes, name), tuple):
@@ -310,7 +317,7 @@ def check_axes(axes: ParallelQuery | DisaggregationSpec, *, field: str) -> None:
 
 
 def _input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputError:
-    """Return an InputError for the most informative of pydantic's errors."""
+    """Return an InputError for the most informative error that pydantic reports."""
     problems = error.errors(include_url=False)[:MAX_ERRORS]
     deepest = max(
         problems,
@@ -347,7 +354,7 @@ def _input_error(error: ValidationError, *, adapter: TypeAdapter[Any]) -> InputE
         whole = ".".join(path[:-1] if isinstance(deepest["loc"][-1], int) else path)
         return bounds_error(deepest["input"], bounds, field=whole)
     value = json.dumps(deepest.get("input"), default=str)
-    # All types of a value that may have several.
+    # All branches of a field that accepts a value or a list.
     expected = " or ".join(
         dict.fromkeys(
             p["msg"].removeprefix("Input should be ")
@@ -388,7 +395,7 @@ def _number_bounds(
 
 
 def _unknown_key_error(loc: tuple[int | str, ...], adapter: TypeAdapter[Any]) -> InputError:
-    key = str(loc[-1])[:100]  # As the user wrote it.
+    key = str(loc[-1])[:100]  # In the user's notation.
     options = (
         option for node in schemas_at(adapter, loc[:-1]) for option in union_branches(adapter, node)
     )
@@ -405,7 +412,7 @@ def _unknown_key_error(loc: tuple[int | str, ...], adapter: TypeAdapter[Any]) ->
 
 def _path_in_other_section(key: str, adapter: TypeAdapter[Any]) -> str | None:
     """Return the dotted path of the key with this name in a top-level section; None if no section
-    has it.
+    has such a key.
     """
     top = {
         name
@@ -424,7 +431,7 @@ def _path_in_other_section(key: str, adapter: TypeAdapter[Any]) -> str | None:
 
 
 def _user_path(loc: tuple[int | str, ...]) -> tuple[str, ...]:
-    """Return the keys as the user wrote them, without pydantic's names of union branches."""
+    """Return the keys as the user wrote them, without pydantic's names for union branches."""
     return tuple(str(part) for part in loc if isinstance(part, int) or not _is_branch(part))
 
 
@@ -437,7 +444,7 @@ def _is_branch(part: str) -> bool:
 
 
 def schemas_at(adapter: TypeAdapter[Any], loc: Sequence[int | str]) -> list[dict[str, Any]]:
-    """Return the JSON schemas at a path: one for each branch of a union that contains the path."""
+    """Return the JSON schemas at a path, one for each union branch that contains the path."""
     nodes = [_json_schema(adapter)]
     for part in loc:
         if isinstance(part, int) or not _is_branch(part):
@@ -449,8 +456,8 @@ def schemas_at(adapter: TypeAdapter[Any], loc: Sequence[int | str]) -> list[dict
 
 
 def union_branches(adapter: TypeAdapter[Any], node: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the branches of a union with references resolved; for other schemas, the schema
-    itself.
+    """Return the branches of a union, with references resolved. For any other schema, return the
+    schema itself.
     """
     if "$ref" in node:
         return union_branches(

@@ -1,4 +1,4 @@
-"""Short names of query keys: arguments, flags, grid columns, and names from other tools."""
+"""Short names of query keys: arguments, flags, grid columns, and names used by other tools."""
 
 from hp_tool.domain.axes import AXES
 
@@ -11,7 +11,7 @@ COMMON = {
     "precision": "training.precision",
     "total_tokens": "training.total_tokens",
 }
-"""Short names that need no path: arguments of the Python API, flags, columns."""
+"""Short names of common keys: arguments of the Python API, flags, and columns."""
 
 COLUMNS = {
     **{axis.column: f"parallel.{axis.key}" for axis in AXES if axis.column is not None},
@@ -57,10 +57,12 @@ FOREIGN_NAMES = {
     "tpot": "targets.tpot_s",
     "itl": "targets.tpot_s",
 }
-"""Names used by other tools, which errors suggest replacing."""
+"""Key names of other tools, for which errors suggest a replacement."""
 
 
 def path_of_foreign_name(key: str) -> str | None:
-    """Return the dotted path of the key with this name in other tools, ignoring case and dashes."""
+    """Return the dotted path of the key that other tools call by this name, ignoring case and
+    dashes.
+    """
     name = key.lower().replace("-", "_")
     return COLUMNS.get(name) or FOREIGN_NAMES.get(name)

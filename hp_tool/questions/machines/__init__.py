@@ -1,1 +1,1 @@
-"""Queries that compare several machines: which to rent, how many, and at what cost."""
+"""Queries that compare several machines: which machine to rent, how many devices, and the cost."""

@@ -38,21 +38,21 @@ if TYPE_CHECKING:
 
 Row = Recommendation | ServingRecommendation
 CLUSTER = "cluster"
-"""Key of a row's `set` with the machine: the query's `cluster` for that machine alone."""
+"""Key in the `set` of a row: the query's `cluster` for the row's machine."""
 MIN_SCALING_FACTOR = 0.8
 """Limit of superlinear scaling: n times as many devices are at most n / MIN_SCALING_FACTOR times as
 fast.
 """
 TOO_SLOW_REASON = "misses the deadline or the budget even at twice the peak FLOP/s of its devices"
 MAX_SHOWN_MACHINES = 8
-"""Maximum number of machines that increase the processor time allowed for a request, each by the
-time of one question.
+"""Maximum number of machines that count towards a request's CPU time limit. Each adds the limit of
+one question.
 """
 NUM_NEAREST = 3
 """Number of nearest misses in an answer."""
 PEAK_FACTOR = 4
-"""Maximum number of acceptable device counts that are tried under a deadline; each count is twice
-the one before.
+"""Maximum number of acceptable device counts tried under a deadline. Each count is twice the
+previous one.
 """
 ONE_MACHINE_HINT = (
     "requires a single machine; use the `cluster` in `set` of one of the ranking's rows"
@@ -63,12 +63,12 @@ ONE_MACHINE_HINT = (
 class Machines:
     """A query that compares several machines; implements `questions.problem.Problem`.
 
-    Each row of its ranking is the best configuration of one machine.
+    Each row of its ranking is the best configuration on one machine.
     """
 
     query: Query
     problem_of_machine: Callable[[Query], Any]
-    """Function that returns the problem of a query with a single machine."""
+    """Function that returns the problem of a query for a single machine."""
 
     @property
     def configuration(self) -> None:
@@ -99,7 +99,9 @@ class Machines:
         sensitivity: bool = False,
         calibrations: Calibrations | None = None,
     ) -> tuple[Ranking[Any], AnswerAdditions]:
-        """Return the ranking, and for trainings with days and cost the Pareto front of both."""
+        """Return the ranking and, for training runs with days and cost, the Pareto front of days
+        and cost.
+        """
         if sensitivity or pareto is not None:
             name = "sensitivity" if sensitivity else "pareto"
             raise UnsupportedError(f"{name} {ONE_MACHINE_HINT}", field=name)
@@ -129,7 +131,7 @@ class Machines:
 class Ranked:
     """Ranking of machines, filled one machine at a time.
 
-    Machines that differ only in name, price and grid share one ranking of layouts.
+    Machines that differ only in name, price and electricity grid share one ranking of layouts.
     """
 
     query: Query
@@ -139,29 +141,29 @@ class Ranked:
     rows: list[Row] = field(default_factory=list)
     misses: list[Row] = field(default_factory=list)
     tried: list[Row] = field(default_factory=list)
-    """Acceptable rows with each number of devices that was tried, for the Pareto front; `rows` has
-    only the best for each machine.
+    """Acceptable rows for each number of devices tried, for the Pareto front. `rows` contains only
+    the best row of each machine.
     """
     spaces: list[SpaceSummary] = field(default_factory=list)
     rejections: Counter[str] = field(default_factory=Counter)
     errors: list[HpToolError] = field(default_factory=list)
     not_ranked: list[NotRanked] = field(default_factory=list)
     beyond: list[tuple[float, Query, Machine]] = field(default_factory=list)
-    """Machines that miss the deadline or budget at any throughput, with the ratio of their shortest
-    possible step to the longest permitted step.
+    """Machines that cannot meet the deadline or budget at any achievable throughput. The first item
+    is the shortest possible step time divided by the longest permitted one.
     """
     failing: list[tuple[Machine, str, str]] = field(default_factory=list)
-    """Machines whose layouts cannot be predicted, with error code and message; some fail only with
-    a particular number of devices.
+    """Machines whose layouts could not be predicted, with error code and message. Some fail only
+    with certain numbers of devices.
     """
     lacking: list[tuple[Machine, str, str]] = field(default_factory=list)
     """Machines without an acceptable configuration, with reason code and message."""
     with_rows: set[int] = field(default_factory=set)
-    """Values of `id` of the machines that have a row."""
+    """The `id()` of each machine that has a row."""
     seconds: float = 0.0
 
     def add(self, machine: Machine) -> None:
-        """Rank the layouts of a machine with each number of devices that is to be tried."""
+        """Rank the layouts of a machine for each number of devices to try."""
         query = replace(self.query, cluster=machine.cluster)
         if (
             query.kind == "inference"
@@ -194,7 +196,7 @@ class Ranked:
                 acceptable += 1
                 if acceptable == PEAK_FACTOR and longest is not None:
                     return
-            elif acceptable:  # Too expensive, or more devices than the batch can use.
+            elif acceptable:  # Too expensive, or more devices than the batch can be split over.
                 return
             elif (
                 row is not None
@@ -203,14 +205,14 @@ class Ranked:
             ):
                 fewest = MIN_SCALING_FACTOR * count * days / longest
             elif row is not None and longest is None and row.cost is not None:
-                if row.cost >= cheapest:  # Over budget, and more devices only cost more.
+                if row.cost >= cheapest:  # Over budget, and more devices would only cost more.
                     return
                 cheapest = row.cost
 
     @contextmanager
     def recording_errors(self, machine: Machine) -> Iterator[None]:
-        """Record an error of one machine and count it as a rejection, so that the other machines
-        are ranked.
+        """Record an error of one machine as a rejection, so that the other machines are still
+        ranked.
 
         Raises:
             NotFoundError: A name is unknown.
@@ -226,8 +228,8 @@ class Ranked:
             self.failing.append((machine, error.code, error.message))
 
     def _row(self, query: Query, machine: Machine) -> Row | None:
-        """Return the best row of a machine, else its nearest miss; None if no layout is legal or
-        none can meet the limits.
+        """Return the best row of a machine or, without an acceptable one, its nearest miss; None if
+        no layout is legal or can meet the limits.
         """
         first: Ranking[Any] = Ranking()
         with self.recording_errors(machine), bounds.repeat_search():
@@ -240,8 +242,8 @@ class Ranked:
     def end(self) -> None:
         """Fill `not_ranked` with the machines that have no row.
 
-        If no machine has a row or a miss, first rank the machines that exceed the limits least, so
-        that the answer has nearest misses.
+        If there is neither a row nor a miss, first rank the machines that exceed the limits least,
+        so that the answer contains nearest misses.
         """
         beyond = sorted(self.beyond, key=lambda each: each[0])
         if not self.rows and not self.misses:
@@ -260,7 +262,7 @@ class Ranked:
 
     def _add_first_row(self, first: Ranking[Any], query: Query, machine: Machine) -> Row | None:
         """Return the first row of a machine's ranking with its cost, and append it to `rows` or
-        `misses`; None without a row.
+        `misses`; None if the ranking is empty.
         """
         acceptable = bool(first.recommendations)
         row = next(iter(first.recommendations or first.nearest_misses), None)
@@ -296,10 +298,10 @@ class Ranked:
         return priced
 
     def _first(self, query: Query) -> Ranking[Any]:
-        """Return the ranking of a machine's layouts with one row.
+        """Return a ranking of a machine's layouts that has a single row.
 
-        Machines that differ only in name and grid share it; also those that differ in price, unless
-        the query limits or minimizes cost.
+        Machines that differ only in name and grid share the ranking. So do machines that differ in
+        price, unless the query limits or minimizes the cost.
         """
         spec = catalog.cluster(query.with_most_devices().cluster)
         counts_money = query.constraints.max_cost is not None or query.objective == "cost"
@@ -338,7 +340,7 @@ class Ranked:
         )
 
     def _with_full_estimate(self, row: Row) -> Row:
-        """Return the row with the estimate of a query for its machine alone, including fixes."""
+        """Return the row with the full estimate of its configuration, including fixes."""
         configuration = Configuration.from_row(row, query=self.query)
         estimate, calibrated = self.problem_of_machine(configuration.query).estimate(
             calibrations=self.calibrations
@@ -366,7 +368,7 @@ class Ranked:
 
 @contextmanager
 def _machine_progress(number: int, count: int) -> Iterator[None]:
-    """Add the number of machines ranked so far to an error `request_too_costly`."""
+    """Add the number of machines ranked so far to a `request_too_costly` error."""
     try:
         yield
     except InputError as error:
@@ -377,11 +379,10 @@ def _machine_progress(number: int, count: int) -> Iterator[None]:
 
 
 def _deadline_excess(query: Query) -> float:
-    """Return the ratio of a training's shortest possible step (`usual_settings.least_step_s`) to
-    the longest step that meets deadline and budget.
+    """Return the shortest possible step time (`usual_settings.least_step_s`) divided by the longest
+    one that meets the deadline and budget.
 
-    Returns 0 without a deadline or budget, for serving, and if the query lists values of
-    `training`.
+    Return 0 without a deadline or budget, for serving, and if the query lists values of `training`.
     """
     limits = query.constraints
     if (
@@ -411,8 +412,8 @@ def _training_days(row: Row) -> float | None:
 def _sort_key(row: Row, query: Query) -> tuple[float, ...]:
     """Return the sort key of a row.
 
-    Rows are sorted by the query's objective. Without an objective they are sorted by days if the
-    query limits the cost, else by cost. Ties are sorted by the other of the two.
+    Rows are sorted by the query's objective or, without one, by cost. If the query limits the cost,
+    they are sorted by days instead. Ties are sorted by the other of the two.
     """
     by_days = query.objective in ("throughput", "days") or (
         query.objective is None and query.constraints.max_cost is not None
@@ -427,7 +428,7 @@ def _sort_key(row: Row, query: Query) -> tuple[float, ...]:
             else (math.inf if spent is None else spent, cost)
         )
     days = _training_days(row)
-    if days is None:  # Without total_tokens, one token represents the training.
+    if days is None:  # Without total_tokens, compare time and cost per token.
         days = row.expected_token_s or math.inf
         cost = math.inf if row.price is None else row.price * row.set[CLUSTER]["num_gpus"] * days
     if query.objective == "min_gpus":
@@ -436,7 +437,7 @@ def _sort_key(row: Row, query: Query) -> tuple[float, ...]:
 
 
 def _limit_excess(row: Row, query: Query) -> float:
-    """Return the larger of days / max_days and cost / max_cost of a training; 0 for serving."""
+    """Return the larger of days / max_days and cost / max_cost of a training run; 0 for serving."""
     limits = query.constraints
     values = ((_training_days(row), limits.max_days), (row.cost, limits.max_cost))
     return max(
@@ -445,9 +446,9 @@ def _limit_excess(row: Row, query: Query) -> float:
 
 
 def with_price(row: Any, *, query: Query, spec: ClusterSpec, date: str | None) -> Any:
-    """Return the row with its machine's name, price, network and cost."""
+    """Return the row with the name, price, network and cost of its machine."""
     price, cluster = spec.price_per_gpu_hour, query.cluster
-    assert isinstance(cluster, ClusterQuery)  # As listed.
+    assert isinstance(cluster, ClusterQuery)  # Set when the machines were listed.
     between_nodes = spec.num_gpus > spec.nvlink_domain_size
     stated = (
         cluster.node_type is not None or cluster.inter_node_bandwidth_bytes_per_second is not None
@@ -467,7 +468,7 @@ def with_price(row: Any, *, query: Query, spec: ClusterSpec, date: str | None) -
 
 
 def with_training_totals(row: Recommendation, *, query: Query) -> Recommendation:
-    """Return the row with cost, energy, emissions and days of the whole training, and the
+    """Return the row with cost, energy, emissions and days of the whole training run, and the
     probability of meeting the deadline.
     """
     estimate, max_days, days = (
@@ -489,14 +490,17 @@ def with_training_totals(row: Recommendation, *, query: Query) -> Recommendation
 
 
 NUM_QUADRATURE_NODES = 64
-"""Number of equally likely durations that represent the uncertainty of a training's duration."""
+"""Number of equally likely durations that represent the uncertainty of a training run's
+duration.
+"""
 
 
 def deadline_probability(estimate: Estimate, *, max_days: float) -> float:
-    """Return the probability that a training ends within a number of calendar days.
+    """Return the probability that a training run ends within a number of calendar days.
 
-    The duration without failures is log-normal. Its standard deviation is that of the step-time
-    interval on the side of the deadline. Failures are distributed as in the estimate's goodput.
+    The duration without failures is log-normal. Its standard deviation follows from the side of the
+    step-time interval on which the deadline lies. Failures are distributed as in the estimate's
+    goodput.
     """
     days, goodput = estimate.days, estimate.goodput
     assert days is not None and estimate.time is not None and estimate.intervals is not None
@@ -521,7 +525,7 @@ def deadline_probability(estimate: Estimate, *, max_days: float) -> float:
     )
     busy_s = (
         1.0 + goodput.checkpoint_s / goodput.checkpoint_interval_s
-    )  # Each second of training, including its share of a checkpoint.
+    )  # Time per second of training, including its share of checkpoints.
     spare_s = limit_s * (days * SECONDS_PER_DAY / lengths_s) - days * SECONDS_PER_DAY * busy_s
     return float(
         np.mean(np.interp(spare_s, seconds, np.minimum(np.cumsum(probability), 1.0), left=0.0))

@@ -14,11 +14,13 @@ from hp_tool.domain.query import Query
 from hp_tool.errors import InputError
 
 MAX_MACHINES = 4_096
-"""Maximum number of machines in one comparison; each number of devices counts separately."""
+"""Maximum number of machines in one comparison, where each number of devices counts as a
+machine.
+"""
 MAX_GPUS = 4_096
-"""Maximum number of devices tried if the query leaves the number open."""
+"""Maximum number of devices to try if the query leaves the number open."""
 PLACE_KEYS = ("node_type", "gpu", "num_gpus")
-"""Keys of `cluster` that may be lists; each combination is one machine."""
+"""Keys of `cluster` that accept lists. Each combination of values is one machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +28,17 @@ class Machine:
     """One machine of a comparison."""
 
     cluster: ClusterQuery
-    """The query's `cluster` for this machine; num_gpus is None if the query leaves it open."""
+    """The query's `cluster` for this machine. num_gpus is None if the query leaves it open."""
     priced: bool = False
     """Whether the machine is in the price list."""
     date: str | None = None
-    """Date of the price in the price list; None if the query sets the price."""
+    """Date of the listed price; None if the query sets the price."""
 
     @property
     def name(self) -> str:
-        """Name such as `8 x aws-p5.48xlarge`, or `aws-p5.48xlarge` if the number is open."""
+        """Name such as `8 x aws-p5.48xlarge`, or `aws-p5.48xlarge` if the number of devices is
+        open.
+        """
         cluster = self.cluster
         gpu = getattr(cluster.gpu, "name", cluster.gpu)
         name = cluster.name or cluster.node_type or gpu or "a machine"
@@ -44,7 +48,8 @@ class Machine:
 def list_machines(query: Query) -> tuple[Machine, ...]:
     """Return the machines of a query, in the order of its list.
 
-    `cluster: priced` stands for all machines of the price list with a price on the query's market.
+    `cluster: priced` stands for all machines of the price list that have a price on the query's
+    market.
 
     Raises:
         InputError: The query has no machine or too many.
@@ -65,7 +70,7 @@ def list_machines(query: Query) -> tuple[Machine, ...]:
         )
     return tuple(
         {repr(machine): machine for machine in listed}.values()
-    )  # A machine that is named twice counts once.
+    )  # Duplicate machines count once.
 
 
 def _cluster_machines(cluster: str | ClusterQuery) -> Iterator[Machine]:
@@ -86,9 +91,9 @@ def _cluster_machines(cluster: str | ClusterQuery) -> Iterator[Machine]:
 
 
 def _priced_machines(wanted: ClusterQuery, *, kind: str | None) -> Iterator[Machine]:
-    """Yield the machines of the price list that have the query's GPU and node type, if it sets any.
+    """Yield the machines in the price list that match the query's GPU and node type, if set.
 
-    Values in the query override those of the price list.
+    Values in the query override those in the price list.
     """
     device = None if kind is None else catalog.gpu(kind, field="cluster.gpu").name
     node_name = wanted.node_type if wanted.node_type != PRICED else None
@@ -142,16 +147,16 @@ def _interruptions(wanted: ClusterQuery, offer: Offer) -> float:
 
 
 def device_counts(query: Query, *, listed: bool) -> tuple[int, ...]:
-    """Return the numbers of devices to try for a query of one machine.
+    """Return the numbers of devices to try for a query with one machine.
 
-    If the query sets no number, one, two, four, ... nodes up to MAX_GPUS devices are tried under a
-    deadline or budget. Without these, a machine of the price list has one node.
+    If the query does not set the number but has a deadline or budget, the numbers are 1, 2, 4, ...
+    nodes, up to MAX_GPUS devices. Otherwise, it is one node for a machine of the price list.
 
     Raises:
         InputError: Neither the query nor the machine determines a number.
     """
     cluster = query.cluster
-    assert isinstance(cluster, ClusterQuery)  # As listed.
+    assert isinstance(cluster, ClusterQuery)  # Set when the machines were listed.
     bounded = query.constraints.max_days is not None or query.constraints.max_cost is not None
     num_gpus = cluster.num_gpus or (
         catalog.node_type(cluster.node_type).num_gpus if cluster.node_type else None
