@@ -1,1 +1,3 @@
-"""Latency, throughput and memory of serving, as pure functions over arrays of candidates."""
+"""Latency, throughput and memory of serving, computed by pure functions over arrays of
+candidates.
+"""

@@ -1,4 +1,4 @@
-"""How an engine lays out the caches of layers that need different amounts of memory.
+"""Model how engines lay out the caches of layers that need different amounts of memory.
 
 vLLM (`vllm/v1/core/kv_cache_utils.py`, `vllm/v1/kv_cache_interface.py` and
 `vllm/model_executor/models/config.py` of 0.19 to 0.27) divides layers into groups of equal size, G
@@ -13,12 +13,14 @@ layers each, which share one pool of blocks. A page is a block of one layer:
                   1 + k                                    recurrent layers, k drafted tokens
 
 The last group of a kind is padded to G layers. A recurrent layer's state is one page: the block of
-the layers with keys grows to the fewest multiple of 16 tokens that is not smaller than a state.
+the attention layers grows to the smallest multiple of 16 tokens that is at least as large as a
+state.
 
-SGLang (`sglang/srt/model_executor/model_runner_kv_cache_mixin.py` of 0.5) gives each kind a pool of
-its own, and a request needs room in all of them. Windowed layers get SWA_SHARE tokens for each
-token of the others. Recurrent layers get MAMBA_RATIO times the bytes of the others, in which a
-request occupies KEPT_STATES states, and one for each drafted token.
+SGLang (`sglang/srt/model_executor/model_runner_kv_cache_mixin.py` of 0.5) gives each kind a
+separate pool, and a request needs room in all of them. The pool of windowed layers has SWA_SHARE
+tokens for each token of the full-attention pool. The pool of recurrent layers has MAMBA_RATIO times
+the bytes of the other pools. In it, a request occupies KEPT_STATES states, and one more for each
+drafted token.
 """
 
 import math
@@ -37,14 +39,14 @@ BLOCK_TOKENS = 16
 """Tokens per block, and the step by which blocks grow (`CacheConfig.block_size`)."""
 MAX_PADDING_RATIO = 1.5
 """Ratio of the largest to the smallest number of layers of a kind, below which vLLM pads the kinds
-with fewer layers.
+that have fewer layers.
 """
 SWA_SHARE = 0.8
 """Default of SGLang's `--swa-full-tokens-ratio`."""
 MAMBA_RATIO = 0.9
 """Default of SGLang's `--mamba-full-memory-ratio`."""
 KEPT_STATES = 3.0
-"""Number of states per request in SGLang's pool: the request's own state, and those of cached
+"""Number of states per request in SGLang's pool: the request's current state, and those of cached
 prefixes (`MAMBA_CACHE_SIZE_MAX_RUNNING_REQUESTS_RATIO`).
 """
 
@@ -59,14 +61,14 @@ class Layers:
     state_bytes: FloatArray
     """Bytes per state, layer and rank; 0 for attention. Shape (n,)."""
     window: int | None
-    """Number of tokens that the layers attend to; None: all tokens."""
+    """Number of tokens that the layers attend to; None for all tokens."""
 
 
 def cached_layers(case: ServingCase, t: IntArray) -> tuple[Layers, ...]:
     """Return the layers that have a cache, grouped by what they cache.
 
-    Layers that differ only in other respects, such as their experts, form one group. Drafting
-    layers attend to all tokens, if any layer of the model does.
+    Layers that differ only in other respects, such as their experts, are in the same group. If any
+    layer of the model attends to all tokens, so do the layers that draft tokens.
     """
     found: dict[tuple[bytes, bytes, int | None], Layers] = {}
     kinds = (
@@ -93,8 +95,8 @@ def cached_layers(case: ServingCase, t: IntArray) -> tuple[Layers, ...]:
 
 
 def token_numbers(case: ServingCase, t: IntArray, *, stages: IntArray | int = 1) -> Floats:
-    """Return how many numbers the cache stores per token on one rank, in all layers of the largest
-    pipeline stage, including drafting layers.
+    """Return the number of cached elements per token on one rank, in all layers of the largest
+    pipeline stage, including layers that draft tokens.
     """
     model = case.model
     layers = np.ceil(model.num_hidden_layers / stages) + drafting_layers(case)
@@ -103,29 +105,33 @@ def token_numbers(case: ServingCase, t: IntArray, *, stages: IntArray | int = 1)
 
 
 def _cached_numbers(model: ModelSpec, t: IntArray) -> Floats:
-    """Return how many numbers the cache stores per token on one rank, in all layers of a model."""
+    """Return the number of cached elements per token on one rank, in all layers of a model."""
     return sum(layers * cached_width(kind, t) for layers, kind in model.kinds)
 
 
 def drafting_layers(case: ServingCase) -> int:
-    """Return the number of the model's own layers that draft tokens."""
+    """Return the number of multi-token-prediction layers of the model that draft tokens."""
     return case.model.num_nextn_predict_layers if drafts_by_itself(case) else 0
 
 
 def drafts_by_itself(case: ServingCase) -> bool:
-    """Return whether layers or an assistant published with the model draft its tokens."""
+    """Return whether tokens are drafted by the model's own layers, or by an assistant published
+    with the model.
+    """
     drafts = case.speculative
     return drafts is not None and drafts.draft_model is None and drafts.draft_cost_fraction > 0.0
 
 
 def _split_by_window(count: int, kind: ModelSpec) -> tuple[tuple[int, int | None], ...]:
-    """Return (number of layers, window) of the layers of one kind."""
+    """Split the layers of one kind into those with and without a window; return (number of layers,
+    window) for each.
+    """
     windowed = windowed_layers(kind)
     return ((count - windowed, None), (windowed, kind.sliding_window))
 
 
 def windowed_layers(model: ModelSpec) -> int:
-    """Return the number of layers with a window."""
+    """Return the number of layers with a sliding window."""
     if model.sliding_window is None:
         return 0
     return (
@@ -144,7 +150,7 @@ def state_bytes(model: ModelSpec, t: IntArray | int) -> Floats:
 
 
 def shared_page(layers: tuple[Layers, ...]) -> FloatArray:
-    """Return the bytes of a vLLM page, the same for all layers; shape (n,)."""
+    """Return the bytes of a vLLM page, which is common to all layers; shape (n,)."""
     state = np.max([each.state_bytes for each in layers], axis=0)
     tokens = np.max([each.token_bytes for each in layers], axis=0)
     block = np.maximum(np.ceil(state / np.maximum(tokens, 1.0) / BLOCK_TOKENS), 1.0)
@@ -153,7 +159,7 @@ def shared_page(layers: tuple[Layers, ...]) -> FloatArray:
 
 
 def block_tokens(each: Layers, page: FloatArray) -> FloatArray:
-    """Return the number of tokens in a block of layers of one kind; shape (n,)."""
+    """Return the number of tokens in a cache block of layers of one kind; shape (n,)."""
     least = BLOCK_TOKENS * each.token_bytes
     whole = np.floor(page / np.maximum(least, 1.0))
     divides = whole * least == page
@@ -162,9 +168,7 @@ def block_tokens(each: Layers, page: FloatArray) -> FloatArray:
 
 
 def group_size(counts: list[int]) -> int:
-    """Return the number of layers in each of vLLM's groups, given the number of layers of each
-    kind.
-    """
+    """Return the number of layers per vLLM group, given the number of layers of each kind."""
     return max(counts) if max(counts) < MAX_PADDING_RATIO * min(counts) else min(counts)
 
 
@@ -176,15 +180,15 @@ def grouped_bytes(
     drafted: int = 0,
     shared: bool = False,
 ) -> FloatArray:
-    """Return the bytes of one request's blocks under vLLM on one rank; shape (n,).
+    """Return the bytes of one request's blocks on one rank under vLLM; shape (n,).
 
     Args:
         layers: Layers of all kinds.
         tokens: Tokens of the request.
-        chunk: Tokens of a prompt that windowed layers cache in addition to their window.
+        chunk: Prompt tokens that windowed layers cache in addition to their window.
         drafted: Drafted tokens per pass.
-        shared: Count only the blocks that another request with the same tokens can use: full
-            blocks, and no states.
+        shared: Count only the blocks that another request with the same tokens can reuse: full
+            blocks, without states.
     """
     page, size = shared_page(layers), group_size([each.count for each in layers])
     blocks: Floats = 0.0
@@ -206,8 +210,8 @@ def grouped_bytes(
 def pooled_bytes(
     layers: tuple[Layers, ...], tokens: float, *, drafted: int = 0, shared: bool = False
 ) -> FloatArray:
-    """Return the cache bytes that a request occupies on one rank under SGLang: the bytes in the
-    pool that it fills most, plus the corresponding part of the other pools; shape (n,).
+    """Return the cache bytes that a request occupies on one rank under SGLang; shape (n,). These
+    are the bytes in the pool that it fills most, plus the corresponding part of the other pools.
 
     Args:
         layers: Layers of all kinds.
@@ -244,8 +248,8 @@ def laid_out_bytes(
 ) -> FloatArray | None:
     """Return the cache bytes that a request occupies on one rank, in all layers; shape (n,).
 
-    None if all layers cache every token, so that the layout has no effect, or if the engine's
-    layout is not modelled.
+    Returns None if the layout has no effect because all layers cache every token, or if the
+    engine's layout is not modelled.
     """
     layers = cached_layers(case, t)
     alike = all(each.window is None and not each.state_bytes.any() for each in layers)

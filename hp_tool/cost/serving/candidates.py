@@ -1,4 +1,4 @@
-"""Serving candidates as arrays, and the case that all of them share."""
+"""Serving candidates as arrays, and the case that they share."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from hp_tool.domain.serving import ServingConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCandidates:
-    """n serving configurations, each with its load. Fields have shape (n,); all but `concurrency`
-    are those of ServingConfig.
+    """n serving configurations, each with its load. Fields have shape (n,). All fields except
+    `concurrency` are those of ServingConfig.
     """
 
     tensor_parallel_size: IntArray
@@ -53,7 +53,7 @@ class ServingCandidates:
 
     @property
     def devices(self) -> IntArray:
-        """Return the number of devices of all replicas together."""
+        """Return the total number of devices of all replicas."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
     def take(self, indices: NDArray[np.intp] | slice) -> ServingCandidates:
@@ -61,9 +61,7 @@ class ServingCandidates:
         return ServingCandidates(**{f.name: getattr(self, f.name)[indices] for f in fields(self)})
 
     def with_concurrency(self, concurrency: FloatArray) -> ServingCandidates:
-        """Return the same configurations under another load, which may be a fraction of a request
-        each.
-        """
+        """Return the same configurations with another load. It may be fractional."""
         return replace(self, concurrency=cast(IntArray, concurrency))
 
     def config(self, index: int) -> ServingConfig:
@@ -86,7 +84,7 @@ class ServingCandidates:
 
 
 def default_max_num_seqs(engine: EngineEfficiency, groups: Ints) -> IntArray:
-    """Return the engine's default `max_num_seqs` for replicas with this number of attention
+    """Return the engine's default `max_num_seqs` for a replica with the given number of attention
     groups.
     """
     limit = engine.replica_max_num_seqs
@@ -96,21 +94,23 @@ def default_max_num_seqs(engine: EngineEfficiency, groups: Ints) -> IntArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafter:
-    """A separate model that drafts tokens on the ranks of each replica."""
+    """A separate draft model on the ranks of each replica."""
 
     model: ModelSpec
-    """The draft model. Its layers cache every token in the precision of the target's cache."""
+    """The draft model. Its layers cache every token, in the precision of the target model's
+    cache.
+    """
     layer_bytes: float
     """Bytes per weight of the layers."""
     end_weights: float
-    """Number of weights outside the layers, stored in 16 bits."""
+    """Number of weights outside the layers, which are stored in 16 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCase(Machine):
     """Model, machine, engine, number formats and request lengths of a serving query.
 
-    The only part of the framework's profile in use is the network between nodes.
+    Of the framework's profile, only the network between nodes is used.
     """
 
     model: ModelSpec
@@ -122,17 +122,17 @@ class ServingCase(Machine):
     stay in 16 bits.
     """
     mixer_precision: Precision
-    """Input precision of the matmuls of attention, and of the mixers that replace it."""
+    """Input precision of the matmuls of attention and other token mixers."""
     mixer_bytes: float
-    """Bytes per weight of the mixers' matmuls: more than `weight_bytes` if the checkpoint stores
-    attention in 16 bits.
+    """Bytes per weight of the token mixers' matmuls. This is more than `weight_bytes` if the
+    checkpoint stores attention in 16 bits.
     """
     expert_precision: Precision
     """Input precision of the experts' matmuls."""
     expert_bytes: float
     """Bytes per weight of the experts, including shared ones."""
     kv_element_bytes: float
-    """Bytes per cached number."""
+    """Bytes per element of the KV cache."""
     input_length: int
     """Prompt tokens (I)."""
     output_length: int
@@ -143,21 +143,21 @@ class ServingCase(Machine):
     """Number of different prefixes among the requests; the cache stores each prefix once."""
     speculative: SpeculativeSpec | None = None
     drafter: Drafter | None = None
-    """None: tokens are drafted from n-grams, by the model's own layers or assistant, or by a model
-    of unknown size.
+    """None if tokens are drafted from n-grams, by the model's own layers or assistant, or by a
+    model of unknown size.
     """
     prefill_group: float = 1.0
-    """Number of requests, including itself, whose prompts are prefilled before a request's first
-    token in a steady load; inf: as many as finish in one pass.
+    """Number of requests in a group whose prompts are all prefilled before the first token of any
+    of them, in a steady load. inf: as many requests as finish in one pass.
     """
     wave_share: float = 0.0
-    """Fraction of the requests that start together, as the first ones of a closed load do."""
+    """Fraction of the requests that start together, such as the first requests of a closed load."""
     slowdown: float = 1.0
     """Duration of this engine's passes divided by that of the same engine with tuned settings."""
     experts: ExpertEfficiency = ISOLATED_EXPERTS
     """Constants of the engine's MoE layers."""
     expert_kernels: Mapping[str, ExpertKernel] = field(default_factory=dict)
-    """The engine's kernels for routed experts on this GPU type, by weight format; if empty, experts
+    """The engine's kernels for routed experts on this GPU type, by weight format. If empty, experts
     run like other matmuls.
     """
     expert_imbalance: float | None = None
@@ -165,12 +165,12 @@ class ServingCase(Machine):
     longest_request: int = 0
     """Maximum number of tokens of a prompt and its answer."""
     room_at_start: int = 0
-    """Length of a request in tokens that must fit in the cache, or else the engine does not start;
-    0: no such rule.
+    """Number of tokens of a request that must fit in the cache for the engine to start. 0: no such
+    requirement.
     """
     independent: bool = False
-    """Whether GPU and front end work without waiting for each other, as they do if requests arrive
-    at random times. In a closed loop each request starts when another ends, so they wait.
+    """Whether the GPU and the front end work without waiting for each other. They do if requests
+    arrive at random times. In a closed loop, each request starts when another ends, so they wait.
     """
 
     @property
@@ -181,7 +181,7 @@ class ServingCase(Machine):
         return (1.0 - self.prefix_cache_hit_rate) * self.input_length
 
     def with_layers(self, kind: ModelSpec) -> Self:
-        """Return the case with the layers of one kind (`ModelSpec.kinds`) as its model."""
+        """Return the case with a model that has only layers of one kind (`ModelSpec.kinds`)."""
         return self if kind is self.model else replace(self, model=kind)
 
 
@@ -198,10 +198,10 @@ class Pass:
     prefill_requests: FloatArray
     """Number of prompts processed; a chunk of half a prompt counts 0.5."""
     routed: FloatArray | None = None
-    """Rows that reach the experts, averaged over the attention groups of a stage; None: `tokens` in
+    """Rows that reach the experts, averaged over the attention groups of a stage. None: `tokens` in
     each group.
     """
     drafted: int = 0
-    """Number of drafted tokens that are verified per decoding sequence, in addition to its next
-    token; `tokens` includes them.
+    """Number of drafted tokens to verify per decoding sequence, in addition to its next token.
+    `tokens` includes them.
     """

@@ -3,9 +3,9 @@ keys and values between them.
 
 Symbols: n replicas per pool; C requests in flight; s seconds of a prefill replica's time per
 prompt; x seconds to transfer the prompt's keys and values; D(b) seconds of a decoding step of b
-sequences; O output tokens; l requests per second. A replica of a model with experts prefills as
-many prompts at once as fit in its attention groups' batches; each of these prompts takes the whole
-pass.
+sequences; O output tokens; l requests per second. A replica of an MoE model prefills as many
+prompts at once as fit in the batches of its attention groups. Each of these prompts takes the
+complete pass.
 
 A decoding replica runs b requests, so l = n_d b / ((O - 1) D(b)). Prefill completes at most n_p / s
 requests per second. Requests in flight that are neither transferred nor decoded wait for prefill.
@@ -15,17 +15,17 @@ The load settles at the largest b with
     b <= what the cache and max_num_seqs allow
 
 (rate matching: with too few prefill replicas, b stays small and decoding replicas are underused;
-with too many, prefill replicas are idle). h is the time that a request takes between the pools
-apart from the transfer. q = r s / (2 (1 - r)) is its wait for a replica that is busy for a fraction
-r = l s / n_p of the time (a queue with one server and constant service time). w = W C s / (2 n_p)
-is the wait of the first requests, a fraction W of all, which arrive at once. By Little's law the
-time to first token is C / l - (O - 1) D(b), which includes all of these and the wait for room to
-decode.
+with too many, prefill replicas are idle). h is the time that a request spends between the pools,
+excluding the transfer. q = r s / (2 (1 - r)) is its wait for a replica that is busy for a fraction
+r = l s / n_p of the time (M/D/1 queue). w = W C s / (2 n_p) is the wait of the first requests, a
+fraction W of all, which arrive at once. By Little's law, the time to first token is C / l - (O - 1)
+D(b). It includes all of these waits, and the wait for a decoding slot.
 
-The fraction (1 - r) exp(r t / s) of single requests waits at most t <= s (exact for M/D/1). Beyond
-s the fraction that waits longer falls as exp(-e t / s) with r (exp(e) - 1) = e, to third order e =
-3 (sqrt(1/4 + 2/3 (1 - r)/r) - 1/2). The waits of a closed load's first requests are uniform over
-their wave. At a request rate, b fluctuates as derived in `load`, and with it D(b).
+The fraction (1 - r) exp(r t / s) of individual requests waits at most t <= s (exact for M/D/1).
+Beyond s, the fraction that waits longer falls as exp(-e t / s) with r (exp(e) - 1) = e, to third
+order e = 3 (sqrt(1/4 + 2/3 (1 - r)/r) - 1/2). The waits of a closed load's first requests are
+uniformly distributed over their wave. If requests arrive at a rate, b fluctuates as derived in
+`load`, and D(b) fluctuates with it.
 """
 
 from collections.abc import Callable
@@ -62,9 +62,11 @@ from hp_tool.cost.serving.operations import requests_in_cache, seen_tokens
 from hp_tool.domain.model import ModelSpec
 
 _TABLE_SIZE = 96
-"""Number of batch sizes between which the seconds of a step are interpolated linearly."""
+"""Number of batch sizes at which the seconds of a step are computed. Values between them are
+interpolated linearly.
+"""
 _NUM_BISECTIONS = 40
-"""Number of bisections of b, after which the error is far below one request."""
+"""Number of bisection steps for b, after which the error is far below one request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,20 +82,22 @@ class PoolCosts:
     prefill_tokens_per_second_per_gpu: FloatArray
     decode_tokens_per_second_per_gpu: FloatArray
     prefill_busy: FloatArray
-    """Fraction of the time in which a prefill replica is busy; near 1, prefill limits the rate."""
+    """Fraction of the time in which a prefill replica is busy. If it is near 1, prefill limits the
+    rate.
+    """
     prompt_s: FloatArray
     """Seconds of a prefill replica's time per prompt in a long series of prompts (s)."""
     wave_s: FloatArray
-    """Mean seconds that requests which arrive at once wait for each other (w); 0 for a request
-    rate.
+    """Mean seconds that requests which arrive at once wait for each other (w); 0 if requests arrive
+    at a rate.
     """
     decode_batch: FloatArray
-    """Number of requests that a decoding replica runs at once (b)."""
+    """Number of requests that a decoding replica runs concurrently (b)."""
     max_decode_batch: FloatArray
     fits: BoolArray
     """Whether the weights and one complete request fit on a replica of each pool."""
     sustained: BoolArray
-    """Whether the request rate is reached; True for a closed load, which has no rate."""
+    """Whether the request rate is reached. True for a closed load, which has no rate."""
 
 
 def pool_costs(
@@ -108,15 +112,15 @@ def pool_costs(
     """Return the costs of pairs of pools: row i pairs the replicas of prefillers[i] with those of
     decoders[i].
 
-    The load is the candidates' concurrency, or `requests_per_second`. In the latter case requests
-    do not arrive at once, and `sustained` tells whether both pools reach the rate. The pools may
-    have GPUs of different types; data_parallel_size is the number of attention groups of a pool,
-    one per replica of a dense model.
+    The load is the candidates' concurrency, or `requests_per_second`. In the latter case, requests
+    do not arrive at once, and `sustained` is True if both pools reach the rate. The pools may have
+    GPUs of different types. data_parallel_size is the number of attention groups of a pool: one per
+    replica of a dense model.
 
-    The costs include the wait for prefill, prefill, the transfer through the network ports of both
-    sides' ranks, decoding, the engine's overheads on both sides, and `handover_s`, the time that a
-    request takes between the pools apart from the transfer. Splitting a prompt into chunks costs
-    nothing, because prefill replicas do not decode.
+    The costs include the wait for prefill, prefill, the transfer through the network ports of the
+    ranks on both sides, decoding, the engine's overheads on both sides, and `handover_s`, the time
+    that a request spends between the pools in addition to the transfer. Splitting a prompt into
+    chunks costs nothing, because prefill replicas do not decode.
     """
     load, output = decoders.concurrency.astype(np.float64), float(decode.output_length)
     n_p, n_d = prefillers.replicas, decoders.replicas
@@ -204,15 +208,15 @@ def pool_costs(
 
 
 def _prompt_queue(busy: FloatArray, service: FloatArray) -> FloatArray:
-    """Return the mean seconds that prompts wait for a replica, if they arrive at random times and
-    it is busy for this fraction of the time.
+    """Return the mean seconds that prompts wait for a replica that is busy for a fraction `busy` of
+    the time. Prompts arrive at random times.
     """
     seconds: FloatArray = busy / (2.0 * np.maximum(1.0 - busy, 1e-9)) * service
     return seconds
 
 
 def _wait_quantile(busy: FloatArray, service: FloatArray, share: float) -> FloatArray:
-    """Return the quantile `share` of the seconds that prompts wait for a replica, if they arrive at
+    """Return the quantile `share` of the seconds that prompts wait for a replica. Prompts arrive at
     random times.
     """
     r = np.clip(busy, 1e-9, 1.0 - LEAST_ELASTICITY)
@@ -234,10 +238,10 @@ def pool_quantiles(
     share: float,
     independent: bool,
 ) -> Quantiles:
-    """Return the quantile `share` of the latencies, shape (n,).
+    """Return the quantile `share` of the latencies; shape (n,).
 
-    `independent`: requests arrive at a rate. The quantile of a request's latency is the sum of the
-    quantiles of both pools, an upper bound.
+    `independent` means that requests arrive at a rate. The quantile of a request's latency is the
+    sum of the quantiles of both pools, which is an upper bound.
     """
     waiting = _wait_quantile(costs.prefill_busy, costs.prompt_s, share) - _prompt_queue(
         costs.prefill_busy, costs.prompt_s
@@ -264,8 +268,8 @@ def pool_quantiles(
 def prompt_seconds(
     case: ServingCase, candidates: ServingCandidates
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the latency of a single prompt on its attention group, and the seconds of the
-    replica's time per prompt in a long series of prompts.
+    """Return (latency of a single prompt on its attention group, seconds of the replica's time per
+    prompt in a long series of prompts).
 
     Both include the engine's overhead. Attention groups share experts, so they prefill at the same
     time. With experts, a pass contains as many complete prompts as its token limit allows.
@@ -299,8 +303,8 @@ def prompt_seconds(
 def token_seconds(
     case: ServingCase, candidates: ServingCandidates, batch: FloatArray
 ) -> FloatArray:
-    """Return the seconds between two tokens of a sequence, if a replica decodes `batch` sequences
-    and does not prefill.
+    """Return the seconds between two tokens of a sequence on a replica that decodes `batch`
+    sequences and does not prefill.
     """
     engine, stages = case.engine, candidates.pipeline_parallel_size
     k = drafted_tokens(case.speculative)
@@ -360,11 +364,12 @@ def transfer_seconds(
     prefillers: ServingCandidates,
     decoders: ServingCandidates,
 ) -> FloatArray:
-    """Return the seconds to move a prompt's keys and values between replicas through the network
-    port of each rank.
+    """Return the seconds to transfer a prompt's keys and values between replicas through the
+    network port of each rank.
 
-    They are latency + bytes / (ports x bandwidth) of the slower side. The ranks of one attention
-    group store a prompt's keys and values. Faster links between pools on the same node are ignored.
+    The time is latency + bytes / (ports x bandwidth), for the slower side. The ranks of one
+    attention group store a prompt's keys and values. Faster links between pools on the same node
+    are ignored.
     """
     moved, *others = (
         _prompt_bytes(
@@ -389,7 +394,7 @@ def transfer_seconds(
 
 def _prompt_bytes(model: ModelSpec, t: IntArray, tokens: float, element_bytes: float) -> FloatArray:
     """Return the bytes of one prompt's keys and values in all layers of one kind, summed over the
-    ranks of a replica that send them.
+    replica's ranks that send them.
     """
     if model.is_recurrent:
         states = model.num_hidden_layers * state_numbers(model, t) * t * STATE_BYTES

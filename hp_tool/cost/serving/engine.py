@@ -1,10 +1,10 @@
-"""A closed load on an engine with continuous batching: latencies, throughput, cache limit, and
-speculative decoding.
+"""Latencies, throughput and cache limit of an engine with continuous batching and speculative
+decoding, under a closed load.
 
-Of k drafted tokens, a verifying pass accepts those before the first rejection and generates one
+Of k drafted tokens, a verification pass accepts those before the first rejection and generates one
 more. If each token is accepted with the probability a, independently of its position, a pass yields
 (1 - a^(k+1)) / (1 - a) tokens on average (arXiv 2211.17192, equation 1). It takes 1 + k c times as
-long, where c is the time of a draft token divided by the time of a pass.
+long, where c is the time to draft one token divided by the time of a pass.
 """
 
 import math
@@ -22,12 +22,12 @@ from hp_tool.domain.inference import SpeculativeSpec
 
 
 def drafted_tokens(speculative: SpeculativeSpec | None) -> int:
-    """Return the number of drafted tokens per pass, k; 0 without speculative decoding."""
+    """Return k, the number of drafted tokens per pass; 0 without speculative decoding."""
     return 0 if speculative is None else speculative.num_speculative_tokens
 
 
 def tokens_per_pass(speculative: SpeculativeSpec | None) -> float:
-    """Return the mean number of tokens that a sequence gains per verifying pass; 1 without
+    """Return the mean number of tokens per sequence that a verification pass generates; 1 without
     speculative decoding.
     """
     if speculative is None:
@@ -37,7 +37,7 @@ def tokens_per_pass(speculative: SpeculativeSpec | None) -> float:
 
 
 def drafting_factor(speculative: SpeculativeSpec | None) -> float:
-    """Return the time of drafting and verifying divided by the time of verifying: 1 + k c."""
+    """Return (time of drafting and verification) / (time of verification) = 1 + k c."""
     return (
         1.0
         if speculative is None
@@ -88,27 +88,27 @@ class ServingCosts:
     """
     output_tokens_per_second_per_gpu: FloatArray
     running: FloatArray
-    """Number of requests that one scheduler runs at once (B)."""
+    """Number of requests that one scheduler runs concurrently (B)."""
     max_running: FloatArray
-    """Upper limit of `running`, which the KV cache or max_num_seqs sets."""
+    """Upper limit of `running`, set by the KV cache or max_num_seqs."""
     prompt_s: FloatArray
     """Seconds by which the prefill of one prompt delays the other requests."""
     wave_s: FloatArray
-    """Part of ttft_s in which requests that start together wait for each other, averaged over all
-    requests.
+    """Part of ttft_s during which requests that start together wait for each other, averaged over
+    all requests.
     """
     kv_limited: BoolArray
-    """Whether the KV cache limits `running`, and neither the load nor max_num_seqs does."""
+    """Whether the KV cache limits `running`, rather than the load or max_num_seqs."""
     fits: BoolArray
     """Whether the weights and one complete request fit."""
     sustained: BoolArray
-    """Whether the request rate is reached; True for a closed load, which has no rate."""
+    """Whether the request rate is reached. True for a closed load, which has no rate."""
     bytes: ServingBytes
 
 
 def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> ServingCosts:
-    """Return latencies, throughput and memory of legal candidates under a closed load; arrays have
-    the candidates' shape.
+    """Return the latencies, throughput and memory of legal candidates under a closed load. Arrays
+    have the candidates' shape.
     """
     c, engine = candidates, case.engine
     length, output = float(case.input_length), float(case.output_length)
@@ -260,15 +260,15 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
 
 
 def most_running(*, case: ServingCase, candidates: ServingCandidates) -> FloatArray:
-    """Return the maximum number of requests that one scheduler can run at once; shape (n,)."""
+    """Return the maximum number of requests that one scheduler can run concurrently; shape (n,)."""
     return _slots(case, candidates, serving_bytes(case, candidates))[0]
 
 
 def _slots(
     case: ServingCase, c: ServingCandidates, memory: ServingBytes
 ) -> tuple[FloatArray, FloatArray, BoolArray]:
-    """Return the maximum number of requests that run at once, the number for which the cache alone
-    has room, and whether one request fits.
+    """Return (maximum number of concurrent requests, number of requests that fit in the cache,
+    whether one request fits).
     """
     length, output = float(case.input_length), float(case.output_length)
     # In a full cache, requests have generated a fraction of their output on average.
@@ -286,8 +286,8 @@ def _slots(
 def has_room(
     case: ServingCase, c: ServingCandidates, memory: ServingBytes, tokens: float
 ) -> BoolArray:
-    """Return whether the cache has room for one request of `tokens` tokens, and for the request of
-    the case's `room_at_start`.
+    """Return whether the cache has room for a request of `tokens` tokens, and for one of
+    `room_at_start` tokens.
     """
     rooms, t = np.maximum(memory.kv_capacity, 0.0) / memory.kv_per_token, c.tensor_parallel_size
     whole: BoolArray = rooms >= cached_tokens(case, t, tokens)
@@ -298,11 +298,11 @@ def has_room(
 
 
 def _most_decoding(case: ServingCase, c: ServingCandidates) -> FloatArray:
-    """Return the maximum number of decoding requests for which a mixed pass has room for the
-    prompts of their successors.
+    """Return the maximum number of decoding requests at which a mixed pass still has room for the
+    prompts of the requests that replace them.
 
-    It is at least the number that fills half of a pass, because prompts also run in passes of their
-    own.
+    It is at least the number that fills half of a pass, because prompts also run in passes without
+    decoding.
     """
     if case.engine.schedule != "mixed":
         return np.full(len(c), np.inf)
@@ -322,12 +322,12 @@ def prompt_overhead(case: ServingCase) -> float:
 def _groups_with_prompts(
     c: ServingCandidates, arrivals: FloatArray, group: FloatArray
 ) -> FloatArray:
-    """Return the fraction of a stage's attention groups that have a prompt, in a pass that has at
-    least one.
+    """Return the fraction of a stage's attention groups that have a prompt, in a pass with at least
+    one prompt.
 
-    The number of prompts that arrive between two such passes is Poisson distributed. The fraction
-    follows from its mean, given that it is positive, or from the number of prompts that arrive
-    together if that is larger.
+    The number of prompts that arrive between two such passes follows a Poisson distribution. The
+    fraction is computed from its mean, conditional on at least one prompt, or from the number of
+    prompts that arrive together if that is larger.
     """
     groups = c.attention_data_parallel_size
     coming = groups * arrivals
@@ -337,7 +337,9 @@ def _groups_with_prompts(
 
 
 def min_launch_seconds(case: ServingCase) -> float:
-    """Return the minimum seconds of a pass with prompts, whose kernels are launched one by one."""
+    """Return the minimum seconds of a pass with prompts, in which kernels are launched individually
+    (without CUDA graphs).
+    """
     return (
         case.engine.eager_layer_s * case.model.num_hidden_layers
         + case.experts.eager_layer_s * case.model.moe_layers
@@ -364,8 +366,8 @@ def _pass_seconds(
     context: float,
     launches: float = 0.0,
 ) -> FloatArray:
-    """Return the seconds of a pass: its forward pass, which takes at least `launches`, and the
-    host's overhead.
+    """Return the seconds of a pass: its forward pass, which takes at least `launches` seconds, and
+    the host's overhead.
     """
     device = forward_seconds(case, candidates, batch, context=context)
     return with_host(
@@ -374,8 +376,8 @@ def _pass_seconds(
 
 
 def with_host(engine: EngineEfficiency, device_s: FloatArray, sequences: FloatArray) -> FloatArray:
-    """Return the seconds of a pass including the host's work for it, which some engines do during
-    the previous pass.
+    """Return the seconds of a pass including the host's work. Some engines do this work during the
+    previous pass.
     """
     host = engine.iteration_overhead_s + engine.sequence_overhead_s * sequences
     both: FloatArray = np.maximum(device_s, host) if engine.schedules_ahead else device_s + host

@@ -1,5 +1,4 @@
-"""Simulation of one scheduler event by event, with continuous batching, chunked prefill and
-preemption.
+"""Event simulation of one scheduler with continuous batching, chunked prefill and preemption.
 
 Between two events (an arrival, the end of a prompt or a last token) only the cache grows, by one
 token per sequence and pass. With B sequences, K cached tokens and c = cached_token_s, n such passes
@@ -7,8 +6,9 @@ take
 
     n (base(B) + c K) + c B n (n - 1) / 2
 
-seconds. The simulation therefore has a few events per request, whatever the number of tokens. The
-front end is a separate server that handles requests in order of arrival while the device works.
+seconds. The simulation therefore needs only a few events per request, regardless of the number of
+tokens. The front end is a separate server that handles requests in order of arrival while the
+device works.
 """
 
 import heapq
@@ -23,11 +23,11 @@ from hp_tool.cost.arrays import FloatArray, IntArray
 from hp_tool.cost.serving.passes import PassTable
 
 SETTLED = 600
-"""Number of passes in which SGLang lowers its reserved fraction from the initial to the final value
-(new_token_ratio_decay_steps).
+"""Number of passes over which SGLang lowers its reserved fraction from the initial to the final
+value (new_token_ratio_decay_steps).
 """
 AHEAD = 20
-"""Number of future passes for which SGLang makes room when its cache is full
+"""Number of future passes for which SGLang frees room when its cache is full
 (retract_decode_steps).
 """
 
@@ -43,7 +43,8 @@ class Served:
     finish_s: FloatArray
     output_tokens: IntArray
     preemptions: int
-    """Number of times that a full cache preempted a request, whose tokens are then computed again.
+    """Number of preemptions of requests because of a full cache. The tokens of a preempted request
+    are computed again.
     """
 
     @property
@@ -73,11 +74,11 @@ def simulate_requests(
     think_s: float = 0.0,
     cached_tokens: IntArray | None = None,
 ) -> Served:
-    """Simulate requests that arrive at the given times, or a closed load of `concurrency` requests,
-    in which a new request starts `think_s` after another one ends.
+    """Simulate requests that arrive at the given times, or a closed load of `concurrency` requests.
+    In a closed load, a new request starts `think_s` after another one ends.
 
-    Arrival times are in ascending order. `cached_tokens` of each prompt are in the prefix cache. A
-    request that is larger than the cache is served nevertheless.
+    Arrival times are in ascending order. `cached_tokens` tokens of each prompt are in the prefix
+    cache. A request that is larger than the cache is served nevertheless.
     """
     cached = (
         np.zeros_like(input_tokens)
@@ -100,18 +101,18 @@ def simulate_requests(
 
 
 class _Scheduler:
-    """State of the simulation. Requests are identified by their index in lists."""
+    """State of the simulation. Requests are identified by their list index."""
 
     def __init__(
         self, table: PassTable, inputs: IntArray, outputs: IntArray, cached: IntArray
     ) -> None:
         self.table = table
         self.prompt: list[int] = inputs.tolist()
-        """Tokens that prefill leaves in the cache; after a preemption, including the tokens
+        """Tokens that prefill must put into the cache. After a preemption, they include the tokens
         generated before it.
         """
         self.done: list[int] = cached.tolist()
-        """Part of `prompt` that is already in the cache."""
+        """Number of `prompt` tokens that are already in the cache."""
         self.left: list[int] = outputs.tolist()
         """Number of tokens still to be generated."""
         self.outputs = tuple(self.left)
@@ -151,8 +152,8 @@ class _Scheduler:
             self.waiting.append(self.entering.popleft()[1])
 
     def admit(self) -> None:
-        """Admit waiting requests while there is a free slot, and room in the cache for the prompt
-        and for either the next pass or the reservation.
+        """Admit waiting requests while a slot is free, and the cache has room for the prompt and
+        for the next pass or the reservation.
         """
         table = self.table
         while self.waiting and len(self.decoding) + len(self.prefilling) < table.max_num_seqs:
@@ -173,7 +174,7 @@ class _Scheduler:
             self.promised += taken + left
 
     def step(self) -> None:
-        """Run passes until the next event; if there is nothing to run, wait for the event."""
+        """Run passes until the next event. If there is nothing to run, wait for the event."""
         if self.prefilling:
             self._prefill()
         elif self.decoding:
@@ -182,8 +183,8 @@ class _Scheduler:
             self.now, self.share = self._next_arrival(), self.table.promised[0]
 
     def _prefill(self) -> None:
-        """Run one pass with as many prompt tokens as its limit allows, together with decoding
-        unless the schedule is prefill_first.
+        """Run one pass with as many prompt tokens as its limit allows. Unless the schedule is
+        prefill_first, the pass also decodes.
         """
         table = self.table
         beside = 0 if table.prefill_first else len(self.decoding)
@@ -207,7 +208,7 @@ class _Scheduler:
         self._make_room()
 
     def _decode(self) -> None:
-        """Run passes that only decode, until a request ends or arrives, or the cache is full."""
+        """Run decode-only passes until a request ends or arrives, or the cache is full."""
         table, sequences = self.table, len(self.decoding)
         while self.decoding.get(self.ends[0][1]) != self.ends[0][0]:
             heapq.heappop(self.ends)  # preempted in the meantime
@@ -269,7 +270,7 @@ class _Scheduler:
         heapq.heappush(self.ends, (self.passes + left, request))
 
     def _finish(self, request: int, tokens: int) -> None:
-        """Finish a request; in a closed load the next request arrives."""
+        """Finish a request. In a closed load, the next request then arrives."""
         self.finish[request] = max(self.now, self.front)
         self.served += 1
         self.used -= tokens + self.table.state_tokens
@@ -280,8 +281,8 @@ class _Scheduler:
             self.issued += 1
 
     def _make_room(self) -> None:
-        """If the next pass would exceed the cache, move the youngest requests to the head of the
-        queue.
+        """If the next pass would exceed the cache, preempt the youngest requests and put them at
+        the head of the queue.
 
         Their tokens are computed again. From then on, SGLang reserves the fraction of the output
         that its running requests have generated so far.
@@ -310,7 +311,7 @@ class _Scheduler:
         return min(coming, self.entering[0][0]) if self.entering else coming
 
     def _base_seconds(self, decoding: int, prompt: int) -> float:
-        """Return the seconds of a pass apart from attention to cached tokens, interpolated linearly
+        """Return the seconds of a pass excluding attention to cached tokens, interpolated linearly
         in the table.
         """
         row = self.rows.get(decoding)

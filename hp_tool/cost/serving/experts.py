@@ -2,12 +2,12 @@
 exchange of tokens.
 
 E experts and r redundant experts fill S = E + r slots, S / e on each of e ranks. The popularity of
-experts is Gamma distributed with mean 1 and variance s. If n tokens use k experts each, a slot gets
-at least one of them with probability 1 - (1 + s x)^(-1/s), x = n k / S; for s = 0 the probability
-is 1 - exp(-x). Routers balance experts over a corpus, not over the current requests, so s is
-fitted. The load of ranks has a smaller s, because it averages over many passes. Layers with fewer
-than 128 experts have a smaller s, too: s E / 128, as if each expert were the mean of several finer
-ones.
+experts follows a Gamma distribution with mean 1 and variance s. If n tokens use k experts each, a
+slot gets at least one token with probability 1 - (1 + s x)^(-1/s), x = n k / S. For s = 0, the
+probability is 1 - exp(-x). Routers balance experts over a corpus, not over the current requests, so
+s is fitted. The load of ranks has a smaller s, because it averages over many passes. Layers with
+fewer than 128 experts have a smaller s, too: s E / 128, as if each expert were the mean of several
+smaller ones.
 """
 
 import functools
@@ -40,27 +40,29 @@ from hp_tool.domain.efficiency import ExpertKernel, GroupedRoofline
 from hp_tool.domain.model import ModelSpec
 
 USUAL_LAUNCHES_S = 3e-5
-"""Fixed seconds per layer of routed experts on GPU types without timings: the value of the H100 in
+"""Fixed seconds per layer of routed experts on GPU types without timings: the value for the H100 in
 16 bits.
 """
 FINE = 128
-"""Number of experts per layer at which popularity reaches its full variance."""
+"""Number of experts per layer at which the popularity variance reaches its full value."""
 SPARE_SLOTS = 16
-"""Redundant experts per rank, beyond the minimum for equal slots, after which more of them do not
-improve the balance.
+"""Number of redundant experts per rank (beyond the minimum for equal slots) after which additional
+ones do not improve the balance.
 """
 
 
 def fewest_redundant(model: ModelSpec, expert_parallel_size: IntArray) -> IntArray:
     """Return the smallest number of redundant experts that gives each rank the same number of
-    slots, such as 32 for 256 experts on 144 ranks; 0 for a dense model.
+    slots; 0 for a dense model.
+
+    For example, 256 experts on 144 ranks need 32.
     """
     fewest: IntArray = -(model.num_experts or 0) % np.asarray(expert_parallel_size)
     return fewest * (model.num_experts is not None)
 
 
 def slots_per_rank(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
-    """Return the number of experts on each rank, including redundant ones: (E + r) / e."""
+    """Return (E + r) / e, the number of experts on each rank, including redundant ones."""
     per_rank: FloatArray = (
         (case.model.num_experts or 0) + candidates.redundant_experts
     ) / candidates.expert_parallel_size
@@ -68,8 +70,8 @@ def slots_per_rank(case: ServingCase, candidates: ServingCandidates) -> FloatArr
 
 
 def expert_weights(case: ServingCase, candidates: ServingCandidates) -> Floats:
-    """Return the number of weights of routed experts per layer and rank: those of the rank's slots,
-    each divided over t d / e ranks.
+    """Return the number of routed-expert weights per layer and rank: those of the rank's slots,
+    each split across t d / e ranks.
     """
     each = entries(expert_matrices(case.model)) / (case.model.num_experts or 1)
     return slots_per_rank(case, candidates) * each / _ranks_per_expert(candidates)
@@ -88,9 +90,9 @@ def imbalance(case: ServingCase, candidates: ServingCandidates, tokens: FloatArr
     """Return the number of token copies on the busiest of the e ranks divided by the mean, if each
     scheduler processes `tokens` tokens.
 
-    It is the popularity of the busiest rank's experts (`busiest_share`) plus sqrt(2 ln e / load)
-    for random variation, the expected maximum of e Poisson counts. It is at most e, with all tokens
-    on one rank. If the query sets inference.expert_imbalance, that value is returned.
+    This is the popularity of the busiest rank's experts (`busiest_share`), plus sqrt(2 ln e / load)
+    for random variation, the expected maximum of e Poisson counts. It is at most e: all tokens are
+    then on one rank. If the query sets inference.expert_imbalance, that value is returned.
     """
     e = candidates.expert_parallel_size
     if case.expert_imbalance is not None:
@@ -115,10 +117,10 @@ def imbalance(case: ServingCase, candidates: ServingCandidates, tokens: FloatArr
 def busiest_share(experts: int, redundant: int, ranks: int, variance: float) -> float:
     """Return the total popularity of the busiest rank's experts, divided by the mean over ranks.
 
-    Without redundant experts, experts are on ranks in order: 1 + sqrt(2 ln e s e / E). Otherwise,
-    as in DeepSeek's EPLB, each copy goes to the expert with the most tokens per slot, and slots are
-    assigned to ranks by load. An engine may leave copies unused, so more copies never increase the
-    result.
+    Without redundant experts, experts are assigned to ranks in order: 1 + sqrt(2 ln e s e / E).
+    Otherwise, as in DeepSeek's EPLB, each redundant copy goes to the expert with the most tokens
+    per slot, and slots are assigned to ranks by load. An engine may leave copies unused, so
+    additional copies never increase the result.
     """
     if ranks == 1 or variance == 0.0:
         return 1.0
@@ -135,8 +137,9 @@ def busiest_share(experts: int, redundant: int, ranks: int, variance: float) -> 
 
 
 def _balanced_share(experts: int, redundant: int, ranks: int, variance: float) -> float:
-    """Return the load of the busiest rank divided by the mean, after copies of the most loaded
-    experts are added and the largest slots are assigned first.
+    """Return the load of the busiest rank divided by the mean, under EPLB.
+
+    Redundant copies go to the most loaded experts. Slots are then assigned to ranks, largest first.
     """
     heap = [(-load, 1) for load in _popularity_quantiles(experts, variance)]
     heapq.heapify(heap)
@@ -172,8 +175,8 @@ def _popularity_quantiles(experts: int, variance: float) -> list[float]:
 def hit_slots(
     case: ServingCase, candidates: ServingCandidates, tokens: FloatArray, factor: FloatArray
 ) -> FloatArray:
-    """Return the number of slots on the busiest rank that get at least one token; at least 1 and k
-    / e.
+    """Return the number of slots on the busiest rank that get at least one token. The result is at
+    least 1 and at least k / e.
     """
     experts, top_k = case.model.num_experts or 1, case.model.num_experts_per_tok or 1
     available = slots_per_rank(case, candidates)
@@ -199,10 +202,10 @@ def experts_seconds(
     """Return the seconds of one layer's router, shared experts and routed experts on the busiest
     rank.
 
-    `tokens` is the number of one scheduler; the experts of a stage process the tokens of all d
-    schedulers. The seconds of routed experts are those of timed kernels (`GroupedRoofline`), which
-    include launches, permutation and quantisation of the inputs. Gathering, the activation and the
-    sum over token copies are added.
+    `tokens` is the number of tokens of one scheduler; the experts of a stage process the tokens of
+    all d schedulers. The seconds of routed experts are those of timed kernels (`GroupedRoofline`),
+    which include launches, permutation and quantisation of the inputs. Gathering, the activation
+    and the sum over token copies are added.
     """
     model, gpu, precision = case.model, case.cluster.gpu, case.expert_precision
     factor = imbalance(case, candidates, tokens)
@@ -252,8 +255,10 @@ def _grouped_seconds(
     hit: FloatArray,
     weights: Floats,
 ) -> FloatArray:
-    """Return the seconds of the grouped matmuls of these token copies and of the experts that they
-    use, each with the given number of weights.
+    """Return the seconds of the grouped matmuls.
+
+    `copies` is the number of token copies, `hit` the number of experts that they use, and `weights`
+    the number of weights of each expert.
     """
     gpu, p = case.cluster.gpu, roof.sharpness
     peak = peak_flops(gpu, precision=roof.arithmetic or case.expert_precision)
@@ -295,9 +300,10 @@ def expert_kernel(case: ServingCase) -> ExpertKernel:
 
 
 def _formats_to_try(case: ServingCase) -> tuple[str, ...]:
-    """Return the formats whose kernels apply to the case's weights, the case's own format first.
+    """Return the formats whose kernels can run the case's weights, starting with the case's own
+    format.
 
-    Without timings of the format, weights are widened and multiplied in 16 bits.
+    Without timings for a format, weights are dequantised and multiplied in 16 bits.
     """
     mxfp4 = case.expert_kernels.get("mxfp4")
     narrow = mxfp4 is not None and mxfp4.arithmetic is not None and case.expert_bytes != MXFP4_BYTES
@@ -315,7 +321,7 @@ def _formats_to_try(case: ServingCase) -> tuple[str, ...]:
 # takes at least its own low latency.
 
 SCALE_BYTES = 4.0 / 128.0
-"""One fp32 scale per 128 numbers of a dispatched token."""
+"""Bytes of scales per element of a dispatched token: one fp32 scale per 128 elements."""
 SENDING_SHARE = 20.0 / 132.0
 """Fraction of SMs that exchange prompt tokens during compute: 20 of the 132 of an H800 (arXiv
 2412.19437, 3.2.2).
@@ -323,13 +329,13 @@ SENDING_SHARE = 20.0 / 132.0
 
 
 Copies = tuple[FloatArray, FloatArray]
-"""Mean number of copies of a token that leave a rank, inside its NVLink domain and over the
-network.
+"""Mean number of copies of a token that leave a rank: (inside its NVLink domain, over the
+network).
 """
 
 
 def travelling_copies(case: ServingCase, candidates: ServingCandidates) -> tuple[Copies, Copies]:
-    """Return the copies of a token in a pass that only decodes, and in a pass with prompts."""
+    """Return the number of token copies in a decode-only pass, and in a pass with prompts."""
     n = _ranks_per_stage(candidates)
     domains = -(-n // case.cluster.nvlink_domain_size)
     near: FloatArray = (n - domains) * _hit_probability(case, candidates.expert_parallel_size)
@@ -348,7 +354,7 @@ def travelling_copies(case: ServingCase, candidates: ServingCandidates) -> tuple
 def exchange(
     case: ServingCase, candidates: ServingCandidates, batch: Pass
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the (dispatch, combine) seconds of one layer; zero for one attention group."""
+    """Return the (dispatch, combine) seconds of one layer; zero with a single attention group."""
     n = _ranks_per_stage(candidates)
     decoding = batch.decoding * (1 + batch.drafted)
     prompts = batch.prefill_requests > 0.0
@@ -375,8 +381,8 @@ def exchange(
 
 
 def _hit_probability(case: ServingCase, parts: IntArray) -> FloatArray:
-    """Return the probability that a token uses an expert of one part, if the experts are divided
-    into `parts` equal parts.
+    """Return the probability that a token uses at least one expert of a given part, if the experts
+    are divided into `parts` equal parts.
     """
     model = case.model
     experts, groups = model.num_experts or 1, model.n_group or 1

@@ -1,11 +1,11 @@
 """Fluid model of many configurations under one long series of arrivals.
 
-Its only state is the number n of requests in flight at a scheduler. They leave at the rate X(n) of
-a closed load of n (see load.py), so in a short time t with a arrivals, n grows by a - X(n) t. The
-latencies of a request are those of a closed load of n at its arrival, plus the wait for earlier
-requests if there is no free slot. Effects of single events are not modelled, such as prompts that
-arrive together or requests of different lengths; events.py models them for one configuration at a
-time.
+Its only state is the number n of requests in flight at a scheduler. Requests leave at the rate X(n)
+of a closed load of n (see load.py). In a short time t with a arrivals, n therefore grows by a -
+X(n) t. The latencies of a request are those of a closed load of n at its arrival, plus the wait for
+earlier requests if there is no free slot. Effects of single events, such as prompts that arrive
+together or requests of different lengths, are not modelled here. events.py models them for one
+configuration at a time.
 """
 
 from dataclasses import dataclass, replace
@@ -18,19 +18,19 @@ from hp_tool.cost.serving.engine import serving_costs
 from hp_tool.cost.serving.load import prompt_wait, without_waves
 
 LOADS = 24
-"""Number of closed loads for which X(n) and the latencies are computed; values between them are
+"""Number of closed loads for which X(n) and the latencies are computed. Values between them are
 interpolated linearly.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """Means over all arrivals for n configurations; shape (n,)."""
+    """Means over all arrivals, for n configurations; shape (n,)."""
 
     ttft_s: FloatArray
     tpot_s: FloatArray
     in_flight: FloatArray
-    """Mean number of requests on all schedulers over time."""
+    """Time average of the number of requests in flight on all schedulers."""
     completed: FloatArray
     """Number of requests that finished before the last arrival."""
 
@@ -38,11 +38,11 @@ class Flow:
 def simulate_flow(
     *, case: ServingCase, candidates: ServingCandidates, arrivals: FloatArray, step_s: float
 ) -> Flow:
-    """Simulate consecutive steps of `step_s` seconds; `arrivals` has the number of requests in
-    each.
+    """Simulate consecutive steps of `step_s` seconds. `arrivals` has the number of requests that
+    arrive in each step.
 
-    All requests have the case's lengths, and each scheduler gets an equal share of them. The result
-    has the candidates' shape.
+    All requests have the case's lengths, and are spread evenly over the schedulers. The result has
+    the candidates' shape.
     """
     most, rates, ttfts, tpots = _closed_loads(case, candidates)
     schedulers = candidates.schedulers
@@ -77,8 +77,8 @@ def simulate_flow(
 def _closed_loads(
     case: ServingCase, candidates: ServingCandidates
 ) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """Return the maximum number of requests that a scheduler runs, shape (n,), and rate, TTFT and
-    TPOT of LOADS closed loads, shape (n, LOADS).
+    """Return the maximum number of requests that a scheduler runs, shape (n,), and the rate, TTFT
+    and TPOT under LOADS closed loads, shape (n, LOADS).
 
     The loads are spaced geometrically from one request to the maximum.
     """

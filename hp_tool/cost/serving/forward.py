@@ -1,4 +1,4 @@
-"""Seconds of one forward pass through all layers and the output layer, with or without experts."""
+"""Seconds of one forward pass through all layers and the output layer, for dense and MoE models."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ from hp_tool.domain.hardware import Precision
 
 WIDE_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 ELEMENTWISE_BYTES = 20.0
-"""Bytes that elementwise kernels move per token and hidden unit of a layer, in 16 bits.
+"""Bytes that a layer's elementwise kernels move per token and hidden unit, in 16 bits.
 
 Two fused kernels for residual and norm read two tensors and write two; the projections' input is
 read once more. Rotary positions and writes to the cache are part of the timed attention.
@@ -34,17 +34,17 @@ read once more. Rotary positions and writes to the cache are part of the timed a
 
 
 SQUARE_BYTES = 4.0
-"""Bytes of a sum of squares, which is in fp32."""
+"""Bytes of a sum of squares, in fp32."""
 
 
 def forward_seconds(
     case: ServingCase, candidates: ServingCandidates, batch: Pass, *, context: float
 ) -> FloatArray:
-    """Return the seconds of all layers, and of the output layer for each sequence that gets a
+    """Return the seconds of all layers, and of the output layer for each sequence that generates a
     token.
 
-    With pipeline parallelism this is the latency through all stages; each stage is busy for 1/p of
-    it.
+    With pipeline parallelism, this is the latency through all stages. Each stage is busy for 1/p of
+    this time.
     """
     model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
@@ -105,11 +105,11 @@ def _layer_seconds(
 
 
 def _norm_seconds(case: ServingCase, t: IntArray, tokens: FloatArray) -> Floats:
-    """Return the seconds of query and key norms over all heads, if ranks divide the heads.
+    """Return the seconds of query and key norms over all heads if the heads are split across ranks.
 
-    One kernel squares and sums, an all-reduce adds two fp32 numbers per token, and another kernel
-    normalises (sgl-project/sglang#14416, vllm-project/vllm#31493). Other norms are part of the
-    layer's overhead.
+    One kernel computes sums of squares, an all-reduce adds two fp32 numbers per token, and another
+    kernel normalises (sgl-project/sglang#14416, vllm-project/vllm#31493). Other norms are part of
+    the layer's overhead.
     """
     if case.model.query_key_norm != "all_heads" or case.model.mixer != "attention":
         return 0.0
@@ -148,7 +148,7 @@ def _mixer_block(
 
 
 def _core_seconds(case: ServingCase, t: IntArray, batch: Pass, context: float) -> FloatArray:
-    """Return the seconds of one layer's attention or recurrence, without projections."""
+    """Return the seconds of one layer's attention core or recurrence, without projections."""
     decoding, prompts, drafted = batch.decoding, batch.prefill_requests, batch.drafted
     tokens = prompts * case.computed_length
     if case.model.is_recurrent:
@@ -169,11 +169,11 @@ def _core_seconds(case: ServingCase, t: IntArray, batch: Pass, context: float) -
 def mixers_log_sd(
     case: ServingCase, candidates: ServingCandidates, batch: Pass, *, context: float
 ) -> FloatArray:
-    """Return the standard deviation of log(measured / predicted) of a pass that is due to mixers
-    without measured runs; 0 for models without them.
+    """Return the part of the standard deviation of log(measured / predicted) of a pass that is due
+    to token mixers without measured runs; 0 for models without them.
 
-    It is the deviation of recurrent and sparse kernels times their fraction of the pass, as if all
-    had one common error.
+    It is the deviation of recurrent and sparse-attention kernels times their fraction of the pass,
+    as if all of them had a common error.
     """
     doubted = np.zeros(len(candidates))
     for layers, kind in case.model.kinds:
@@ -198,14 +198,14 @@ def _moe_layer_seconds(
     attention: FloatArray,
     reduce: FloatArray,
 ) -> FloatArray:
-    """Return the seconds of one layer with experts.
+    """Return the seconds of one MoE layer.
 
-    With one attention group, its ranks sum results by an all-reduce as after a dense MLP
-    (`reduce`). With several groups, dispatch and combine exchange tokens with the experts. In
-    two-batch overlap, each half of the batch computes while the other half is exchanged: with the
-    seconds a of attention, d of dispatch, e of experts and c of combine, a layer takes max(a, c) +
-    max(d, a) + max(e, d) + max(c, e). Kernels that send prompt tokens occupy some of the SMs
-    meanwhile.
+    With one attention group, an all-reduce sums the results of its ranks, as after a dense MLP
+    (`reduce`). With several groups, dispatch and combine exchange tokens with the experts. With
+    two-batch overlap, one half of the batch computes while the tokens of the other half are
+    exchanged. Let a, d, e and c be the seconds of attention, dispatch, experts and combine. A layer
+    then takes max(a, c) + max(d, a) + max(e, d) + max(c, e). Kernels that send prompt tokens occupy
+    some of the SMs during this time.
     """
     d = candidates.attention_data_parallel_size
     dispatch, combine = exchange(case, candidates, batch)

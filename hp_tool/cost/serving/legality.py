@@ -20,17 +20,17 @@ REASONS = (
     "attention_data_parallel_needs_experts",
     "request_too_long",
 )
-"""Reason codes; bit i of a legality code stands for REASONS[i]."""
+"""Reason codes: bit i of a legality code means REASONS[i]."""
 
 
 def legality(
     *, model: ModelSpec, num_gpus: int, candidates: ServingCandidates, longest_request: int
 ) -> IntArray:
-    """Return the rules that each configuration breaks as bits, or 0 if engines accept it; shape
-    (n,).
+    """Return 0 if engines accept a configuration, else a code with one bit set per broken rule;
+    shape (n,).
 
-    `longest_request` is the maximum number of tokens of a prompt and its answer, which the model's
-    max_position_embeddings must cover.
+    `longest_request` is the maximum number of tokens of a prompt and its answer. The model's
+    max_position_embeddings must not be smaller.
     """
     c = candidates
     t, p, e, d = (
@@ -103,7 +103,7 @@ def rejection_counts(codes: IntArray) -> dict[str, int]:
 def explain(
     code: int, *, model: ModelSpec, num_gpus: int, config: ServingConfig, longest_request: int
 ) -> tuple[Reason, ...]:
-    """Return a reason for each rule that one configuration breaks, with the numbers and the fix."""
+    """Return a reason for each rule that one configuration breaks, with numbers and a fix."""
     t, p = config.tensor_parallel_size, config.pipeline_parallel_size
     e, d, r = (
         config.expert_parallel_size,

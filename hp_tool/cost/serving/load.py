@@ -1,5 +1,5 @@
-"""Independent arrivals: how latencies of single requests deviate from the means, because the load
-fluctuates.
+"""Latencies under independent arrivals: a fluctuating load makes individual requests deviate from
+the mean.
 
 The n requests in flight at a scheduler leave at the rate X(n) of a closed load of n (the
 flow-equivalent server of Chandy, Herzog and Woo, 1975), and arrive at the rate l = X(c) for any n.
@@ -14,16 +14,15 @@ quantile. The quantile of TTFT uses c + z sqrt(v).
 
 Passes have the mean length T, and each contains the prompts that arrived during the previous one,
 with P seconds of work each. Their length therefore has the variance r P T / (1 - r^2) with r = l P.
-A request that arrives at a random time meets a pass that is longer than the mean. It waits for the
-rest R of this pass, and then for the prompts in its own pass:
+A request that arrives at a random time is more likely to meet a long pass than a short one. It
+waits for the rest R of this pass, and then for the prompts in its own pass:
 
     W = R (1 + 2 r),    R = (T + r P / (1 - r^2)) / 2
 
-The quantile q of this wait is 2 q W, uniform over the rest of the pass, plus the tail of M/D/1, P /
-(2 (1 - r)) ln(r / (1 - q)), if that is positive. A mean latency is the mean of its quantiles over q
-from 0 to 1; `open_means` and `open_quantiles` share c, v, v_S and W. Not modelled are arrivals that
-are burstier than independent ones, requests of different lengths, and a load that changes over
-time.
+The quantile q of this wait is 2 q W (uniform over the rest of the pass), plus the tail of M/D/1, P
+/ (2 (1 - r)) ln(r / (1 - q)), if that is positive. A mean latency is the mean of its quantiles over
+q from 0 to 1. `open_means` and `open_quantiles` use the same c, v, v_S and W. Not modelled are
+bursty arrivals, requests of different lengths, and a load that changes over time.
 """
 
 import math
@@ -43,15 +42,15 @@ from hp_tool.cost.serving.engine import (
 )
 
 STEP = 0.05
-"""Relative step of the difference quotient for X'(c), below c, because the cache may be full above
-it.
+"""Relative step of the difference quotient for X'(c). The step is below c, because the cache may be
+full above c.
 """
 LEAST_ELASTICITY = 0.01
 NEGLIGIBLE = 1e-9
 """Mean number of waiting requests below which the latency of full batches is not computed."""
 _TINY = 1e-300
 CERTAIN = 40.0
-"""Number of standard deviations that a normal variable is assumed not to exceed."""
+"""Number of standard deviations that a normal variable is assumed never to exceed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +64,15 @@ class Quantiles:
 
 
 def without_waves(case: ServingCase) -> ServingCase:
-    """Return the case for independent arrivals, in which no requests start together and prompts are
-    not prefilled in groups.
+    """Return the case for independent arrivals: no requests start together, and prompts are not
+    prefilled in groups.
     """
     return replace(case, wave_share=0.0, prefill_group=1.0)
 
 
 def prompt_wait(case: ServingCase, costs: ServingCosts) -> tuple[FloatArray, FloatArray]:
-    """Return the mean seconds W that a request arriving at a random time waits for its pass, and
-    the fraction r of the time spent on prompts.
+    """Return W, the mean seconds that a request which arrives at a random time waits for its pass,
+    and r, the fraction of the time spent on prompts.
 
     W excludes the request's own prompt.
     """
@@ -87,7 +86,7 @@ def prompt_wait(case: ServingCase, costs: ServingCosts) -> tuple[FloatArray, Flo
 
 def load_deviations(load: FloatArray, *, elasticity: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return (sqrt(v), sqrt(v_S)): the standard deviation of the number of requests in flight, and
-    that of its mean over a request's stay.
+    of the mean of this number over a request's stay.
     """
     e = elasticity
     moment: FloatArray = np.sqrt(load / e)
@@ -96,9 +95,9 @@ def load_deviations(load: FloatArray, *, elasticity: FloatArray) -> tuple[FloatA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fluctuation:
-    """Load of a scheduler under independent arrivals, and waits for its passes; shape (n,).
+    """Load of a scheduler under independent arrivals, and the waits for its passes; shape (n,).
 
-    Means and quantiles of latencies both follow from it.
+    Means and quantiles of latencies are both computed from these values.
     """
 
     costs: ServingCosts
@@ -112,7 +111,7 @@ class Fluctuation:
     (sqrt(v_S)).
     """
     wait_s: FloatArray
-    """Mean seconds that a request arriving at a random time waits for its pass (W)."""
+    """Mean seconds that a request which arrives at a random time waits for its pass (W)."""
     busy: FloatArray
     """Fraction of the time spent on prompts (r)."""
 
@@ -125,8 +124,8 @@ class Fluctuation:
 def fluctuation(
     *, case: ServingCase, candidates: ServingCandidates, load: FloatArray
 ) -> Fluctuation:
-    """Return how the number of requests in flight fluctuates around `load`, its mean over all
-    schedulers together.
+    """Return how the number of requests in flight fluctuates around `load`, its mean total over all
+    schedulers.
     """
 
     def elasticity(load: FloatArray, costs: ServingCosts) -> FloatArray:
@@ -161,8 +160,8 @@ def open_quantiles(
     load: FloatArray,
     share: float | FloatArray,
 ) -> Quantiles:
-    """Return the quantile `share` of the latencies if `load` requests are in flight on average;
-    `share` is one value, or one per row.
+    """Return the quantile `share` of the latencies if `load` requests are in flight on average.
+    `share` is a single value, or one value per row.
     """
     z = np.vectorize(NormalDist().inv_cdf, otypes=[float])(share)
     around = fluctuation(case=case, candidates=candidates, load=load)
@@ -186,9 +185,9 @@ def open_means(
     `open_quantiles` over all quantiles.
 
     With F slots and n requests in flight, the latencies during a stay depend on m = min(max(n, 1),
-    F). Two loads with the mean and variance of m represent its distribution. Requests beyond F wait
-    for a slot, as in `serving_costs`, and all requests wait W + r P / (2 (1 - r)) for their pass
-    and earlier prompts.
+    F). The distribution of m is represented by two loads that have the same mean and variance.
+    Requests beyond F wait for a slot, as in `serving_costs`. All requests wait W + r P / (2 (1 -
+    r)) for their pass and for earlier prompts.
     """
     around = fluctuation(case=case, candidates=candidates, load=load)
     places = around.costs.max_running
@@ -220,11 +219,10 @@ def open_means(
 def equivalent_loads(
     mean: FloatArray, deviation: FloatArray, places: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return a low load, a high load, and the probability of the high one, for a normally
-    distributed n.
+    """Return (low load, high load, probability of the high load) for a normally distributed n.
 
-    Together they have the mean and the variance of m = min(max(n, 1), places). Both are from 1 to
-    `places`.
+    The two loads have the same mean and variance as m = min(max(n, 1), places). Both are between 1
+    and `places`.
     """
     # If n is far above `places`, m is `places`; squares of such means would overflow.
     full = mean > places + CERTAIN * deviation
@@ -264,8 +262,8 @@ def expected_squared_excess(
 
 
 def _interpolate_costs(low: ServingCosts, high: ServingCosts, share: FloatArray) -> ServingCosts:
-    """Return the costs of the high load, with latencies and running requests interpolated between
-    the low and the high load by the weight `share` of the high one.
+    """Return the costs of the high load, except that latencies and the number of running requests
+    are interpolated between both loads. `share` is the weight of the high load.
     """
 
     def interpolate(first: FloatArray, second: FloatArray) -> FloatArray:
@@ -317,8 +315,8 @@ def costs_at_rate(
     number of requests in flight; both have the candidates' shape.
 
     The load fluctuates around this mean, because arrivals are independent. If even full batches do
-    not reach the rate, `sustained` is False and the other values describe full batches; in reality
-    the queue grows without limit.
+    not reach the rate, `sustained` is False, and the other values are those of full batches. In
+    reality, the queue would then grow without limit.
     """
     independent_case = without_waves(case)
     devices = candidates.devices
@@ -356,7 +354,7 @@ def costs_at_rate(
 
 
 def without_front_end(case: ServingCase) -> ServingCase:
-    """Return the case without HTTP, tokenization and streaming, and with a queue that is never
+    """Return the case for an engine without HTTP, tokenization and streaming, whose queue is never
     empty.
     """
     engine = replace(case.engine, request_overhead_s=0.0, stream_overhead_s=0.0, first_token_s=0.0)
@@ -371,9 +369,10 @@ def offline_costs(
 ) -> ServingCosts:
     """Return the costs if as many requests run as the engine allows, at most `num_prompts`.
 
-    Latencies count from admission. More requests are queued than run, so the rate is that of full
-    batches; the smaller batches at the end are ignored. Because all prompts are available, a pass
-    contains as many prompts as requests end in it, or one prompt if that is faster.
+    Latencies are measured from admission. More requests are queued than run, so the rate is that of
+    full batches; the smaller batches at the end are ignored. All prompts are available from the
+    start, so a pass contains as many prompts as requests end in it, or one prompt if that is
+    faster.
     """
     alone = without_front_end(case)
 
@@ -391,7 +390,7 @@ def offline_costs(
 
 
 def rows_with_more_tokens(first: ServingCosts, second: ServingCosts) -> ServingCosts:
-    """Return for each row the costs with more tokens per second."""
+    """Return, for each row, the costs that have more tokens per second."""
     better = second.output_tokens_per_second_per_gpu > first.output_tokens_per_second_per_gpu
     if not np.any(better):
         return first
@@ -416,9 +415,9 @@ def rows_with_more_tokens(first: ServingCosts, second: ServingCosts) -> ServingC
 def ttft_quantile(
     *, ttft_s: FloatArray, wave_s: FloatArray, share: float | FloatArray, wave_share: float
 ) -> FloatArray:
-    """Return the quantile `share` of the time to first token in seconds.
+    """Return the quantile `share` of the time to first token, in seconds.
 
-    `ttft_s` is its mean, and `wave_s` the part of the mean in which requests that start together
+    `ttft_s` is the mean, and `wave_s` is the part of it during which requests that start together
     wait for each other. Shapes broadcast.
     """
     return ttft_s + (_wave_quantile(share, wave_share) - 1.0) * wave_s
@@ -442,7 +441,7 @@ def tpot_quantile(
 
 
 def _wave_quantile(share: float | FloatArray, wave_share: float) -> FloatArray:
-    """Return the quantiles of X divided by its mean."""
+    """Return the quantile of X divided by its mean."""
     w = min(wave_share, 1.0)
     late = np.maximum(share - (1.0 - w), 0.0)
     return 2.0 * late / w**2 if w > 0.0 else np.ones_like(late)

@@ -1,5 +1,5 @@
-"""Bytes on one device of the pipeline stage that needs most: weights, working set, and room for
-keys and values.
+"""Memory on one device of the pipeline stage that needs the most: weights, working set, and room
+for the KV cache.
 """
 
 import math
@@ -22,14 +22,14 @@ from hp_tool.cost.serving.experts import expert_weights
 from hp_tool.cost.serving.weights import MXFP4_BYTES
 
 WIDE_BYTES = 2.0
-"""Bytes per number of embeddings, output layer and activations, in 16 bits."""
+"""Bytes per element of embeddings, output layer and activations, in 16 bits."""
 MULTICAST = ("h100", "b200", "b300")
 """GPU types whose NVLink switches support multicast."""
 PADDED_TO = 256
-"""Multiple to which the Triton and Marlin kernels of vLLM and SGLang pad hidden sizes of MXFP4
+"""Multiple to which the Triton and Marlin kernels of vLLM and SGLang pad the hidden sizes of MXFP4
 experts.
 
-GPT-OSS 120B uses 64.4 GiB instead of 60.7.
+With padding, GPT-OSS 120B uses 64.4 GiB instead of 60.7 GiB.
 """
 
 
@@ -44,19 +44,20 @@ class ServingBytes:
     kv_per_token: FloatArray
     """Bytes of the keys and values of one token."""
     kv_capacity: FloatArray
-    """Bytes available for keys and values; negative if the weights alone do not fit."""
+    """Bytes available for the KV cache; negative if the weights alone do not fit."""
     capacity: float
     """Bytes that the engine may use."""
 
 
 def serving_bytes(case: ServingCase, candidates: ServingCandidates) -> ServingBytes:
-    """Return the memory that an engine occupies before any request.
+    """Return the memory that an engine uses before any request arrives.
 
-    An engine uses `memory_fraction` of the device, or its cache uses that fraction of the remaining
-    memory. vLLM (`profiled`) runs the encoder towers with their largest input, one pass with the
-    maximum number of tokens, and then the sampler with the maximum number of sequences; it
-    subtracts the highest of these peaks. SGLang (`outside`) places the working set and the sampler
-    in the memory outside the fraction; only what exceeds that memory is subtracted.
+    Some engines use `memory_fraction` of the device. Others use this fraction of the remaining
+    memory for the cache. vLLM (`profiled`) runs the encoder towers with their largest input, then
+    one pass with the maximum number of tokens, then the sampler with the maximum number of
+    sequences. It subtracts the highest of these peaks. SGLang (`outside`) places the working set
+    and the sampler in the memory outside the fraction, and only what exceeds that memory is
+    subtracted.
     """
     engine, device = case.engine, float(case.cluster.gpu.memory_bytes)
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
@@ -101,11 +102,11 @@ def sampler_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatArra
 
 
 def weight_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
-    """Return the bytes of the weights on one rank of the largest pipeline stage: 1/p of the layers,
-    rounded up, and an embedding or output layer (both if p = 1).
+    """Return the bytes of the weights on one rank of the largest pipeline stage. It has 1/p of the
+    layers, rounded up, and an embedding or output layer (both if p = 1).
 
-    Drafting layers and draft models are included. Tensor-parallel ranks divide encoder towers,
-    unless these are replicated.
+    Draft models and layers that draft tokens are included. Encoder towers are split across
+    tensor-parallel ranks, unless they are replicated.
     """
     model = case.model
     t, p = candidates.tensor_parallel_size, candidates.pipeline_parallel_size
@@ -127,8 +128,8 @@ def weight_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
 
 
 def _drafter_bytes(case: ServingCase, drafter: Drafter, candidates: ServingCandidates) -> Floats:
-    """Return the bytes of the draft model on one rank; engines divide it over ranks as they divide
-    the model.
+    """Return the bytes of the draft model on one rank. Engines split it across ranks in the same
+    way as the model.
     """
     each = drafter.layer_bytes
     apart = replace(case, mixer_bytes=each, weight_bytes=each, expert_bytes=each, drafter=None)
@@ -157,7 +158,7 @@ def _layers_bytes(case: ServingCase, candidates: ServingCandidates) -> Floats:
 def activation_bytes(case: ServingCase, candidates: ServingCandidates) -> FloatArray:
     """Return the bytes of one layer's working set for a pass with the maximum number of tokens.
 
-    They are the residual, the normed input and the attention output, and the widest tensors of the
+    These are the residual, the normed input, the attention output, and the widest tensors of the
     MLP.
     """
     model = case.model

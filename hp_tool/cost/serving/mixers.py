@@ -1,9 +1,9 @@
 """Kernels of recurrent layers and of sparse attention in serving, without their projections.
 
-A recurrent layer stores a state instead of keys and values. Decoding takes the time of reading and
-writing the state. Over prompts, a scan processes chunks of tokens; its work is quadratic in the
-tokens of a chunk, and the state connects chunks. Sparse attention first scores all keys of a
-context with small heads (the indexer), and attends to the best `index_topk` of them.
+A recurrent layer stores a state instead of keys and values. Decoding takes the time to read and
+write the state. For prompts, a scan processes chunks of tokens. Its work is quadratic in the tokens
+of a chunk, and the state carries over from one chunk to the next. Sparse attention first scores all
+keys of a context with small heads (the indexer), and then attends to the best `index_topk` keys.
 """
 
 import numpy as np
@@ -35,12 +35,12 @@ from hp_tool.cost.sparse_attention import SCORE_BYTES, TIMED_PLACES
 from hp_tool.domain.model import ModelSpec
 
 INDEX_BYTES = 1.0 + 4.0 / 128.0
-"""Bytes per number of an indexer's key: 8 bits, and an fp32 scale per 128 of them
+"""Bytes per element of an indexer's key: 8 bits, and an fp32 scale per 128 elements
 (DeepSeek-V3.2).
 """
 UNTIMED_LOG_SD = 0.7
 """Assumed standard deviation of log(measured / predicted) for kernels without timings on similar
-GPUs: within a factor of two in two of three cases.
+GPUs. In two of three cases, predictions are within a factor of two.
 """
 
 
@@ -55,10 +55,11 @@ def mixer_seconds(
 ) -> FloatArray:
     """Return the seconds of one recurrent layer on one of t ranks, without projections; shape (n,).
 
-    They include the short convolution, the update or scan of the state, and the gated norm, but not
-    the engine's slowdown. `decoding` sequences process one token and `drafted` drafted tokens each;
-    `prompts` prompts have `prompt_tokens` tokens in total. Decoding reads a sequence's state once
-    and writes it for each of its tokens. All layers of `case.model` have the same recurrent mixer.
+    Includes the short convolution, the update or scan of the state, and the gated norm. Excludes
+    the engine's slowdown. Each of the `decoding` sequences processes one token and `drafted`
+    drafted tokens. The `prompts` prompts have `prompt_tokens` tokens in total. Decoding reads a
+    sequence's state once and writes it for each of its tokens. All layers of `case.model` have the
+    same recurrent mixer.
     """
     model, gpu = case.model, case.cluster.gpu
     peak, rows = peak_flops(gpu, precision=wide_precision(gpu)), decoding * (1.0 + drafted)
@@ -95,10 +96,10 @@ def mixer_seconds(
 
 
 def window_work(model: ModelSpec, t: Ints, drafted: Ints = 0) -> Work:
-    """Return the FLOPs and bytes of the short convolution of one decoding sequence on one of t
+    """Return the FLOPs and bytes of the short convolution for one decoding sequence on one of t
     ranks.
 
-    Each number of the window and of the drafted tokens is read, multiplied and written once.
+    Each element of the window and of the drafted tokens is read, multiplied and written once.
     """
     numbers = (convolution_kernel(model) + drafted) * convolved_width(model, t)
     return Work(2.0 * numbers, 2.0 * OUTPUT_BYTES * numbers)
@@ -167,9 +168,9 @@ def chosen_attention_seconds(
     """Return the seconds of one layer's attention over the selected keys, on one of t ranks; shape
     (n,).
 
-    `case.model` has an `index_topk`. A token uses min(context, index_topk) keys, which are latent
-    vectors in prompts, too. Gathering `index_topk` positions takes the same time on GPUs of
-    different bandwidth, so each token takes a time (`token_s`) that depends on the number of
+    `case.model` must have an `index_topk`. A token uses min(context, index_topk) keys, which are
+    latent vectors, even in prompts. Gathering `index_topk` positions takes the same time on GPUs of
+    different bandwidth. Each token therefore adds a time (`token_s`) that depends on the number of
     positions.
     """
     model, gpu, most = case.model, case.cluster.gpu, float(case.model.index_topk or 0)
@@ -191,11 +192,11 @@ def chosen_attention_seconds(
 
 
 def mixer_log_sd(case: ServingCase) -> float:
-    """Return the standard deviation of log(measured / predicted) of the recurrent or sparse kernels
-    of the case; 0 for other attention.
+    """Return the standard deviation of log(measured / predicted) of the case's recurrent or
+    sparse-attention kernels; 0 for other attention.
 
-    No serving run with such kernels was measured, so it is the deviation for GPU types that the fit
-    left out.
+    No serving run with such kernels was measured. The value is therefore the deviation on GPU types
+    that were held out of the fit.
     """
     model, timed = case.model, case.profile.gpu.mixers
     if not model.is_recurrent and model.index_topk is None:

@@ -1,7 +1,7 @@
-"""Seconds of the operations of a forward pass: matmuls with few rows, cached attention, and small
+"""Seconds of the operations in a forward pass: matmuls with few rows, cached attention, and small
 collectives.
 
-Layers with a sliding window attend to, and cache, only the last w tokens; attention time is the
+Layers with a sliding window attend to, and cache, only the last w tokens. Attention time is the
 mean over the layers. Engines free keys and values that a windowed layer no longer needs (vLLM's
 hybrid cache manager, TensorRT-LLM's variable windows, SGLang's separate pools).
 """
@@ -35,7 +35,7 @@ from hp_tool.domain.model import ModelSpec
 def seen_tokens(model: ModelSpec, tokens: float) -> float:
     """Return the number of tokens in a context that a layer attends to, averaged over the layers.
 
-    (F n + W min(n, w)) / L, with F layers without a window and W layers with a window w.
+    It is (F n + W min(n, w)) / L, for F layers without a window and W layers with a window w.
     """
     windowed = windowed_layers(model)
     if not windowed or model.sliding_window is None:
@@ -67,18 +67,20 @@ def cached_tokens(
     chunk: Floats = 0.0,
     shared: bool = False,
 ) -> float | FloatArray:
-    """Return the cache tokens that a sequence of this length occupies, averaged over the layers.
+    """Return the number of cache tokens that a sequence of this length occupies, averaged over the
+    layers.
 
-    Windows reduce the number. Recurrent layers add their states, converted to tokens of the other
-    layers. Engines that pad layers to equal sizes, or divide the cache among kinds of layers, need
-    more (`laid_out_bytes`).
+    Sliding windows reduce the number. Recurrent layers add their states, converted to tokens of the
+    other layers. Some engines need more, because they pad layers to equal sizes or divide the cache
+    among kinds of layers (`laid_out_bytes`).
 
     Args:
         case: Model and engine.
-        t: Ranks that divide heads; shape (n,).
+        t: Number of ranks that split the heads; shape (n,).
         tokens: Tokens of the sequence.
-        chunk: Tokens of a prompt that vLLM's windowed layers cache in addition to their window.
-        shared: Count only tokens that another request with the same tokens can use, without states.
+        chunk: Prompt tokens that vLLM's windowed layers cache in addition to their window.
+        shared: Count only tokens that another request with the same tokens can reuse, without
+            states.
     """
     laid_out = laid_out_bytes(case, t, tokens, chunk=chunk, shared=shared)
     if laid_out is not None:
@@ -94,12 +96,11 @@ def cached_tokens(
 
 
 def requests_in_cache(case: ServingCase, t: IntArray, room: Floats, tokens: float) -> Floats:
-    """Return the number of sequences of this length that a cache with room for `room` tokens can
-    contain.
+    """Return the number of sequences of this length that fit in a cache with room for `room`
+    tokens.
 
-    n requests in G prefix groups share min(n, G) prefixes. They take n w tokens for up to G
-    requests of w tokens, and G p + n (w - p) tokens for more requests, where p is the number of
-    tokens of a prefix.
+    n requests in G prefix groups share min(n, G) prefixes. Let w be the tokens of a request and p
+    those of a prefix. Up to G requests take n w tokens; more requests take G p + n (w - p) tokens.
     """
     whole = cached_tokens(case, t, tokens)
     apart = room / whole
@@ -118,7 +119,7 @@ def shared_tokens(case: ServingCase, t: IntArray) -> float | FloatArray:
 
 def state_block(case: ServingCase) -> int:
     """Return the number of tokens per vLLM cache block for a model with recurrent layers; 1 for
-    other models, whose prefixes may end at any token.
+    other models, whose cached prefixes may end at any token.
 
     The keys and values of a block in one layer are as large as the state of a recurrent layer on
     one rank.
@@ -150,8 +151,8 @@ def prefill_keys(model: ModelSpec, *, length: float, cached: float) -> float:
 
 
 def visible_keys(length: float, *, cached: float = 0.0, most: float = np.inf) -> float:
-    """Return the number of keys that a prompt token attends to, at most `most`, averaged over the
-    positions from `cached` to `length`.
+    """Return the number of keys that a prompt token attends to, averaged over the positions from
+    `cached` to `length`. Each token attends to at most `most` keys.
     """
     if length <= most or length <= cached:
         return min(0.5 * (cached + length), most)
@@ -161,7 +162,7 @@ def visible_keys(length: float, *, cached: float = 0.0, most: float = np.inf) ->
 
 
 OUTPUT_BYTES = 2.0
-"""Bytes per number of a layer's outputs, which have 16 bits."""
+"""Bytes per element of a layer's outputs, in 16 bits."""
 
 
 def thin_roofline(case: ServingCase, precision: Precision) -> Roofline:
@@ -184,7 +185,7 @@ def matmuls_seconds(
 ) -> FloatArray:
     """Return the seconds of y[tokens, n] = x[tokens, k] w[n, k]^T for each (n, k).
 
-    A matmul has 2 tokens n k FLOPs and reads the weights once in their stored precision. For
+    A matmul has 2 x tokens x n x k FLOPs and reads the weights once, in their stored precision. For
     precisions below 16 bits, a kernel first quantises x, unless the engine fuses this step with
     another kernel.
     """
@@ -234,11 +235,11 @@ def attention_seconds(
 ) -> FloatArray:
     """Return the seconds of one layer's attention, averaged over layers with and without a window.
 
-    `decoding` sequences attend to `context` cached tokens each, and prompts of I tokens to
-    themselves. Decoding reads each cached number once, for the next token and the drafted tokens of
-    a sequence together. Prefill computes half of I^2 (causal), minus the prefix cache, and reads
-    and writes Q, K, V and O once. A pass without decoding, or without prompts, has no seconds for
-    it.
+    Each of the `decoding` sequences attends to `context` cached tokens, and prompts of I tokens
+    attend to themselves. Decoding reads each cached element once for all tokens of a sequence (the
+    next token and the drafted tokens). Prefill computes half of I^2 scores (causal), minus the
+    prefix cache, and reads or writes Q, K, V and O once. A part that a pass does not have (decoding
+    or prompts) takes no time.
     """
     model, gpu, profile = case.model, case.cluster.gpu, case.profile.gpu
     # Attention stays in 16 bits if the matmuls are narrower.
@@ -284,7 +285,7 @@ def attention_seconds(
 def all_reduce_seconds(
     case: ServingCase, message_bytes: FloatArray, *, group_size: IntArray
 ) -> FloatArray:
-    """Return the seconds of the faster of two all-reduces: a ring, or, inside one NVLink domain, a
+    """Return the seconds of the faster of two all-reduces: a ring, or (inside one NVLink domain) a
     single kernel that reads the memory of its peers.
 
     The result is zero for a group of one.

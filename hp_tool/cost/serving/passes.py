@@ -1,4 +1,4 @@
-"""Table of the seconds of one configuration's passes, which the event simulation looks up."""
+"""Table of one configuration's pass times, which the event simulation looks up."""
 
 import math
 from dataclasses import dataclass, replace
@@ -21,34 +21,34 @@ from hp_tool.cost.serving.memory import serving_bytes
 from hp_tool.cost.serving.operations import cached_tokens, read_tokens
 
 _FEW_ROWS = 16
-"""Number up to which each count has its own entry in the table; larger entries are spaced
+"""Largest count up to which every count has an entry in the table. Larger entries are spaced
 geometrically and interpolated linearly.
 """
 _PROMPT_TOKENS = 1024.0
-"""Tokens of the prompt with which prefill passes are timed; attention to its keys is counted
+"""Length of the prompt with which prefill passes are timed. Attention to its keys is counted
 separately.
 """
 PROMISED = {"mixed": (0.0, 0.0), "prefill_first": (0.7, 0.098)}
-"""Fractions of the future output that vLLM and SGLang reserve, by schedule: initial and final value
+"""Fractions of the future output that vLLM and SGLang reserve, by schedule: (initial, final) value
 (SGLang's init_new_token_ratio).
 """
 _LONG_CONTEXT = 1e5
-"""Cached tokens per sequence at which the slope over cached tokens is computed."""
+"""Cached tokens per sequence at which the slope with respect to cached tokens is computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTable:
     """Seconds of a scheduler's passes on GPU and host, for one configuration.
 
-    seconds = base(decoding sequences, prompt tokens) + cached_token_s (cached tokens that they
-    attend to) + key_s (keys that the prompt tokens attend to) + prompt_s (number of prompts that
-    end)
+    seconds = base(decoding sequences, prompt tokens) + cached_token_s x (cached tokens that they
+    attend to) + key_s x (keys that the prompt tokens attend to) + prompt_s x (number of prompts
+    that end)
     """
 
     decoding: FloatArray
-    """Numbers of decoding sequences in the table; shape (d,)."""
+    """Numbers of decoding sequences with an entry in the table; shape (d,)."""
     prompt: FloatArray
-    """Numbers of prompt tokens in the table; shape (q,)."""
+    """Numbers of prompt tokens with an entry in the table; shape (q,)."""
     base: FloatArray
     """Seconds of a pass, by decoding sequences and prompt tokens; shape (d, q)."""
     cached_token_s: float
@@ -63,19 +63,21 @@ class PassTable:
     cache_tokens: float
     """Size of the cache, in tokens of keys and values."""
     state_tokens: int = 0
-    """Cache tokens that the recurrent states of a request occupy, whatever its length."""
+    """Cache tokens that the recurrent states of a request occupy, regardless of its length."""
     max_num_seqs: int
     max_num_batched_tokens: int
     prefill_first: bool
     promised: tuple[float, float]
     """Fractions of the running requests' future tokens that are kept free when another request is
-    admitted; the new request reserves its output in full. The first value applies initially, the
-    second after SETTLED passes without preemption. (1, 1): no preemption; (0, 0): only the prompt
-    needs room.
+    admitted. The new request reserves its output in full. The first value applies initially, and
+    the second after SETTLED passes without preemption. With (1, 1), there is no preemption. With
+    (0, 0), only the prompt needs room.
     """
 
     def row(self, decoding: int) -> list[float]:
-        """Return `base` for this number of decoding sequences, for each number in `prompt`."""
+        """Interpolate `base` for this number of decoding sequences; one value for each number in
+        `prompt`.
+        """
         at = int(np.clip(np.searchsorted(self.decoding, decoding), 1, len(self.decoding) - 1))
         low, high = self.decoding[at - 1], self.decoding[at]
         share = (decoding - low) / (high - low)
@@ -87,8 +89,8 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
     """Return the table of one candidate on one scheduler. For a pipeline, the seconds are those
     that one more pass adds.
 
-    Layers with a window count with the mean number of tokens that they attend to at the case's
-    lengths, as in `serving_costs`.
+    Windowed layers use the mean number of tokens that they attend to at the case's lengths, as in
+    `serving_costs`.
     """
     one = candidates.take(slice(row, row + 1))
     engine, stages = case.engine, int(one.pipeline_parallel_size[0])
@@ -170,9 +172,7 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
 
 
 def _table_counts(most: int) -> FloatArray:
-    """Return 0, the counts up to _FEW_ROWS one by one, and then geometrically spaced counts up to
-    `most`.
-    """
+    """Return 0, all counts up to _FEW_ROWS, and then geometrically spaced counts up to `most`."""
     few = np.arange(0.0, min(_FEW_ROWS, most) + 1.0)
     more = np.geomspace(_FEW_ROWS, most, 48) if most > _FEW_ROWS else np.array([])
     return np.unique(np.concatenate([few, more]))

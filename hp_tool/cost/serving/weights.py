@@ -25,12 +25,12 @@ _FORMATS: dict[str, tuple[float, Precision]] = {
     "int4": (INT4_BYTES, "bf16"),
 }
 EXPERTS_ALONE = ("nvfp4", "mxfp4")
-"""Formats whose mixture-of-experts checkpoints store attention and dense layers in 16 bits
-(GPT-OSS; NVIDIA's DeepSeek-R1-FP4).
+"""Formats whose MoE checkpoints store attention and dense layers in 16 bits (GPT-OSS; NVIDIA's
+DeepSeek-R1-FP4).
 """
 _WEIGHT_ONLY = ("fp8", "mxfp8", "nvfp4")
-"""Formats also served on older hardware: weights stay narrow in memory and are widened before the
-matmul.
+"""Formats that are also served on older hardware: weights stay quantised in memory and are
+dequantised before the matmul.
 """
 
 
@@ -38,7 +38,7 @@ def weight_format(precision: ServingPrecision, *, gpu: GpuSpec) -> tuple[float, 
     """Return (bytes per weight, precision of the matmul).
 
     Raises:
-        InputError: The hardware supports no such matmul.
+        InputError: The hardware does not support such a matmul.
     """
     stored, compute = _FORMATS[precision]
     supported = gpu.peak_flops_per_second
@@ -60,7 +60,7 @@ class Formats:
     """`weight_format` of each kind of matrix."""
 
     mixers: tuple[float, Precision]
-    """Attention, and mixers that replace it."""
+    """Attention and other token mixers."""
     mlps: tuple[float, Precision]
     """Dense MLPs."""
     experts: tuple[float, Precision]
@@ -69,9 +69,9 @@ class Formats:
 def formats(
     precision: ServingPrecision, *, gpu: GpuSpec, experts: bool, wide_attention: bool = False
 ) -> Formats:
-    """Return the formats of a checkpoint of this precision.
+    """Return the formats of a checkpoint with this precision.
 
-    `wide_attention`: the checkpoint stores attention in 16 bits.
+    `wide_attention` means that the checkpoint stores attention in 16 bits.
     """
     narrow = weight_format(precision, gpu=gpu)
     wide = weight_format("bf16", gpu=gpu)
