@@ -1,5 +1,5 @@
-"""Serving queries: estimate one configuration, recommend the best for latency targets, show
-trade-offs.
+"""Serving queries: estimate one configuration, recommend the best one within latency targets, and
+show trade-offs.
 """
 
 from hp_tool.questions.serving.disaggregated import rank_pools, requires_pools

@@ -1,4 +1,4 @@
-"""Answers to a serving query, as `hp_tool.questions.problem.Problem` defines them."""
+"""Answers to a serving query; implements `hp_tool.questions.problem.Problem`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """A serving query and its answers, to which stored calibrations do not apply."""
+    """A serving query that can be answered. Stored calibrations do not apply to it."""
 
     query: Query
 
@@ -50,8 +50,8 @@ class Serving:
         sensitivity: bool = False,
         calibrations: Calibrations | None = None,
     ) -> tuple[Ranking[ServingRecommendation], AnswerAdditions]:
-        """Return the ranking and its additions: pools if the query asks for them, and the
-        throughput front if `pareto` asks for it or the concurrency is unknown.
+        """Return the ranking and its additions: pools if the query requests them, and the
+        throughput front if `pareto` requests it or the concurrency is open.
         """
         query = self.query
         if sensitivity:

@@ -42,9 +42,10 @@ from hp_tool.questions.serving.problem import (
 
 MAX_PAIRS = 2_000_000
 ROUNDING = 1e-9
-"""Relative rounding error of a load that is recomputed from rate and latency."""
+"""Relative rounding error of a load that is recomputed from its rate and latency."""
 INFEASIBLE_SCORE = 1e12
-"""Score of infeasible pairs, higher than any other score; also a request rate above any throughput.
+"""Score of infeasible pairs, above any other score. It also serves as a request rate above any
+throughput.
 """
 
 
@@ -59,15 +60,15 @@ class Pairs:
 
     @property
     def by_rate(self) -> bool:
-        """Return whether requests arrive at a rate."""
+        """Whether requests arrive at a given rate."""
         unknown = self.problem.unknown
         return self.problem.request_rate_per_second is not None or (
             unknown is not None and unknown.by_rate
         )
 
     def cost_pairs(self, loads: FloatArray) -> PoolCosts:
-        """Return the costs of all pairs, each under its own load, in requests in flight or requests
-        per second.
+        """Return the costs of all pairs, each under its own load. Loads are in requests in flight
+        or in requests per second.
         """
         bounds.check_work(done=len(loads))
         return pool_costs(
@@ -80,7 +81,7 @@ class Pairs:
         )
 
     def find_loads(self) -> FloatArray:
-        """Return the load of each pair, shape (n,): the load of the query, or the highest within
+        """Return the load of each pair, shape (n,): that of the query, or the highest load within
         the targets.
         """
         problem, n = self.problem, len(self.decoders)
@@ -110,8 +111,8 @@ class Pairs:
         )
 
     def is_acceptable(self, costs: PoolCosts) -> BoolArray:
-        """Return a mask of pairs that fit, sustain the load, meet the targets, and queue no
-        requests if queueing is forbidden.
+        """Return a mask of pairs that fit in memory, sustain the load and meet the targets, without
+        queued requests if queueing is forbidden.
         """
         acceptable = costs.fits & costs.sustained
         for _, latency, quantile, limit in self.problem.targets.limits():
@@ -127,7 +128,7 @@ class Pairs:
         return acceptable
 
     def tails(self, costs: PoolCosts, rows: IntArray) -> list[Tails]:
-        """Return the latency quantiles of some rows, including the quantiles that targets name."""
+        """Return the latency quantiles of some rows, including the quantiles used by targets."""
         names = (*QUANTILES, *target_quantiles(self.problem.targets))
         by_quantile = {name: self.quantiles(costs, name) for name in names}
         return [tails_of_row(by_quantile, row) for row in rows.tolist()]
@@ -136,9 +137,9 @@ class Pairs:
 def rank_pools(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, ...]:
     """Return the best pairs of pools for the query's load, best first.
 
-    Pairs that miss a target are omitted. Decoding uses all devices that prefill leaves, except
-    under the objectives min_gpus (fewest devices first) and cost. With two kinds of GPU
-    (cluster.stages), the first kind prefills and the second decodes.
+    Pairs that miss a target are omitted. The decoding pool uses all devices outside the prefill
+    pool, except under the objectives min_gpus (fewest devices first) and cost. With two kinds of
+    GPU (cluster.stages), the first kind runs prefill and the second runs decoding.
     """
     query = query.with_most_devices()
     assert query.inference is not None
@@ -190,8 +191,8 @@ def rank_pools(*, query: Query, top: int = 10) -> tuple[PoolRecommendation, ...]
 
 
 def resolve_pools(query: Query) -> tuple[ServingProblem, tuple[ClusterSpec, ClusterSpec]]:
-    """Return the problem that both pools share, and the devices of prefill and of decoding, which
-    are the same cluster unless the query has two kinds of GPU.
+    """Return the problem that both pools have in common, and the devices of the prefill pool and of
+    the decoding pool. Both are the same cluster unless the query has two kinds of GPU.
     """
     query = query.with_most_devices()
     cluster = catalogue_cluster(query.cluster)
@@ -205,8 +206,8 @@ def resolve_pools(query: Query) -> tuple[ServingProblem, tuple[ClusterSpec, Clus
 def pool_config(
     pool: PoolConfig, problem: ServingProblem, parallel: ParallelQuery
 ) -> ServingConfig:
-    """Return the configuration of a pool's replicas; if the query lists several limits, with the
-    highest.
+    """Return the configuration of a pool's replicas. If the query lists several engine limits, the
+    highest one is used.
     """
     engine = problem.engine
     return ServingConfig(
@@ -237,7 +238,7 @@ def _pool(side: ClusterSpec, config: ServingConfig) -> PoolConfig:
 
 
 def requires_pools(query: Query) -> bool:
-    """Return whether the query can only be answered with pools, because a single server cannot have
+    """Return whether the query can be answered only with pools, because a single server cannot use
     two kinds of GPU.
     """
     pools = query.inference is not None and query.inference.disaggregated is not None
@@ -245,8 +246,8 @@ def requires_pools(query: Query) -> bool:
 
 
 def _with_first_kind(query: Query) -> str | ClusterQuery:
-    """Return the query with only the first of two kinds of GPU. Its other fields apply to both
-    kinds.
+    """Return the query's cluster with only the first of its two kinds of GPU. The query's other
+    fields apply to both kinds.
     """
     if isinstance(query.cluster, str) or query.cluster.stages is None:
         return query.cluster
@@ -271,8 +272,8 @@ def _layout_pairs(
     """Return the legal pairs of prefill and decoding layouts with their numbers of replicas, shape
     (n, 2, 5).
 
-    Only pairs for which the devices suffice are returned. If `shared`, both pools use devices of
-    the same cluster. If `every`, pairs that leave devices unused are included.
+    Pairs that need more devices than available are omitted. With `shared`, both pools use devices
+    of the same cluster. With `every`, pairs that leave devices unused are included.
     """
     room = [side.cluster.num_gpus for side in cases]
     copies = axis_values(parallel.redundant_experts)
@@ -313,9 +314,7 @@ def _pool_axes(spec: DisaggregationSpec, pool: str) -> list[tuple[int, ...]]:
 
 
 def _replica_counts(value: int | None, most: int, *, fewest: int = 1) -> range:
-    """Return the possible numbers of replicas: that of the query if it is possible, or all if the
-    query sets none.
-    """
+    """Return the possible numbers of replicas: only that of the query, if it sets one."""
     if value is None:
         return range(fewest, most + 1)
     return range(value, value + 1) if value <= most else range(0)
@@ -326,10 +325,10 @@ def _legal_layouts(
 ) -> list[Layout]:
     """Return the legal layouts of a replica.
 
-    Sizes are those of the query, or powers of two. Tensor parallelism stays within an NVLink
-    domain. Experts are either not divided, or divided over all ranks with the fewest redundant
-    experts. A dense model has one attention group, because attention groups only make sense if they
-    share experts.
+    Sizes are those of the query, by default powers of two. Tensor parallelism stays within an
+    NVLink domain. Experts are either not sharded, or sharded over all ranks with the fewest
+    redundant experts. A dense model has a single attention group, because several groups are useful
+    only if they share experts.
     """
     cluster, mixture = case.cluster, case.model.num_experts is not None
     powers = tuple(1 << k for k in range(cluster.num_gpus.bit_length()))
@@ -340,7 +339,7 @@ def _legal_layouts(
         (t, d, e, r)
         for t, d in itertools.product(tensors, attentions)
         if t * d <= cluster.num_gpus
-        # Attention groups that share experts spread them over all of their ranks.
+        # Attention groups that share experts shard them over all of their ranks.
         for e in experts or (sorted({1 if d == 1 else t * d, t * d}) if mixture else (1,))
         for r in copies or (int(fewest_redundant(case.model, np.array(e))),)
     ]
@@ -365,8 +364,8 @@ def _is_legal(case: ServingCase, layout: Layout) -> bool:
 def _pool_candidates(
     side: IntArray, problem: ServingProblem, parallel: ParallelQuery
 ) -> ServingCandidates:
-    """Return the layouts `side` of one pool, shape (n, 5), as candidates under the query's load and
-    its highest limits.
+    """Return the layouts `side` of one pool, shape (n, 5), as candidates under the query's load,
+    with the highest engine limits of the query.
     """
     t, d, e, r, replicas = side.T
     ones, engine = np.ones_like(t), problem.engine

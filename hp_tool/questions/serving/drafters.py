@@ -1,4 +1,4 @@
-"""Size of the model that drafts tokens for another, which determines its memory."""
+"""Size of a draft model, which determines its memory."""
 
 from hp_tool.catalog import library
 from hp_tool.catalog.models import model as catalogue_model
@@ -10,23 +10,22 @@ from hp_tool.domain.inference import SpeculativeSpec
 from hp_tool.domain.model import ModelSpec
 
 EAGLE3_VOCABULARY = 32_000
-"""Number of tokens in the vocabulary of an EAGLE-3 head (arXiv 2503.01840; `draft_vocab_size` of
-its checkpoints).
-"""
+"""Vocabulary size of an EAGLE-3 head (arXiv 2503.01840; `draft_vocab_size` of its checkpoints)."""
 EAGLE_MLP_WIDTH = 4
-"""Assumed MLP width, in hidden sizes, of a head for a model without dense layers."""
+"""MLP width that is assumed for a head if the target model has no dense layers, in multiples of the
+hidden size.
+"""
 
 
 def drafter(
     speculative: SpeculativeSpec | None, *, model: ModelSpec, gpu: GpuSpec
 ) -> Drafter | None:
-    """Return the draft model that the query names; None if it names none, or if its size is
-    unknown.
+    """Return the draft model that the query names; None if it names none or if the size is unknown.
 
-    A model of the catalogue has its published precision. An EAGLE head is one layer of the target
-    model's size in 16 bits. In EAGLE and EAGLE-2 a matrix narrows embedding and hidden state
-    together; in EAGLE-3 a matrix narrows three hidden states, attention reads two inputs, and the
-    head has its own output layer. Heads use the target model's embedding.
+    A catalogue model has its published precision. An EAGLE head is one 16-bit layer with the target
+    model's sizes. In EAGLE and EAGLE-2, a matrix projects the concatenated embedding and hidden
+    state to the hidden size. In EAGLE-3, a matrix projects three hidden states, attention reads two
+    inputs, and the head has its own output layer. Heads use the target model's embedding.
     """
     name = None if speculative is None else speculative.draft_model
     if name is None:
@@ -59,8 +58,8 @@ def drafter(
 
 
 def drafter_sentence(speculative: SpeculativeSpec | None, found: Drafter | None) -> str | None:
-    """Return a sentence for a named draft model of unknown size, whose memory is not counted; else
-    None.
+    """Return a sentence which states that the memory of a draft model of unknown size is not
+    counted; None in all other cases.
     """
     name = None if speculative is None else speculative.draft_model
     if name is None or found is not None:

@@ -1,4 +1,4 @@
-"""Estimates of serving configurations, and how their latencies compare with targets."""
+"""Estimates of serving configurations, and the comparison of their latencies with targets."""
 
 import dataclasses
 import math
@@ -39,36 +39,36 @@ from hp_tool.wording.words import missed_words
 OVERLOADED = "overloaded"
 """Reason code of a configuration that cannot sustain the request rate."""
 RECENT_RELEASES = 2
-"""Number of minor releases that constants may be behind the newest release before answers state
-their age.
+"""Maximum number of minor releases by which constants may be behind the newest release without a
+note about their age.
 """
 NO_QUEUE = (
     "no request waits for a free place in a batch, because no target limits TTFT or request latency"
 )
-"""Sentence of an answer with the fewest devices for a concurrency."""
+"""Sentence in answers with the fewest devices for a given concurrency."""
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-"""Latency quantiles that every answer has."""
+"""Latency quantiles in every answer."""
 QUEUED = "queued"
 """Reason code of a configuration whose requests wait for a slot although the query forbids
 queueing.
 """
 WEIGHTS_LOG_SD = 0.02
-"""Half of the 90% interval of the weights' bytes, as a fraction: some tensors are in a wider
-precision or padded.
+"""Half-width of the 90% interval of the weights' size, as a fraction. Some tensors are padded or
+have a wider precision.
 """
 UNLIKE_MODEL_LOG_SD = 0.15
-"""Half of the 90% interval of the cache's bytes, as a fraction, for models whose layers cache
-different numbers of tokens. The error is up to 8% on rows with all settings known; releases pad and
+"""Half-width of the 90% interval of the cache size, as a fraction, for models whose layers cache
+different numbers of tokens. The error is up to 8% on rows with all settings known. Releases pad and
 count such layers differently.
 """
 KERNELS_ALONE = " (timed kernels alone)"
 QUEUE_POSITIONS = (np.arange(200) + 0.5) / 200
-"""Quantiles of the requests that represent all requests when goodput is computed."""
+"""Quantiles of the requests that represent all requests in the goodput."""
 
 
 def estimate_row(rows: CostedRows, row: int, *, spread: bool = True) -> InferenceEstimate:
-    """Return the estimate of one legal configuration; without latencies if the model does not fit
-    or the rate is not sustained.
+    """Return the estimate of one legal configuration. It has no latencies if the model does not fit
+    in memory or the rate is not sustained.
 
     `spread`: add latency quantiles.
     """
@@ -123,8 +123,8 @@ def estimate_row(rows: CostedRows, row: int, *, spread: bool = True) -> Inferenc
 
 
 def _token_prices(rows: CostedRows, row: int) -> dict[str, Any]:
-    """Return the cost per million tokens. Input and output share it by the time that prompts and
-    decoding take.
+    """Return the cost per million tokens. It is divided between input and output by the time of
+    prefill and of decoding.
     """
     problem, costs = rows.problem, rows.costs
     hourly = problem.cluster.price_per_gpu_hour
@@ -207,8 +207,8 @@ def kv_cache(problem: ServingProblem, candidates: ServingCandidates, row: int) -
 
 
 def _request_bytes(rows: CostedRows, row: int) -> float:
-    """Return the cache bytes of one complete request, or of the longest request for which the
-    engine requires room.
+    """Return the cache bytes of one complete request of the load, or of the longest request for
+    which the engine requires room, whichever is larger.
     """
     problem = rows.problem
     whole = max(problem.input_length + problem.output_length, problem.room_at_start)
@@ -224,7 +224,9 @@ def _cache_tokens(rows: CostedRows, row: int, tokens: float) -> float:
 def _requests_at_last_token(
     problem: ServingProblem, candidates: ServingCandidates, row: int, parts: ServingBytes
 ) -> float:
-    """Return how many requests of the load fit in the cache when they generate their last token."""
+    """Return how many requests of the load fit in the cache while they generate their last
+    token.
+    """
     t = candidates.tensor_parallel_size[row : row + 1]
     room = np.maximum(parts.kv_capacity[row : row + 1], 0.0) / parts.kv_per_token[row : row + 1]
     length = problem.input_length + problem.output_length
@@ -232,8 +234,8 @@ def _requests_at_last_token(
 
 
 def _requests_without_preemption(rows: CostedRows, row: int) -> int:
-    """Return how many requests can run without preemption, even if all generate their last token at
-    once.
+    """Return how many requests can run without preemption, even if all of them generate their last
+    token at the same time.
     """
     problem, parts = rows.problem, rows.costs.bytes
     fitting = _requests_at_last_token(problem, rows.candidates, row, parts)
@@ -306,8 +308,8 @@ def _provenance(problem: ServingProblem) -> dict[str, object]:
 
 
 def engine_provenance(problem: ServingProblem) -> dict[str, object]:
-    """Return the constants' release and age, the release that the query names (if it has no
-    constants), an uncounted draft model, and the precision of the weights.
+    """Return the release and the age of the constants, the release that the query names if it has
+    no constants, a draft model that is not counted, and the precision of the weights.
     """
     engine = problem.engine
     uncounted = drafter_sentence(problem.speculative, problem.drafter)
@@ -325,8 +327,8 @@ def engine_provenance(problem: ServingProblem) -> dict[str, object]:
 
 
 def _constants_age(engine: str, release: str) -> dict[str, object]:
-    """Return the age of constants that are more than RECENT_RELEASES minor releases old; else
-    nothing.
+    """Return the age of constants that are more than RECENT_RELEASES minor releases old; otherwise
+    empty.
     """
     age = release_age(engine, release)
     if age is None or age.minor_releases <= RECENT_RELEASES:
@@ -363,8 +365,8 @@ def latency_quantiles(rows: CostedRows, share: float) -> Quantiles:
     """Return the latencies that a fraction `share` of each configuration's requests does not
     exceed.
 
-    In a closed load all requests have the same latency, so a request with a late first token has a
-    shorter time per output token.
+    In a closed load, all requests have the same total latency. Therefore, a request with a late
+    first token has a shorter time per output token.
     """
     if rows.in_flight is not None:
         return _open_quantiles(rows.problem, rows.candidates, rows.in_flight, share)
@@ -372,7 +374,7 @@ def latency_quantiles(rows: CostedRows, share: float) -> Quantiles:
 
 
 def latency_tails(rows: CostedRows, row: int) -> Tails:
-    """Return p50, p90 and p99 of one configuration, and the quantiles that targets name."""
+    """Return p50, p90 and p99 of one configuration, and the quantiles used by targets."""
     names = (*QUANTILES, *target_quantiles(rows.problem.targets))
     return tails_of_row(
         {name: latency_quantiles(rows, quantile_fraction(name)) for name in names}, row
@@ -380,7 +382,7 @@ def latency_tails(rows: CostedRows, row: int) -> Tails:
 
 
 def tails_of_row(by_quantile: Mapping[str, Quantiles], row: int) -> Tails:
-    """Return the latencies of one row by quantile, which include QUANTILES."""
+    """Return the latencies of one row by quantile, including QUANTILES."""
 
     def tail(latency: str) -> Tail:
         seconds = {
@@ -397,8 +399,8 @@ def tails_of_row(by_quantile: Mapping[str, Quantiles], row: int) -> Tails:
 
 
 def serving_goodput(rows: CostedRows, row: int) -> ServingGoodput | None:
-    """Return the requests per second and GPU that meet all limits on single requests; None without
-    targets.
+    """Return the rate of requests per second per GPU that meet all limits on single requests; None
+    without targets.
     """
     bounds = request_bounds(rows.problem.targets)
     if not bounds:
@@ -413,7 +415,7 @@ def serving_goodput(rows: CostedRows, row: int) -> ServingGoodput | None:
 
 
 def target_quantiles(targets: Targets) -> tuple[str, ...]:
-    """Return the quantiles that targets name and that not every answer has, in ascending order."""
+    """Return the quantiles used by targets that are not in every answer, ascending."""
     names = {quantile for _, _, quantile, _ in targets.limits() if quantile is not None}
     return tuple(sorted(names - QUANTILES.keys(), key=quantile_fraction))
 
@@ -421,8 +423,7 @@ def target_quantiles(targets: Targets) -> tuple[str, ...]:
 def request_bounds(targets: Targets) -> dict[str, float]:
     """Return the limit of each latency for a single request.
 
-    It is the tightest of the targets on quantiles of this latency; without any, the target on its
-    mean.
+    It is the tightest target on a quantile of this latency or, without any, the target on its mean.
     """
     bounds: dict[str, dict[bool, float]] = {}
     for _, latency, quantile, limit in targets.limits():
@@ -435,9 +436,7 @@ def request_bounds(targets: Targets) -> dict[str, float]:
 
 
 def _request_latencies(rows: CostedRows, row: int) -> Quantiles:
-    """Return the latencies of the requests at QUEUE_POSITIONS, in the order in which they are
-    served.
-    """
+    """Return the latencies of the requests at QUEUE_POSITIONS, in service order."""
     if rows.in_flight is not None:
         each = np.full(len(QUEUE_POSITIONS), row)
         return _open_quantiles(
@@ -450,8 +449,8 @@ def _request_latencies(rows: CostedRows, row: int) -> Quantiles:
 
 
 def _closed_quantiles(rows: CostedRows, part: slice, share: float | FloatArray) -> Quantiles:
-    """Return latency quantiles under a closed load; the shapes of the rows in `part` and of `share`
-    broadcast.
+    """Return latency quantiles under a closed load. The shapes of the rows in `part` and of `share`
+    are broadcast.
     """
     costs, output, wave = (
         rows.costs,
@@ -480,7 +479,7 @@ def _open_quantiles(
     in_flight: FloatArray,
     share: float | FloatArray,
 ) -> Quantiles:
-    """Return latency quantiles if requests arrive independently and `in_flight` are in flight on
+    """Return latency quantiles for independent arrivals with `in_flight` requests in flight on
     average.
     """
     return open_quantiles(
@@ -492,7 +491,7 @@ def _open_quantiles(
 
 
 def bounded_values(rows: CostedRows) -> Iterator[tuple[str, float, FloatArray]]:
-    """Yield (name, limit, predicted values) of each target; the values are means or quantiles."""
+    """Yield (name, limit, predicted values) of each target. The values are means or quantiles."""
     for name, latency, quantile, limit in rows.problem.targets.limits():
         yield (
             name,
@@ -515,7 +514,7 @@ def meets_targets(rows: CostedRows) -> BoolArray:
 
 
 def has_forbidden_queue(rows: CostedRows) -> BoolArray:
-    """Return a mask of the rows in which requests wait for a slot although the query forbids
+    """Return a mask of the rows whose requests wait for a slot although the query forbids
     queueing.
     """
     if rows.problem.may_queue:
@@ -524,8 +523,8 @@ def has_forbidden_queue(rows: CostedRows) -> BoolArray:
 
 
 def _load_over_room(rows: CostedRows) -> FloatArray:
-    """Return the number of requests in flight divided by the number that can run at once, shape
-    (n,).
+    """Return the number of requests in flight divided by the maximum number of running requests,
+    shape (n,).
     """
     ratio: FloatArray = rows.candidates.concurrency / (
         rows.costs.max_running * rows.candidates.schedulers
@@ -547,7 +546,7 @@ def _queue_reasons(rows: CostedRows, row: int) -> tuple[Reason, ...]:
 
 def worst_miss(rows: CostedRows) -> FloatArray:
     """Return the largest ratio of a predicted value to its target, or of requests in flight to
-    slots if queueing is forbidden; shape (n,).
+    slots if queueing is forbidden, shape (n,).
     """
     worst = np.zeros(len(rows.candidates)) if rows.problem.may_queue else _load_over_room(rows)
     for _, limit, values in bounded_values(rows):
@@ -564,7 +563,7 @@ def missed_targets(rows: CostedRows, row: int) -> tuple[Reason, ...]:
 
 
 def target_reasons(name: str, *, value: float, limit: float) -> tuple[Reason, ...]:
-    """Return a reason if a value exceeds the limit of a target; else nothing."""
+    """Return a reason if a value exceeds its target, else an empty tuple."""
     if value <= limit:
         return ()
     message = missed_words(name, value=value, limit=limit)

@@ -21,12 +21,12 @@ from hp_tool.questions.training.evaluate import single_values
 
 
 def estimate(*, query: Query, with_fixes: bool = True) -> InferenceEstimate:
-    """Predict the configuration in `query.parallel`. Sizes that it omits are 1, and limits that it
-    omits are the engine's defaults.
+    """Predict the configuration in `query.parallel`. Omitted sizes are 1, and omitted engine limits
+    have the engine's defaults.
 
-    A configuration that is illegal, does not fit or misses a target gives an estimate with
-    feasible=False, reasons and fixes. Fixes require several thousand estimates; set `with_fixes` to
-    False if speed matters.
+    If the configuration is illegal, does not fit or misses a target, the estimate has
+    feasible=False, reasons and fixes. Fixes require several thousand estimates, so set `with_fixes`
+    to False if speed matters.
     """
     query.check_num_gpus()
     # `objective` applies only to rankings.
@@ -75,7 +75,7 @@ def _estimate_candidate(problem: ServingProblem, candidate: ServingCandidates) -
 
 
 def resolve_config(parallel: ParallelQuery, *, problem: ServingProblem) -> ServingConfig:
-    """Return the single configuration of the query, with data_parallel_size derived.
+    """Return the single configuration of the query, with the derived data_parallel_size.
 
     Raises:
         InputError: The query lists several values for a field.

@@ -1,13 +1,14 @@
-"""Find the fewest devices that meet the targets, or the number that is cheapest per token.
+"""Find the smallest number of devices that meets the targets, or the number that is cheapest per
+token.
 
-Fewest: replicas share the load, so a replica shape that meets the targets on n devices does so on
-any larger number that it fills. Let m(n) be the largest legal number up to n that a shape fills.
-The statement "some shape meets the targets on its m(n) devices" never becomes false as n grows, so
+Smallest: replicas share the load, so a replica shape that meets the targets on n devices also does
+so on any larger number that it fills. Let m(n) be the largest legal number up to n that a shape
+fills. The condition "some shape meets the targets on its m(n) devices" stays true as n grows, so
 bisection finds the smallest n.
 
 Cheapest: for a given number of requests in flight, every shape is costed on every number of devices
-that it fills. At a given request rate, the same tokens are completed on any number of devices, so
-the fewest devices are the cheapest.
+that it fills. For a given request rate, any number of devices completes the same tokens, so the
+smallest number is the cheapest.
 """
 
 from dataclasses import fields, replace
@@ -28,8 +29,8 @@ RELATIVE_TOLERANCE = 1e-9
 
 
 def fewest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem:
-    """Return the problem on the fewest devices on which a configuration is acceptable; unchanged if
-    there is none.
+    """Return the problem on the fewest devices on which a configuration is acceptable. If there are
+    none, return the problem unchanged.
     """
     counts = np.array(problem.cluster.legal_counts())
     shapes, sizes = _replica_shapes(query, problem, counts)
@@ -48,10 +49,10 @@ def fewest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem:
 
 
 def cheapest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem:
-    """Return the problem on the number of devices with the most tokens per second and device.
+    """Return the problem on the number of devices that gives the most tokens per second per device.
 
-    If several numbers tie, the largest one is chosen. If the query leaves the load open, the
-    problem keeps all devices, because the load grows with them.
+    Of equally good numbers, the largest is chosen. If the query leaves the load open, the problem
+    keeps all devices, because the load grows with them.
     """
     if problem.unknown is not None:
         return problem
@@ -78,7 +79,7 @@ def cheapest_devices(*, query: Query, problem: ServingProblem) -> ServingProblem
 def _cost_shapes(
     problem: ServingProblem, shapes: ServingCandidates, devices: IntArray
 ) -> CostedRows:
-    """Return the costs of as many replicas of each shape as fill its number of devices."""
+    """Return the costs of each shape with as many replicas as fill its number of devices."""
     ranks = shapes.tensor_parallel_size * shapes.pipeline_parallel_size
     return cost_rows(problem, replace(shapes, data_parallel_size=devices // ranks))[0]
 
@@ -86,8 +87,8 @@ def _cost_shapes(
 def _replica_shapes(
     query: Query, problem: ServingProblem, counts: IntArray
 ) -> tuple[ServingCandidates, IntArray]:
-    """Return the different replica shapes that are legal on at least one of `counts` devices, shape
-    (n,), and the devices of each.
+    """Return the distinct replica shapes that are legal on at least one of the `counts` of devices,
+    shape (n,), and the number of devices of each.
     """
     rows = []
     for count in counts.tolist():
@@ -111,8 +112,8 @@ def _replica_shapes(
 def _is_acceptable(
     problem: ServingProblem, shapes: ServingCandidates, sizes: IntArray, counts: IntArray
 ) -> BoolArray:
-    """Return whether each shape is acceptable on the largest of `counts` that it fills; `counts`
-    are in ascending order.
+    """Return whether each shape is acceptable on the largest of `counts` that it fills. `counts`
+    are ascending.
     """
     devices = np.zeros_like(sizes)
     for count in counts.tolist():

@@ -1,5 +1,5 @@
-"""Fixes of an infeasible estimate: the fewest changes after which it is legal, fits and meets the
-targets.
+"""Fixes for an infeasible estimate: the fewest changes that make it legal, fit in memory and meet
+the targets.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ from hp_tool.space.serving import serving_space
 from hp_tool.wording.words import change_in_words, changed_fields
 
 LIMIT_EXPONENTS = {"max_num_seqs": range(-8, 3), "max_num_batched_tokens": range(-4, 3)}
-"""Powers of two by which engine limits are multiplied. Most are reductions, because batches that
-are too large cause most missed targets.
+"""Exponents of the powers of two by which engine limits are multiplied. Most are negative, because
+most missed targets are caused by large batches.
 """
 AXES = (
     "tensor_parallel_size",
@@ -30,41 +30,40 @@ AXES = (
     "attention_data_parallel_size",
     *LIMIT_EXPONENTS,
 )
-"""Fields that fixes may change; data_parallel_size follows from the number of devices."""
+"""Fields that fixes may change. data_parallel_size follows from the number of devices."""
 FIGURES = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_second_per_gpu")
-"""Fields of the estimate that a fix compares."""
+"""Fields of the estimate that are compared before and after a fix."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbours(CostedRows):
-    """Legal configurations that differ from a given one in a few fields, with their costs; arrays
-    of shape (n,).
+    """Legal configurations that differ from a given one in a few fields, with their costs. Arrays
+    have shape (n,).
     """
 
     changes: IntArray
-    """Number of fields that differ."""
+    """Number of changed fields."""
     directions: IntArray
-    """Code of the set of fields that increase and of those that decrease."""
+    """Code for the set of increased fields and the set of decreased fields."""
     distance: FloatArray
-    """Sum of |log2| of the ratios of the fields."""
+    """Sum of |log2| of the ratios of changed fields."""
     loads: FloatArray | None
     """Highest load of each configuration, if the query leaves the load open."""
 
     @property
     def is_sustained(self) -> BoolArray:
-        """Return a mask of configurations that fit in memory and sustain the request rate."""
+        """Return a mask of the configurations that fit in memory and sustain the request rate."""
         return self.costs.fits & self.costs.sustained
 
     @property
     def is_acceptable(self) -> BoolArray:
-        """Return a mask of configurations that also meet all targets."""
+        """Return a mask of the configurations that fit, sustain the rate and meet all targets."""
         return self.is_sustained & meets_targets(self)
 
     def best_rows(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Return the rows by throughput, highest first, with ties broken by latency and distance.
+        """Return the rows by throughput, highest first. Ties are broken by latency, then distance.
 
-        Of several rows that change the same fields in the same directions, only the best is
-        returned.
+        Of rows that change the same fields in the same directions, only the best is returned.
         """
         keys = (
             self.distance[rows],
@@ -83,7 +82,7 @@ def fixes(
 ) -> tuple[ServingFix, ...]:
     """Return up to MAX_FIXES changes that make the infeasible estimate of `query` feasible.
 
-    Fixes change as few fields as possible and are sorted by throughput, highest first; a fix with
+    Fixes change as few fields as possible and are sorted by throughput, highest first. A fix on
     more devices comes last. If no configuration meets the targets, return the nearest one with the
     targets that it misses, provided that it is nearer than the infeasible one.
     """
@@ -106,7 +105,7 @@ def fixes(
 
 
 def _nearest_fix(near: Neighbours, infeasible: InferenceEstimate) -> list[ServingFix]:
-    """Return the configuration whose worst ratio to a target is smallest, if it is better than the
+    """Return the configuration with the smallest worst ratio to a target, if it is better than the
     infeasible one.
     """
     rows = np.flatnonzero(near.is_sustained & (near.changes <= MAX_CHANGES))
@@ -127,8 +126,8 @@ def _nearest_fix(near: Neighbours, infeasible: InferenceEstimate) -> list[Servin
 def _fix_on_more_devices(
     query: Query, infeasible: InferenceEstimate, *, num_gpus: int
 ) -> list[ServingFix]:
-    """Return the best fix on the smallest multiple of the devices that has one, with at most one
-    other change.
+    """Return the best fix on the smallest multiple of the devices that has a fix. It has at most
+    one other change.
     """
     config = infeasible.parallel
     assert config is not None
@@ -138,7 +137,7 @@ def _fix_on_more_devices(
         * config.attention_data_parallel_size
     )
     if infeasible.memory is None and devices <= num_gpus:
-        return []  # Illegal for a reason other than too few devices.
+        return []  # Illegal for another reason than too few devices.
     for factor in GROWTH:
         try:
             more = factor * num_gpus
@@ -146,9 +145,7 @@ def _fix_on_more_devices(
                 resolve_serving(query.with_num_gpus(more)), chosen={"cluster.num_gpus": more}
             )
             near = _neighbours(grown, config)
-        except (
-            InputError
-        ):  # Beyond the largest cluster, or the nodes no longer divide into NVLink domains.
+        except InputError:  # Larger than any cluster, or not a whole number of NVLink domains.
             return []
         acceptable = near.is_acceptable
         for count in (0, 1):
@@ -160,8 +157,8 @@ def _fix_on_more_devices(
 
 
 def _neighbours(problem: ServingProblem, base: ServingConfig) -> Neighbours:
-    """Return the legal configurations with up to MAX_CHANGES changes of layout or limits, with
-    limits within LIMIT_EXPONENTS.
+    """Return the legal configurations with up to MAX_CHANGES changes of the layout or of engine
+    limits (within LIMIT_EXPONENTS).
     """
 
     def nearby_limits(name: str) -> tuple[int, ...]:
@@ -195,7 +192,7 @@ def _neighbours(problem: ServingProblem, base: ServingConfig) -> Neighbours:
 def _fix_of_row(
     near: Neighbours, row: int, infeasible: InferenceEstimate, *, num_gpus: int
 ) -> ServingFix:
-    """Return one row as a fix, compared with the infeasible configuration on `num_gpus` devices."""
+    """Return a row as a fix, compared with the infeasible configuration on `num_gpus` devices."""
     if near.loads is None:
         after = estimate_row(near, row)
     else:

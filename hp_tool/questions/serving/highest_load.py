@@ -1,7 +1,8 @@
-"""Find the highest load at which a configuration fits, sustains the load and meets the targets.
+"""Find the highest load at which a configuration fits in memory, sustains the load and meets the
+targets.
 
-Latencies never decrease as the load grows (tests/serving/test_highest_load.py), so bisection finds
-the same load as a trial of every load.
+Latencies never decrease as the load grows (tests/serving/test_highest_load.py), so bisection gives
+the same result as trying every load.
 """
 
 import dataclasses
@@ -18,17 +19,17 @@ from hp_tool.questions.serving.estimates import has_forbidden_queue, meets_targe
 from hp_tool.questions.serving.problem import QUEUE_LATENCIES, CostedRows, Loads, ServingProblem
 
 NUM_RATES = 1_000
-"""Number of request rates in a range, spaced geometrically; the resolution of an answer."""
+"""Number of request rates in a range, spaced geometrically. It is the resolution of an answer."""
 MIN_RATE_FRACTION = 1e-3
-"""Lowest request rate of an unbounded search, divided by the throughput of full batches."""
+"""Lowest request rate of an unbounded search, as a fraction of the throughput of full batches."""
 MAX_LOADS = 1 << 31
 
 
 def cost_rows(
     problem: ServingProblem, candidates: ServingCandidates
 ) -> tuple[CostedRows, FloatArray | None]:
-    """Return the costs of candidates and their loads: under the load of the problem (None), or
-    under the highest load of each candidate.
+    """Return the costs of candidates, and their loads. The load is that of the problem (None), or
+    the highest load of each candidate if the load is open.
     """
     loads = highest_loads(problem, candidates)
     return (
@@ -39,10 +40,10 @@ def cost_rows(
 
 
 def highest_loads(problem: ServingProblem, candidates: ServingCandidates) -> FloatArray | None:
-    """Return the highest load of the problem's loads that each candidate sustains, or the lowest
-    load if it sustains none; shape (n,).
+    """Return the highest of the problem's loads that each candidate sustains, or the lowest load if
+    it sustains none, shape (n,).
 
-    Returns None if the problem has a single load.
+    Return None if the problem has a single load.
     """
     if problem.unknown is None:
         return None
@@ -58,8 +59,8 @@ def highest_loads(problem: ServingProblem, candidates: ServingCandidates) -> Flo
 def max_loads(
     problem: ServingProblem, candidates: ServingCandidates, *, by_rate: bool
 ) -> FloatArray:
-    """Return the number of requests that each candidate runs at once, or the requests per second
-    that it completes in full batches; shape (n,).
+    """Return the maximum number of running requests of each candidate or, with `by_rate`, the
+    requests per second that it completes in full batches, shape (n,).
     """
     running = most_running(case=problem, candidates=candidates)
     if not by_rate:
@@ -76,9 +77,10 @@ def search_highest(
     most: FloatArray,
     is_sustained: Callable[[FloatArray], BoolArray],
 ) -> FloatArray:
-    """Return for each row the highest load at which `is_sustained` is true, or the lowest load.
+    """Return, for each row, the highest load at which `is_sustained` is true, or the lowest load if
+    there is none.
 
-    `most` is the number of requests that run at once, or the requests per second of full batches.
+    `most` is the maximum number of running requests, or the requests per second of full batches.
     """
     count, load = _loads_to_try(unknown, targets=targets, most=most, is_sustained=is_sustained)
     low, high = (
@@ -104,9 +106,9 @@ def _loads_to_try(
 ) -> tuple[IntArray, Callable[[IntArray], FloatArray]]:
     """Return the loads to try for each row, as `load_grid` does.
 
-    If the query bounds no load and a target limits TTFT or request latency, the highest load of a
-    row doubles until no row sustains it. Without such a target the highest load is the number of
-    requests that run at once, because more requests would only queue.
+    If the query does not bound the load and a target limits TTFT or request latency, the highest
+    load of a row is doubled until no row sustains it. Without such a target, it is the maximum
+    number of running requests, because further requests would only queue.
     """
     top = most if unknown.highest is None else np.full(len(most), unknown.highest)
     open_ended = unknown.values is None and unknown.highest is None and not unknown.by_rate
@@ -120,8 +122,8 @@ def _loads_to_try(
 def load_grid(
     unknown: Loads, *, top: FloatArray
 ) -> tuple[IntArray, Callable[[IntArray], FloatArray]]:
-    """Return the number of loads of each row, and a function that returns the k-th load in
-    ascending order.
+    """Return the number of loads per row, and a function that returns the k-th load in ascending
+    order.
 
     The loads are those of the query, or extend up to `top`.
     """
@@ -142,7 +144,7 @@ def load_grid(
 
 def sustainable_load(problem: ServingProblem, candidate: ServingCandidates) -> float | None:
     """Return the highest load that one candidate sustains, in the unit of the problem's load; None
-    if it sustains none.
+    if there is none.
     """
     if problem.offline or problem.unknown is not None:
         return None
@@ -154,8 +156,8 @@ def sustainable_load(problem: ServingProblem, candidate: ServingCandidates) -> f
 
 
 def sustains_load(rows: CostedRows) -> BoolArray:
-    """Return a mask of rows that fit, sustain their load, meet the targets, and queue no requests
-    if queueing is forbidden.
+    """Return a mask of rows that fit in memory, sustain their load and meet the targets, without
+    queued requests if queueing is forbidden.
     """
     return rows.costs.fits & rows.costs.sustained & meets_targets(rows) & ~has_forbidden_queue(rows)
 

@@ -28,15 +28,15 @@ from hp_tool.questions.serving.problem import CostedRows, ServingProblem
 CONFIDENCE = 0.9
 _Z90 = 1.645
 MODEL_ATTRIBUTES = ("family", "model_kind")
-"""Attributes that the deviations of MoE models and pools already include, because they come from
-models that were left out.
+"""Attributes whose uncertainty is already included in the deviations of MoE models and pools,
+because these come from held-out models.
 """
 
 
 def serving_setting(
     *, engine: str, release: str, gpu: GpuSpec, model: ModelSpec, precision: str, load: str
 ) -> Setting:
-    """Return the attributes by which serving is compared with measured runs."""
+    """Return the attributes by which a serving query is compared with measured runs."""
     return Setting(
         software=engine,
         release=release,
@@ -50,7 +50,7 @@ def serving_setting(
 
 
 def load_kind(problem: ServingProblem) -> str:
-    """Return the kind of arrivals, by its name in the index of measured runs."""
+    """Return the kind of arrivals, as named in the index of measured runs."""
     if problem.trace is not None:
         return "trace"
     by_rate = problem.unknown is not None and problem.unknown.by_rate
@@ -62,8 +62,8 @@ def load_kind(problem: ServingProblem) -> str:
 
 
 def nearest_runs(problem: ServingProblem, figure: str = "tpot", *, pools: bool = False) -> Nearness:
-    """Return the measured runs nearest to the problem, by the attributes that widen the interval of
-    one figure.
+    """Return the measured runs that are nearest to the problem, by the attributes that widen the
+    interval of one figure.
     """
     engine, gpu, doubts = problem.engine, problem.cluster.gpu, problem.profile.doubts
     setting = serving_setting(
@@ -93,10 +93,10 @@ def nearest_serving_runs(
     left_out: bool,
     kernels_alone: bool,
 ) -> Nearness:
-    """Return the runs of an index that are nearest to a setting.
+    """Return the runs in an index that are nearest to a setting.
 
     Args:
-        left_out: Whether the deviation of the constants comes from models that were left out.
+        left_out: Whether the deviation of the constants comes from held-out models.
         kernels_alone: Whether the deviation already includes the use of another release.
     """
     covered = (*(MODEL_ATTRIBUTES if left_out else ()), *(("release",) if kernels_alone else ()))
@@ -109,7 +109,7 @@ def figure_log_sd(fitted_log_sd: float, near: Nearness, *, kernels: float) -> fl
     """Return the standard deviation of ln(measured / predicted) of a figure.
 
     It combines the deviation on the fitted runs, the differences from the nearest runs, and
-    `kernels` for a die without timed kernels.
+    `kernels`, the deviation of a die without timed kernels.
     """
     return math.hypot(fitted_log_sd, math.sqrt(near.variance), kernels)
 
@@ -130,12 +130,12 @@ def serving_intervals(
 ) -> ServingIntervals:
     """Return the central 90% intervals of the predicted means, for a replica or for pools.
 
-    `mixers` is the result of `mixers_log_sds`. None assumes that recurrent and sparse kernels take
+    `mixers` is the result of `mixers_log_sds`. None: assume that recurrent and sparse kernels take
     all the time.
     """
     engine = problem.engine
     has_experts = problem.model.num_experts is not None
-    # Deviations of MoE models and pools come from models, engines and lengths that were left out.
+    # Deviations of MoE models and pools come from held-out models, engines and lengths.
     left_out = pools or (problem.experts if has_experts else None)
     scatter = left_out or engine
 
@@ -163,15 +163,15 @@ def serving_intervals(
 
 
 def kernels_log_sd(problem: ServingProblem, figure: str) -> float:
-    """Return the additional deviation for a die without timed kernels: the deviation between dies,
-    counted a second time.
+    """Return the additional deviation of a die without timed kernels. It is the deviation between
+    dies, counted a second time.
     """
     return problem.profile.doubts.serving.get(figure, {}).get("die", 0.0)
 
 
 def ratio_log_sd(problem: ServingProblem, *, figure: str = "throughput") -> float:
     """Return the standard deviation of ln(measured / predicted) of the ratio of two layouts under
-    one load.
+    the same load.
 
     `figure` is `ttft`, `tpot` or `throughput`.
     """
@@ -187,8 +187,8 @@ def ratio_log_sd(problem: ServingProblem, *, figure: str = "throughput") -> floa
 
 
 def mixers_log_sds(rows: CostedRows, row: int) -> tuple[float, float]:
-    """Return the deviations of the first token and of later tokens that are due to recurrent or
-    sparse layers without measured runs.
+    """Return the deviations of the first token and of later tokens caused by recurrent or sparse
+    layers that have no measured runs.
     """
     problem = rows.problem
     if not _kernels_only_log_sd(problem):

@@ -1,4 +1,4 @@
-"""Positions at which engines can resume a cached prompt of a model with recurrent layers."""
+"""Positions at which engines can resume a cached prompt, for models with recurrent layers."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,20 +9,20 @@ from hp_tool.domain.engines import engine_facts
 from hp_tool.domain.releases import release_numbers
 
 SNAPSHOT_TOKENS = 256
-"""Default of TensorRT-LLM's mamba_state_cache_interval in 1.3."""
+"""Default of TensorRT-LLM's mamba_state_cache_interval in release 1.3."""
 SNAPSHOTS_SINCE = (1, 3)
-"""First release of TensorRT-LLM that stores states for other requests; earlier releases require
+"""First TensorRT-LLM release that keeps states for later requests. Earlier releases require
 enable_block_reuse to be off for such models.
 """
 ANYWHERE, NOWHERE = 1, 0
 
 
 def resume_interval(case: ServingCase, *, release: str) -> int:
-    """Return the interval in tokens at which a prompt can resume, ANYWHERE or NOWHERE.
+    """Return the interval in tokens at which a prompt can resume, or ANYWHERE or NOWHERE.
 
-    `EngineFacts.stores_recurrent_states` is where an engine stores states. If it stores them at the
-    ends of requests and chunks, the result is ANYWHERE, because the prefixes of a conversation end
-    there.
+    It follows from where the engine stores states (`EngineFacts.stores_recurrent_states`). If
+    states are stored at the ends of requests and chunks, the result is ANYWHERE, because the shared
+    prefixes of a conversation end there.
     """
     block, stored_at = state_block(case), engine_facts(case.engine.engine).stores_recurrent_states
     if block == ANYWHERE or stored_at == "requests":
@@ -33,12 +33,12 @@ def resume_interval(case: ServingCase, *, release: str) -> int:
 
 
 def resumed_tokens(prefix_tokens: NDArray[np.int64], every: int) -> NDArray[np.int64]:
-    """Return how many tokens of each prefix are not computed again."""
+    """Return how many tokens of each prefix are not recomputed."""
     return prefix_tokens // every * every if every else np.zeros_like(prefix_tokens)
 
 
 def resume_sentence(case: ServingCase, every: int) -> str:
-    """Return a sentence for an answer about the interval `every`."""
+    """Return a sentence for an answer that explains the interval `every`."""
     engine = case.engine.engine
     if every == NOWHERE:
         return (

@@ -1,4 +1,4 @@
-"""A serving query with resolved names; features that are not modelled are rejected by name."""
+"""A serving query with resolved names. Features that are not modelled are rejected by name."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ from hp_tool.questions.training.problem import resolve_model
 
 Scattered = TypeVar("Scattered", EngineEfficiency, ExpertEfficiency)
 NETWORK_PROFILE = "megatron-core"
-"""Framework whose measured network between nodes also applies to serving, because both use NCCL
-rings.
+"""Framework whose measured inter-node network constants also apply to serving, because both use
+NCCL rings.
 """
 
 QUEUE_LATENCIES = ("ttft_s", "request_latency_s")
-"""Latencies that include the wait of a request for a slot."""
+"""Latencies that include waiting for a slot."""
 
 _TRAINING_ONLY = (
     "virtual_pipeline_parallel_size",
@@ -83,17 +83,17 @@ _TRAINING_ONLY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loads:
-    """Loads of which the highest within the targets is searched: `values`, or all from lowest to
-    highest.
+    """Loads among which the highest one within the targets is searched: `values`, or all loads from
+    `lowest` to `highest`.
     """
 
     by_rate: bool
-    """Whether the loads are requests per second; False: requests in flight."""
+    """Whether loads are in requests per second. False: in requests in flight."""
     values: tuple[float, ...] | None = None
-    """Ascending values."""
+    """Loads to try, ascending."""
     lowest: float | None = None
     highest: float | None = None
-    """Highest load; None: the highest that the devices sustain."""
+    """Highest load to try; None: the highest that the devices sustain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,44 +103,46 @@ class ServingProblem(ServingCase):
     precision: str
     """Precision of the weights, as named in queries."""
     concurrency: int | None
-    """Requests in flight over all GPUs; None for a rate, an offline load, or if `unknown` is
-    set.
+    """Requests in flight over all GPUs; None for a request rate, for an offline load, or if
+    `unknown` is set.
     """
     request_rate_per_second: float | None
     unknown: Loads | None
-    """Loads of which the highest within the targets is searched; None if the query sets a single
-    load.
+    """Loads among which the highest one within the targets is searched; None if the query sets a
+    single load.
     """
     think_time_s: float
-    """Seconds between an answer and the next request of the same user."""
+    """Seconds between an answer and the same user's next request."""
     trace: Trace | None
-    """Requests to simulate; the lengths of the problem are then the means of the trace."""
+    """Requests to simulate. The lengths of the problem are then the means over the trace."""
     offline: bool
-    """Whether all requests are queued at once in the engine's process, without a front end."""
+    """Whether all requests are queued at once in the engine's process, without an HTTP front
+    end.
+    """
     num_prompts: int | None
-    """Number of requests of an offline load; None if more than can run at once."""
+    """Number of requests of an offline load; None if it exceeds the number that can run at once."""
     constraints: Constraints
     targets: Targets
     may_queue: bool = True
-    """Whether requests in flight may wait for a slot (see `_may_queue`)."""
+    """Whether requests in flight may wait for a slot; see `_may_queue`."""
     resumes: int | None = None
     """Interval in tokens at which prompts of the trace can resume (see `prefixes`); None: at any
     position.
     """
     engine_version: str | None = None
-    """Release that the query names."""
+    """Engine release set by the query."""
     assumed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Assumed values of fields that the query omits, by path."""
     chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Values that were inserted into the query in addition to `parallel`, by path; its answers
-    include them.
+    """Values other than `parallel` that were inserted into the query, by path. Answers include them
+    in `set`.
     """
 
     def cost_candidates(
         self, candidates: ServingCandidates, *, rates: FloatArray | None = None
     ) -> CostedRows:
-        """Return latency, throughput and memory of legal candidates, at their concurrency or at one
-        of `rates` each.
+        """Return latency, throughput and memory of legal candidates, at their concurrency or, with
+        `rates`, at one rate each.
         """
         in_flight = None
         rate = self.request_rate_per_second if rates is None else rates
@@ -158,8 +160,8 @@ class ServingProblem(ServingCase):
         return CostedRows(problem=self, candidates=candidates, costs=costs, in_flight=in_flight)
 
     def cost_candidate_at(self, load: float, candidate: ServingCandidates) -> CostedRows:
-        """Return the costs of one candidate under a load, in requests per second if a rate is
-        searched, else in requests in flight.
+        """Return the costs of one candidate under a load. The load is in requests per second if a
+        rate is searched, else in requests in flight.
         """
         if self.unknown is not None and self.unknown.by_rate:
             return dataclasses.replace(
@@ -171,8 +173,8 @@ class ServingProblem(ServingCase):
         return loaded.cost_candidates(candidate.with_concurrency(np.array([int(load)])))
 
     def with_num_gpus(self, num_gpus: int) -> ServingProblem:
-        """Return the problem on `num_gpus` devices of the same kind; its answers include the
-        number.
+        """Return the problem on `num_gpus` devices of the same kind. Answers include the number in
+        `set`.
         """
         cluster = (
             self.cluster
@@ -186,14 +188,14 @@ class ServingProblem(ServingCase):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostedRows:
-    """Legal candidates of a problem with their costs; arrays of shape (n,)."""
+    """Legal candidates of a problem with their costs. Arrays have shape (n,)."""
 
     problem: ServingProblem
     candidates: ServingCandidates
     costs: ServingCosts
     in_flight: FloatArray | None = None
-    """Mean number of requests in flight over all GPUs if they arrive independently; None for a
-    closed loop.
+    """Mean number of requests in flight over all GPUs, for independent arrivals; None for a closed
+    loop.
     """
 
 
@@ -236,7 +238,7 @@ def resolve_serving(query: Query) -> ServingProblem:
         case = dataclasses.replace(
             case, longest_request=int((trace.input_tokens + trace.output_tokens).max())
         )
-    # A hit rate in the query is one that an engine reported, so prompts did resume there.
+    # A hit rate in the query was reported by an engine, so prompts could resume there.
     resumes = None
     has_prefixes = trace is not None and trace.prefix_tokens.any()
     if trace is not None and has_prefixes and not named_hit_rate and state_block(case) > 1:
@@ -293,7 +295,7 @@ def _served_model(query: Query, workload: InferenceWorkload) -> ModelSpec:
 def resolve_case(
     query: Query, workload: InferenceWorkload, *, model: ModelSpec, cluster: ClusterSpec
 ) -> ServingCase:
-    """Return the case of a query, with the constants and settings of its engine."""
+    """Return the case of a query with its engine's constants and settings."""
     name, release, gpu = workload.engine, workload.engine_version, cluster.gpu
     if release is not None:
         check_release(name, release, field="inference.engine_version")
@@ -343,17 +345,19 @@ def _with_longest_request(model: ModelSpec, workload: InferenceWorkload) -> Mode
 
 
 def resolve_workload(query: Query) -> InferenceWorkload:
-    """Return the workload of the query, in the precision of the published checkpoint if it sets
-    none.
+    """Return the workload of the query. If the query sets no precision, it is that of the published
+    checkpoint.
     """
-    assert query.inference is not None  # Checked together with the query.
+    assert query.inference is not None  # Checked when the query was parsed.
     if query.inference.precision is not None:
         return query.inference
     return dataclasses.replace(query.inference, precision=published_precision(query.model))  # type: ignore[arg-type]
 
 
 def _with_default_scatter(constants: Scattered, doubt: DefaultsEfficiency) -> Scattered:
-    """Return the constants with at least the deviations of an engine with default settings."""
+    """Return the constants with deviations that are at least those of an engine with default
+    settings.
+    """
     names = ("ttft_log_sd", "tpot_log_sd", "throughput_log_sd")
     wider = {name: max(getattr(constants, name), getattr(doubt, name)) for name in names}
     return dataclasses.replace(constants, **wider)
@@ -367,7 +371,7 @@ def with_device_defaults(
     model: ModelSpec,
     speculative: bool = False,
 ) -> EngineEfficiency:
-    """Return the engine with its default settings on this GPU in the named release."""
+    """Return the engine with the default settings of this release on this GPU."""
     limits = device_defaults(
         engine.engine,
         memory_bytes=float(gpu.memory_bytes),
@@ -384,8 +388,8 @@ def with_device_defaults(
 def _with_memory_fraction(
     engine: EngineEfficiency, workload: InferenceWorkload, constraints: Constraints
 ) -> EngineEfficiency:
-    """Return the engine with the query's memory fraction, or with the smaller of its default and
-    the fraction outside the headroom.
+    """Return the engine with the query's memory fraction. By default, it is the engine's default,
+    limited so that the headroom stays free.
     """
     if workload.memory_fraction is None:
         return dataclasses.replace(
@@ -400,14 +404,14 @@ def _with_memory_fraction(
 
 
 def _resolve_trace(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trace | None]:
-    """Return the workload with the mean lengths, the cached prefixes and the rate of its trace, and
-    the trace.
+    """Return the workload and its trace. The workload has the mean lengths, cached prefixes and
+    rate of the trace.
     """
     workload = _burst_as_trace(workload)
     if workload.trace is None:
         return workload, None
     trace = request_trace(workload.trace)
-    if workload.input_length:  # A length in the query replaces the lengths of the trace.
+    if workload.input_length:  # A length in the query overrides those in the trace.
         inputs = np.full(len(trace.input_tokens), workload.input_length)
         trace = dataclasses.replace(
             trace, input_tokens=inputs, prefix_tokens=np.minimum(trace.prefix_tokens, inputs - 1)
@@ -416,7 +420,7 @@ def _resolve_trace(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trac
         trace = dataclasses.replace(
             trace, output_tokens=np.full(len(trace.input_tokens), workload.output_length)
         )
-    if workload.prefix_cache_hit_rate:  # So does a hit rate.
+    if workload.prefix_cache_hit_rate:  # It overrides those in the trace.
         cached_tokens = np.floor(workload.prefix_cache_hit_rate * trace.input_tokens).astype(
             np.int64
         )
@@ -450,8 +454,8 @@ def _resolve_trace(workload: InferenceWorkload) -> tuple[InferenceWorkload, Trac
 
 
 def _burst_as_trace(workload: InferenceWorkload) -> InferenceWorkload:
-    """Return a burst as a trace whose requests are all in flight from the start; return other
-    workloads unchanged.
+    """Return a burst as a trace whose requests are all in flight from the start. Other workloads
+    are returned unchanged.
     """
     load = workload.load
     if load is None or load.arrival != "burst":
@@ -486,7 +490,7 @@ def _burst_as_trace(workload: InferenceWorkload) -> InferenceWorkload:
 
 
 def counts_by_rate(workload: InferenceWorkload) -> bool:
-    """Return whether the load is in requests per second; False: in requests in flight."""
+    """Return whether the load is given in requests per second. False: in requests in flight."""
     poisson = workload.load is not None and workload.load.arrival == "poisson"
     return workload.request_rate_per_second is not None or poisson
 
@@ -510,8 +514,8 @@ def unknown_loads(workload: InferenceWorkload) -> Loads | None:
 def _may_queue(query: Query, workload: InferenceWorkload) -> bool:
     """Return whether requests in flight may wait for a slot.
 
-    They may not if the fewest devices for a concurrency are searched and no target limits the wait.
-    Otherwise a single device would serve any number of users, because all of them could wait.
+    They may not if the query asks for the fewest devices for a concurrency and no target limits the
+    wait. Otherwise, a single device would serve any number of users, with most of them waiting.
     """
     by_rate = counts_by_rate(workload)
     limited = {latency for _, latency, _, _ in (query.targets or Targets()).limits()}
@@ -519,7 +523,7 @@ def _may_queue(query: Query, workload: InferenceWorkload) -> bool:
 
 
 def seeks_concurrency(query: Query) -> bool:
-    """Return whether the answer contains the highest number of requests in flight."""
+    """Return whether the answer is the highest number of requests in flight."""
     workload = query.inference
     assert workload is not None
     if workload.trace is not None or (
@@ -538,13 +542,13 @@ def serving_case(
     engine: EngineEfficiency,
     wide_attention: bool = False,
 ) -> ServingCase:
-    """Return the input of the cost model for a workload, in its precision or in 16 bits if it sets
-    none.
+    """Return the cost model's input for a workload. Without a precision in the workload, weights
+    have 16 bits.
 
-    `wide_attention`: the checkpoint stores attention in 16 bits.
+    `wide_attention`: the checkpoint stores attention weights in 16 bits.
 
     Raises:
-        InputError: `precision_unsupported`, the GPU has no matmul in this precision.
+        InputError: `precision_unsupported`, the GPU does not support matmuls in this precision.
     """
     stored = formats(
         workload.precision or "bf16",
@@ -571,7 +575,7 @@ def serving_case(
         input_length=round(shorter * workload.input_length),
         output_length=round(shorter * workload.output_length),
         prefix_cache_hit_rate=workload.prefix_cache_hit_rate,
-        # A trace does not record which of its requests share a prefix.
+        # A trace does not record which requests share a prefix.
         prefix_groups=math.inf if workload.trace is not None else workload.prefix_groups or 1,
         prefill_group=come["prefill_group"],
         wave_share=come["wave_share"],
@@ -589,10 +593,10 @@ def serving_case(
 
 
 def client_arrivals(client: str | None, *, engine: EngineEfficiency) -> dict[str, float]:
-    """Return {prefill_group, wave_share} of a closed load by this client; None: as in
+    """Return {prefill_group, wave_share} of a closed load from this client; None: see
     `LoadSpec.client`.
     """
-    # Without a server, requests come from the engine's own loop, which sends equal lengths.
+    # Without a server, the engine's own loop sends requests of equal length.
     known = CLIENTS[client] if client is not None else None
     equal = known.equal_lengths if known is not None else engine.engine == "megatron-core"
     each = known.requests_each if known is not None else DEFAULT_REQUESTS_PER_SLOT
@@ -605,8 +609,8 @@ def client_arrivals(client: str | None, *, engine: EngineEfficiency) -> dict[str
 
 
 def cache_precision(workload: InferenceWorkload, *, engine: EngineEfficiency) -> Precision:
-    """Return the precision of cached keys and values: that of the workload, or the engine's default
-    for the checkpoint.
+    """Return the precision of cached keys and values: that of the workload, by default the engine's
+    default for the checkpoint.
     """
     if workload.kv_cache_precision is not None:
         return workload.kv_cache_precision

@@ -1,4 +1,4 @@
-"""Cost the space of serving configurations, and build recommendations from its best rows."""
+"""Cost the space of serving configurations, and make recommendations from its best rows."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -31,24 +31,24 @@ from hp_tool.questions.training.ranking.rank import group_numbers
 from hp_tool.space.serving import serving_space
 
 TIE_MARGIN = 0.1
-"""Advantage that a layout without measured runs of its kind needs to rank above one with such runs:
-the mean error on measured kinds.
+"""Relative advantage that a layout without measured runs of its kind needs to rank above one with
+such runs. It is the mean error on measured kinds.
 """
 NUM_NEAREST = 3
 CHUNK = 12_288
-"""Number of candidates costed at once: enough for numpy, and few enough for the CPU cache."""
+"""Number of candidates costed at once: large enough for numpy, small enough for the CPU cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostedSpace:
-    """All legal candidates with their scores; arrays of shape (n,)."""
+    """All legal candidates with their scores. Arrays have shape (n,)."""
 
     candidates: ServingCandidates
     score: FloatArray
-    """Ranking criterion; smaller is better."""
+    """Ranking criterion; lower is better."""
     acceptable: BoolArray
-    """Whether the candidate fits, sustains its load, meets the targets, and queues no requests if
-    queueing is forbidden.
+    """Whether the candidate fits in memory, sustains its load and meets the targets, without queued
+    requests if queueing is forbidden.
     """
     tpot_s: FloatArray
     output_tokens_per_second_per_gpu: FloatArray
@@ -73,8 +73,8 @@ class CostedSpace:
         return ranked[:count]
 
     def better_unmeasured(self, first: int) -> tuple[int, float] | None:
-        """Return the acceptable candidate with the best score and its advantage over the candidate
-        `first`; None if there is no advantage.
+        """Return the acceptable candidate with the best score, and its advantage over the candidate
+        `first`; None if `first` is the best.
         """
         rows = np.flatnonzero(self.acceptable)
         best = int(rows[np.argmin(self.score[rows])])
@@ -95,7 +95,7 @@ def is_unmeasured(candidates: ServingCandidates) -> BoolArray:
 def cost_space(
     *, query: Query, problem: ServingProblem, concurrency: tuple[int, ...] = ()
 ) -> CostedSpace:
-    """Enumerate the legal candidates and cost them in chunks, under each `concurrency` or under the
+    """Enumerate the legal candidates and cost them in chunks, at each `concurrency` or under the
     load of the problem.
     """
     concurrency = concurrency or (problem.concurrency or 1,)
@@ -137,7 +137,7 @@ def cost_space(
 def costed_chunks(
     candidates: ServingCandidates, *, problem: ServingProblem
 ) -> Iterator[tuple[slice, CostedRows, FloatArray | None]]:
-    """Yield (rows, costs, loads) of the candidates in chunks; loads are None if the problem has a
+    """Yield (slice of the candidates, costs, loads) in chunks. Loads are None if the problem has a
     single load.
     """
     for first in range(0, len(candidates), CHUNK):
@@ -150,8 +150,8 @@ def costed_chunks(
 def nearest_misses(
     space: CostedSpace, *, problem: ServingProblem
 ) -> tuple[ServingRecommendation, ...]:
-    """Return the candidates that are nearest to meeting the targets, with the highest load that
-    each sustains.
+    """Return the candidates that come nearest to meeting the targets, each with the highest load
+    that it sustains.
     """
     if not len(space.candidates):
         return _common_rejection(problem) if "request_too_long" in space.rejections else ()
@@ -168,8 +168,8 @@ def nearest_misses(
 
 
 def _common_rejection(problem: ServingProblem) -> tuple[ServingRecommendation, ...]:
-    """Return one layout with the reason why all layouts are illegal, if requests are too long for
-    the model.
+    """Return one layout with the reason if all layouts are illegal because requests are too long
+    for the model.
     """
     config = ServingConfig(data_parallel_size=problem.cluster.num_gpus)
     code = 1 << REASONS.index("request_too_long")
@@ -189,8 +189,8 @@ def _common_rejection(problem: ServingProblem) -> tuple[ServingRecommendation, .
 def nearest_rows(candidates: ServingCandidates, *, problem: ServingProblem) -> NDArray[np.intp]:
     """Return the indices of the nearest unacceptable candidates.
 
-    First come candidates that only miss targets, by their largest ratio to a target; then those
-    that do not sustain the rate, by throughput; then those that do not fit, by memory.
+    Candidates that only miss targets come first, by their largest ratio to a target. Then follow
+    those that do not sustain the rate, by throughput, and those that do not fit, by memory.
     """
     kind, factor = np.empty(len(candidates)), np.empty(len(candidates))
     for rows, costed, _ in costed_chunks(candidates, problem=problem):
@@ -209,7 +209,7 @@ def nearest_rows(candidates: ServingCandidates, *, problem: ServingProblem) -> N
 def with_groups(
     rows: Sequence[ServingRecommendation], *, problem: ServingProblem, objective: str | None
 ) -> tuple[ServingRecommendation, ...]:
-    """Return ranked rows with their groups, which compare the figure that ranks them."""
+    """Return ranked rows with their groups. Rows are grouped by the figure that ranks them."""
     figure = objective if objective in ("ttft", "tpot") else "throughput"
     bound = NORMAL_QUANTILE * ratio_log_sd(problem, figure=figure)
     by_latency = problem.request_rate_per_second is not None or (
@@ -236,8 +236,8 @@ def with_groups(
 def _candidate_scores(
     costs: ServingCosts, objective: str | None, problem: ServingProblem
 ) -> FloatArray:
-    """Return the score of each candidate; smaller is better. The objectives min_gpus and cost
-    compare throughputs on the same devices.
+    """Return the score of each candidate; lower is better. The objectives min_gpus and cost compare
+    throughputs on the same devices.
     """
     if objective == "ttft":
         return costs.ttft_s
@@ -269,8 +269,8 @@ def best_recommendations(
 ) -> tuple[ServingRecommendation, ...]:
     """Return recommendations for the `top` best candidates.
 
-    If a candidate without measured runs of its kind has a better score than the first one, the
-    provenance of the first one contains it.
+    If a candidate without measured runs of its kind scores better than the first one, it is
+    recorded in the provenance of the first one.
     """
     best = space.best(top)
     rows = recommendations_of_rows(space, best, problem=problem)

@@ -1,4 +1,4 @@
-"""Ratio of the times per output token and GPU of two configurations, with its interval."""
+"""Ratio of two configurations' times per output token and GPU, with its interval."""
 
 import math
 
@@ -10,8 +10,8 @@ from hp_tool.wording.figures import OUTPUT
 def output_ratio(
     first: Estimate | InferenceEstimate, second: Estimate | InferenceEstimate
 ) -> tuple[float, tuple[float, float]] | None:
-    """Return the time per output token and GPU of the second configuration divided by that of the
-    first, with its 90% interval; None if a rate or an interval is missing.
+    """Return the second configuration's time per output token and GPU divided by the first one's,
+    with its 90% interval; None if a rate or an interval is missing.
     """
     one, other = OUTPUT.value(first), OUTPUT.value(second)
     ends, other_ends = OUTPUT.stored_interval(first), OUTPUT.stored_interval(second)

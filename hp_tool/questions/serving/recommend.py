@@ -1,4 +1,4 @@
-"""Rank the serving configurations of a query, or return its Pareto front."""
+"""Rank the serving configurations of a query, or compute its Pareto front."""
 
 import time
 from collections import Counter
@@ -29,7 +29,8 @@ from hp_tool.space.pareto import pareto_optimal
 
 MAX_TOP = 1_000
 STEPS_PER_DOUBLING = 2
-"""Number of concurrencies per doubling in a front; with fewer, a plotted front has visible corners.
+"""Number of concurrencies per doubling in a Pareto front. With fewer, a plotted front has visible
+corners.
 """
 
 
@@ -37,9 +38,9 @@ def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
     """Rank all legal configurations that fit and meet the targets by the objective, best first.
 
     The objectives throughput_per_gpu (default), ttft and tpot use all devices of the cluster. For
-    min_gpus and cost, cluster.num_gpus is the maximum; they use the number of devices (whole nodes,
-    or equal parts of a node) that is smallest, or cheapest per token. Under min_gpus, a list of
-    request rates gives one answer per rate, in ascending order.
+    min_gpus and cost, cluster.num_gpus is the maximum. They use the number of devices (whole nodes,
+    or equal parts of a node) that is smallest (min_gpus) or cheapest per token (cost). With
+    min_gpus, a list of request rates gives one answer per rate, by ascending rate.
     """
     if not 1 <= top <= MAX_TOP:
         raise InputError(f"top must be from 1 to {MAX_TOP}, got {top}", field="top")
@@ -72,10 +73,10 @@ def recommend(*, query: Query, top: int = 10) -> Ranking[ServingRecommendation]:
 def _rank_by_rate(
     query: Query, workload: InferenceWorkload, rates: tuple[float, ...], *, start: float
 ) -> Ranking[ServingRecommendation]:
-    """Return for each rate the best configuration on the fewest devices, or the nearest miss.
+    """Return, for each rate, the best configuration on the fewest devices, or the nearest miss.
 
-    `set` of a row contains its rate and devices. The space is the sum over all rates, each on the
-    devices of its answer.
+    The `set` of a row contains its rate and number of devices. The space is summed over all rates,
+    each on the devices of its answer.
     """
     rows: list[ServingRecommendation] = []
     misses: list[ServingRecommendation] = []
@@ -118,13 +119,13 @@ def _rank_at_rate(query: Query) -> Ranking[ServingRecommendation]:
 
 
 def pareto_front(*, query: Query) -> tuple[ServingRecommendation, ...]:
-    """Return the Pareto-optimal pairs of configuration and concurrency for tokens per second per
+    """Return the configurations and concurrencies that are Pareto-optimal in tokens per second per
     user (1 / TPOT) and per GPU.
 
-    Pairs fit, meet the targets and have at most the concurrency of the query. The pair with the
-    most tokens per second per user comes first. `set` of a row contains its concurrency. The query
-    must set inference.concurrency or leave the load open, and the output must have at least two
-    tokens.
+    They fit in memory, meet the targets and have at most the query's concurrency. The one with the
+    most tokens per second per user comes first. The `set` of a row contains its concurrency. The
+    query must set inference.concurrency or leave the load open, and the output must have at least
+    two tokens.
     """
     problem = resolve_serving(query)
     most = _max_concurrency(query, problem)

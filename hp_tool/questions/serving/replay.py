@@ -1,7 +1,7 @@
-"""Simulation of a trace on one configuration, event by event, for the latencies of single requests.
+"""Simulate a trace on one configuration, event by event, for the latencies of single requests.
 
 Requests are assigned to schedulers in turn. Only the first scheduler is simulated; its requests
-represent all.
+represent all requests.
 """
 
 import math
@@ -28,15 +28,15 @@ from hp_tool.questions.serving.intervals import serving_intervals
 from hp_tool.questions.serving.problem import CostedRows, ServingProblem
 
 MAX_SIMULATED_REQUESTS = 5_000
-"""Maximum number of simulated requests of one scheduler, which take about a second."""
+"""Maximum number of simulated requests per scheduler. Simulating them takes about a second."""
 NUM_FLUID_STEPS = 2_000
-"""Number of time steps of a trace in the fluid model."""
+"""Number of time steps in the fluid model of a trace."""
 
 
 def simulate_trace(rows: CostedRows) -> InferenceEstimate:
     """Return the estimate of one legal configuration under the trace of its problem.
 
-    It has no latencies if the model does not fit or the load is not sustained.
+    It has no latencies if the model does not fit in memory or the load is not sustained.
     """
     problem, trace = rows.problem, rows.problem.trace
     assert trace is not None
@@ -98,10 +98,10 @@ def _latency_tail(seconds: FloatArray, problem: ServingProblem) -> Tail:
 def flow_latencies(
     problem: ServingProblem, candidates: ServingCandidates
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the mean TTFT and TPOT of each candidate under the trace by the fluid model, shape
+    """Return the mean TTFT and TPOT of each candidate under the trace, by the fluid model, shape
     (n,) each.
 
-    The fluid model follows bursts, but gives all requests the mean lengths.
+    The fluid model accounts for bursts, but all requests have the mean lengths.
     """
     arrival = arrivals_s(problem)
     assert arrival is not None
@@ -116,8 +116,8 @@ def flow_latencies(
 
 
 def arrivals_s(problem: ServingProblem) -> FloatArray | None:
-    """Return the arrival times of the trace's requests at the rate of the problem, in seconds; None
-    for a closed load.
+    """Return the arrival times of the trace's requests in seconds, scaled to the problem's rate;
+    None for a closed load.
     """
     trace, rate = problem.trace, problem.request_rate_per_second
     assert trace is not None

@@ -1,4 +1,4 @@
-"""Setups of serving configurations, from which files for engines are written."""
+"""Setups of serving configurations. Exporters write them as files for engines."""
 
 import dataclasses
 import math
@@ -19,14 +19,14 @@ def serving_setup(configuration: Configuration) -> ServingSetup:
     """Return the setup of one serving configuration."""
     query, config = configuration.query, configuration.parallel
     problem, workload = resolve_serving(query), resolve_workload(query)
-    assert isinstance(config, ServingConfig)  # Checked together with the query.
+    assert isinstance(config, ServingConfig)  # Checked when the query was parsed.
     return _setup(query, problem, problem.cluster, workload, config)
 
 
 def pool_setups(
     query: Query, *, prefill: PoolConfig, decode: PoolConfig
 ) -> tuple[ServingSetup, ServingSetup]:
-    """Return the setups of the prefill pool and of the decoding pool, each on its own devices."""
+    """Return the setups of the prefill pool and the decoding pool, each on its own devices."""
     problem, sides = resolve_pools(query)
     workload = dataclasses.replace(resolve_workload(query), disaggregated=None)
     first, second = (
@@ -73,10 +73,10 @@ def _setup(
 
 
 def _max_request_tokens(problem: ServingProblem, stated: int | None) -> int:
-    """Return the maximum number of tokens of a request.
+    """Return the maximum number of tokens per request.
 
-    It is that of the query; else that of the load plus 10% for chat templates, rounded up to a
-    multiple of 1,024 and at most the positions of the model.
+    It is that of the query or, by default, that of the load plus 10% for chat templates, rounded up
+    to a multiple of 1,024 and at most the positions of the model.
     """
     if stated is not None:
         return stated

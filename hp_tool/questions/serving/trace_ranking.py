@@ -1,5 +1,5 @@
-"""Rank serving configurations under a trace: select them by mean latencies and by the fluid model,
-then simulate them.
+"""Rank serving configurations under a trace. Configurations are selected by mean latencies and by
+the fluid model, then simulated.
 
 If the load is open, the search for the highest simulated load starts near the highest load by
 means. Configurations that sustain no more than the best one so far are dropped.
@@ -35,8 +35,8 @@ from hp_tool.questions.serving.ranked import (
 from hp_tool.questions.serving.replay import flow_latencies, simulate_trace
 
 NUM_SCREENED, NUM_SIMULATED = 200, 10
-"""Number of configurations evaluated with the fluid model, and number of those simulated request by
-request.
+"""Number of configurations evaluated with the fluid model, and number of configurations simulated
+request by request.
 """
 
 
@@ -45,11 +45,11 @@ def rank_simulated(
 ) -> Ranking[ServingRecommendation]:
     """Rank the NUM_SIMULATED most promising configurations by their simulated requests.
 
-    The fluid model selects them from the NUM_SCREENED configurations with the best means. If the
-    load is open, those with the best means are simulated, and each that sustains more than all
-    before it is returned. The objective min_gpus, and cost for a request rate, uses the fewest
-    devices on which one of them is acceptable; cost for other loads uses the number of devices that
-    is cheapest by means.
+    The fluid model selects them among the NUM_SCREENED configurations with the best means. If the
+    load is open, those with the best means are simulated, and each one that sustains more than all
+    earlier ones is returned. The objective min_gpus, and cost for a request rate, uses the fewest
+    devices on which one of them is acceptable. For other loads, cost uses the number of devices
+    that is cheapest by means.
     """
     arrive = problem.request_rate_per_second is not None
     if query.objective == "cost" and not arrive:
@@ -91,8 +91,8 @@ def rank_simulated(
 
 
 def estimate_simulated(problem: ServingProblem, candidate: ServingCandidates) -> InferenceEstimate:
-    """Return the estimate of one configuration under the trace, at the load of the problem or at
-    the highest load that it sustains.
+    """Return the estimate of one configuration under the trace, at the load of the problem or, if
+    the load is open, at the highest load that it sustains.
     """
     loads = highest_loads(problem, candidate)
     return (
@@ -105,8 +105,8 @@ def estimate_simulated(problem: ServingProblem, candidate: ServingCandidates) ->
 def _best_by_load(
     problem: ServingProblem, chosen: Sequence[ServingCandidates], *, near: FloatArray
 ) -> Iterator[ServingRecommendation]:
-    """Yield the first configuration, and each that sustains more than all before it, at its highest
-    load.
+    """Yield the first configuration, and each one that sustains more than all earlier ones, at its
+    highest load.
     """
     best = -math.inf
     for one, means in zip(chosen, near.tolist(), strict=True):
@@ -122,14 +122,16 @@ def fewest_devices_simulated(
     """Return the problem on the fewest devices on which a simulated configuration is acceptable,
     and the first such configuration.
 
-    If there is none, the problem keeps all devices, and the configuration is the fastest that
-    misses. If the load is open, the lowest load is used.
+    If there is none, the problem keeps all devices, and the configuration is the fastest one that
+    misses a target. If the load is open, the lowest load is used.
     """
     counts = problem.cluster.legal_counts()
 
     @functools.cache
     def rows(place: int) -> list[ServingRecommendation]:
-        """Return the first acceptable configuration, or all if none is acceptable."""
+        """Return the first acceptable configuration, or all configurations if none is
+        acceptable.
+        """
         tried = []
         for row in _simulate_best(query, problem.with_num_gpus(int(counts[place]))):
             if row.estimate.feasible:
@@ -165,8 +167,8 @@ def _simulate_best(query: Query, problem: ServingProblem) -> Iterator[ServingRec
 def space_by_means(query: Query, problem: ServingProblem) -> CostedSpace:
     """Return the costed space of the query, without simulation.
 
-    Targets do not apply here, because only simulated requests tell whether they are met, unless the
-    load is open: then they bound the loads.
+    Targets do not apply here, because whether they are met is known only after simulation. If the
+    load is open, however, they limit the loads.
     """
     return cost_space(
         query=query,
@@ -179,8 +181,8 @@ def _candidate_row(space: CostedSpace, row: int) -> ServingCandidates:
 
 
 def _select_by_means(space: CostedSpace, problem: ServingProblem) -> NDArray[np.intp]:
-    """Return the NUM_SCREENED configurations with the best means; if the query sets a request rate,
-    in the order of the fluid model.
+    """Return the NUM_SCREENED configurations with the best means. If the query sets a request rate,
+    they are sorted by the fluid model.
     """
     rows = space.best(NUM_SCREENED)
     if problem.concurrency is None and problem.unknown is None and len(rows) > NUM_SIMULATED:
@@ -192,7 +194,8 @@ def _select_by_means(space: CostedSpace, problem: ServingProblem) -> NDArray[np.
 def _highest_simulated_load(
     problem: ServingProblem, candidate: ServingCandidates, *, near: float, above: float = -math.inf
 ) -> tuple[float, InferenceEstimate]:
-    """Return the highest open load at which one configuration is acceptable, and its estimate.
+    """Return the highest open load at which one configuration is acceptable, and its estimate
+    there.
 
     The search starts near the load `near`. If no load above `above` is sustained, the estimate is
     infeasible and is for the lowest such load.
@@ -217,7 +220,7 @@ def _highest_simulated_load(
 def _search_near(holds: Callable[[int], bool], guess: int, *, low: int, high: int) -> int:
     """Return the last integer from low to high for which `holds` is true, starting from a guess.
 
-    `holds` must be true up to some integer and false beyond; it is not evaluated at `low`.
+    `holds` must be true up to some integer and false beyond it. It is not evaluated at `low`.
     """
     step = 1
     if guess == low or holds(guess):
@@ -238,7 +241,7 @@ def _search_near(holds: Callable[[int], bool], guess: int, *, low: int, high: in
 def _open_loads(
     problem: ServingProblem, candidate: ServingCandidates
 ) -> tuple[int, Callable[[int], float]]:
-    """Return the number of open loads of one configuration, up to the highest by means, and a
+    """Return the number of open loads of one configuration, up to the highest load by means, and a
     function that returns the k-th load.
     """
     assert problem.unknown is not None
@@ -251,7 +254,7 @@ def _open_loads(
 def _search_last(holds: Callable[[int], bool], low: int, high: int) -> int:
     """Return the last integer from low to high for which `holds` is true.
 
-    `holds` must be true up to some integer and false beyond; it is not evaluated at `low`.
+    `holds` must be true up to some integer and false beyond it. It is not evaluated at `low`.
     """
     while low < high:
         middle = (low + high + 1) // 2
@@ -260,8 +263,10 @@ def _search_last(holds: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _simulated_score(estimate: InferenceEstimate, objective: str | None, *, by_load: bool) -> float:
-    """Return the score of a simulated estimate; smaller is better. It is a latency, or throughput
-    if the load is open.
+    """Return the score of a simulated estimate; lower is better.
+
+    It is the latency of the objective. If the load is open, it is the negative throughput instead,
+    unless the objective is ttft or tpot.
     """
     if estimate.ttft_s is None or estimate.tpot_s is None or estimate.request_latency_s is None:
         return math.inf
