@@ -89,8 +89,8 @@ def require(extra: Extra, *, by: str) -> None:
     """
     if extra in _POSIX and find_spec("fcntl") is None:
         raise UnsupportedError(
-            f"{by} needs Linux, macOS or WSL, because it locks files by fcntl; predictions work "
-            "without"
+            f"{by} needs Linux, macOS or WSL, because it locks files with fcntl; predictions "
+            "work on any system"
         )
     if names := missing(extra):
         raise MissingExtraError(f"{by} needs {', '.join(names)}: {install_command(extra)}")

@@ -140,9 +140,13 @@ def check_power_cap(query: str | ClusterQuery, *, gpu: GpuSpec, serves: bool = F
     if isinstance(query, str) or query.power_cap_w is None:
         return
     if serves or usual_clocks(gpu).gpu is None:
-        why = "of serving, whose passes wait for memory" if serves else f"of {gpu.name}"
+        why = (
+            "serving, where its effect on the clocks is unknown"
+            if serves
+            else f"{gpu.name}, whose clocks under a power cap were not measured"
+        )
         raise UnsupportedError(
-            f"the effect of a power cap on the clocks of {why} is unknown; remove power_cap_w",
+            f"power_cap_w is not supported for {why}; remove it",
             field="cluster.power_cap_w",
         )
 

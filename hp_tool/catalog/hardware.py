@@ -292,8 +292,8 @@ def _nvlink_segment(query: ClusterQuery, *, domain: int, gpus_per_node: int) -> 
     size = min(segment, domain)
     if size % gpus_per_node:
         raise InputError(
-            f"nvlink_segment_gpus {segment} is not a multiple of gpus_per_node "
-            f"{gpus_per_node}; use whole nodes",
+            f"nvlink_segment_gpus {segment} is not a multiple of gpus_per_node {gpus_per_node}; "
+            "use a multiple of it",
             field="cluster.nvlink_segment_gpus",
         )
     return size
@@ -317,7 +317,8 @@ def _mixed_cluster(query: ClusterQuery) -> ClusterSpec:
     total = sum(stage.num_gpus for stage in stages)
     if query.num_gpus not in (None, total):
         raise InputError(
-            f"num_gpus {query.num_gpus} differs from {total}, the sum over stages",
+            f"num_gpus {query.num_gpus} is not the sum of the stages' num_gpus ({total}); "
+            "remove it, or correct the stages",
             field="cluster.num_gpus",
         )
     kinds = tuple(
@@ -407,6 +408,7 @@ def cluster_runs(cluster: str | ClusterQuery) -> ClusterRuns | None:
     settings = records.build(ClusterRuns, runs, field="cluster.runs", origin=entry.path)
     if settings.launcher == "local" and settings.options:
         raise InputError(
-            f"{entry.path}: launcher local has no options", field="cluster.runs.options"
+            f"{entry.path}: launcher local accepts no options; remove them",
+            field="cluster.runs.options",
         )
     return settings

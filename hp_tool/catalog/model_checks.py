@@ -37,9 +37,9 @@ def check_model(spec: ModelSpec) -> ModelSpec:
     if window_layers is not None and (
         spec.sliding_window is None or window_layers > spec.num_hidden_layers
     ):
-        needed = f"sliding_window and at most num_hidden_layers {spec.num_hidden_layers}"
+        needed = f"sliding_window, and must not exceed num_hidden_layers {spec.num_hidden_layers}"
         raise _model_error(
-            "sliding_window_layers", f"sliding_window_layers {window_layers} needs {needed}"
+            "sliding_window_layers", f"sliding_window_layers {window_layers} requires {needed}"
         )
     return spec
 
@@ -52,19 +52,20 @@ def _check_pattern(spec: ModelSpec) -> None:
     if not length or layers % length:
         raise _model_error(
             "blocks",
-            f"blocks have {length} layers in all, which do not divide num_hidden_layers {layers}",
+            f"blocks contain {length} layers in total, which does not divide num_hidden_layers "
+            f"{layers}",
         )
     if (kinds := len({replace(block, count=1) for block in blocks})) > MAX_KINDS:
         raise _model_error(
             "blocks",
-            f"blocks have {kinds} different kinds of layers, more than the maximum of "
-            f"{MAX_KINDS}; write equal layers with equal fields",
+            f"blocks contain {kinds} kinds of layers; the maximum is {MAX_KINDS}. Give "
+            "identical layers identical fields",
         )
     if spec.architecture != "decoder":
         raise _model_error(
             "blocks",
-            f"architecture {spec.architecture} cannot have blocks, which are layers of a decoder; "
-            "remove blocks",
+            f"blocks describe decoder layers, which architecture {spec.architecture} does not "
+            "support; remove blocks",
         )
     for name in ("first_k_dense_replace", "sliding_window_layers"):
         if getattr(spec, name):
@@ -95,7 +96,7 @@ def _check_kind(kind: ModelSpec) -> None:
     if kind.mixer == "attention" and sizes and len(sizes) < len(_INDEXER):
         missing = [name for name in _INDEXER if name not in sizes]
         raise _model_error(
-            missing[0], f"{', '.join(_INDEXER)} require each other; set {', '.join(missing)} too"
+            missing[0], f"{', '.join(_INDEXER)} must be set together; also set {', '.join(missing)}"
         )
 
 
@@ -132,7 +133,7 @@ def _check_experts(spec: ModelSpec) -> None:
     if (experts is None) != (spec.num_experts_per_tok is None):
         raise _model_error(
             "num_experts_per_tok",
-            "num_experts and num_experts_per_tok require each other; set both",
+            "num_experts and num_experts_per_tok must be set together",
         )
     if experts is not None and per_token > experts:
         raise _model_error(
@@ -150,8 +151,8 @@ def _check_experts(spec: ModelSpec) -> None:
     if chosen_groups > groups or chosen_groups * each < per_token:
         raise _model_error(
             "topk_group",
-            f"{chosen_groups} of {groups} groups with {each} experts each contain fewer than "
-            f"num_experts_per_tok {per_token} experts; raise topk_group",
+            f"topk_group {chosen_groups} selects {chosen_groups * each} of {groups * each} "
+            f"experts, fewer than num_experts_per_tok {per_token}; raise topk_group",
         )
 
 

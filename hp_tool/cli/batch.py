@@ -88,7 +88,9 @@ def batch(
         )
     if server and jobs > 1:
         raise InputError(
-            "--jobs starts processes on this machine; remove --jobs or --server", field="--jobs"
+            "--jobs starts processes on this machine and cannot be combined with --server; "
+            "remove one of them",
+            field="--jobs",
         )
     if server:
         require("client", by="--server")

@@ -127,8 +127,8 @@ def _expand_repetitions(text: str) -> str:
         )
         if length > MAX_EXPANDED_CHARACTERS:
             raise InputError(
-                f"a pipeline layout expands to at most {MAX_EXPANDED_CHARACTERS:,} layers "
-                "and marks",
+                "the pipeline layout expands to more than the maximum of "
+                f"{MAX_EXPANDED_CHARACTERS:,} layers and separators",
                 field=LAYOUT_PATH,
             )
         text = pattern.sub(lambda match: match[1] * int(match[2]), text)

@@ -67,8 +67,8 @@ def check_setup(setup: TrainingSetup, *, tool: str, loss: str, chooses_width: bo
     )
     if trains_in_16_bits(setup) and w.precision != "bf16":
         raise UnsupportedError(
-            f"{tool} trains {w.precision} weights without an fp32 copy in bf16 only; "
-            "set training.parameter_precision: fp32",
+            f"{tool} supports training without fp32 master weights only in bf16, not "
+            f"{w.precision}; set training.parameter_precision: fp32",
             field="training.parameter_precision",
         )
     if w.loss != loss:
@@ -78,12 +78,14 @@ def check_setup(setup: TrainingSetup, *, tool: str, loss: str, chooses_width: bo
         )
     if setup.recomputes_by_layer is None:
         raise UnsupportedError(
-            f"{tool} recomputes complete layers or nothing; set parallel.recompute to none or full",
+            f"{tool} recomputes whole layers or nothing; set parallel.recompute to none or full",
             field="parallel.recompute",
         )
     if w.precision not in DTYPES or w.optimizer not in OPTIMIZERS:
         raise UnsupportedError(
-            f"{tool} supports bf16, fp16 and fp32 with adam or sgd", field="training.precision"
+            f"{tool} supports bf16, fp16 and fp32 with adam or sgd; change training.precision "
+            "or training.optimizer",
+            field="training.precision",
         )
     if w.frozen_precision not in (None, "nf4", w.precision):
         raise UnsupportedError(

@@ -62,7 +62,7 @@ def after_loss(
     left = cluster.num_gpus - lost_nodes * cluster.gpus_per_node
     if left <= 0:
         raise InputError(
-            f"lost_nodes {lost_nodes} leaves none of the job's {cluster.num_nodes} nodes",
+            f"lost_nodes {lost_nodes} must be less than the job's {cluster.num_nodes} nodes",
             field="lost_nodes",
         )
     workload = query.training
@@ -124,5 +124,5 @@ def _best(
         if ranking.recommendations:
             return ranking.recommendations[0], part, num_gpus
     raise InputError(
-        f"No configuration of {fewest} to {left} devices is feasible.", field="cluster.num_gpus"
+        f"No configuration on {fewest} to {left} devices is feasible.", field="cluster.num_gpus"
     )

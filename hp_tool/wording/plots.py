@@ -96,7 +96,7 @@ def recommendations_figure(
     from plotly.subplots import make_subplots
 
     if not rows:
-        raise InputError("there is no configuration to plot", field="--plot")
+        raise InputError("the answer has no configuration to plot", field="--plot")
     names = row_labels(rows)
     shown = [_row_parts(row) for row in rows]
     what = "step" if isinstance(rows[0], Recommendation) else "request"

@@ -371,7 +371,10 @@ class Tools:
             if lost_nodes is None:
                 return answer
             if job["query"] is None:
-                raise ToolError("This watch has no query, so the job's nodes are unknown.")
+                raise ToolError(
+                    "This watched job has no query, so its nodes are unknown. Register it "
+                    "again with a query."
+                )
             recommendation = await client.after_loss(query=job["query"], lost_nodes=lost_nodes)
         advice = {
             "text": recommendation["text"],

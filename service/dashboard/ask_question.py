@@ -111,7 +111,7 @@ class Question:
             pairs = parse_qsl(text, max_num_fields=MAX_FIELDS)
         except ValueError:
             raise InputError(
-                f"The address has more than {MAX_FIELDS} fields.", code="bad_request"
+                f"The URL has more than {MAX_FIELDS} query parameters.", code="bad_request"
             ) from None
         texts: dict[str, list[str]] = {}
         for name, value in pairs:

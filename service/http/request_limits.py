@@ -106,9 +106,8 @@ class Meter:
             needed = f" (about {bounds.spent_s / share:,.0f} s needed)" if 0.0 < share < 1.0 else ""
             raise InputError(
                 f"The request used its {max_s:g} s of CPU time{needed} after {bounds.done:,} of "
-                f"{bounds.planned:,} combinations. Fix or narrow axes of `parallel` to at most "
-                f"{int(bounds.done * 0.8):,} "
-                "combinations",
+                f"{bounds.planned:,} combinations. Fix or narrow axes of `parallel` to leave at "
+                f"most {int(bounds.done * 0.8):,} combinations",
                 field="parallel",
                 code="request_too_costly",
             )

@@ -34,9 +34,9 @@ INDEXER = {"index_topk": 16, "index_n_heads": 4, "index_head_dim": 8}
         (
             {"blocks": [{"count": 3}]},
             "blocks",
-            "3 layers in all, which do not divide num_hidden_layers 4",
+            "3 layers in total, which does not divide num_hidden_layers 4",
         ),
-        ({"blocks": []}, "blocks", "0 layers in all"),
+        ({"blocks": []}, "blocks", "0 layers in total"),
         (
             {"blocks": [{"count": 2}], "first_k_dense_replace": 1},
             "first_k_dense_replace",
@@ -50,9 +50,9 @@ INDEXER = {"index_topk": 16, "index_n_heads": 4, "index_head_dim": 8}
         (
             {"blocks": [{"head_dim": n} for n in range(1, 301)], "num_hidden_layers": 300},
             "blocks",
-            "300 different kinds",
+            "300 kinds of layers",
         ),
-        ({"blocks": [{}], "architecture": "encoder"}, "blocks", "layers of a decoder"),
+        ({"blocks": [{}], "architecture": "encoder"}, "blocks", "blocks describe decoder layers"),
         (
             {"blocks": [{}, {"windowed": True}]},
             "sliding_window",
@@ -95,7 +95,7 @@ INDEXER = {"index_topk": 16, "index_n_heads": 4, "index_head_dim": 8}
             "mamba_n_groups",
             "does not divide mamba_num_heads 8",
         ),
-        ({"index_topk": 16}, "index_n_heads", "set index_n_heads, index_head_dim too"),
+        ({"index_topk": 16}, "index_n_heads", "also set index_n_heads, index_head_dim"),
         ({"feed_forward": "experts"}, "num_experts", "set it"),
         (
             {"feed_forward": "dense", "num_experts": 4, "num_experts_per_tok": 1},

@@ -134,7 +134,7 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
         ),
         ({"num_key_value_heads": 3}, "model.num_key_value_heads", "3 does not divide"),
         ({"vocab_size": 0}, "model.vocab_size", "from 1 to 67,108,864, got 0"),
-        ({"num_experts": 8}, "model.num_experts_per_tok", "set both"),
+        ({"num_experts": 8}, "model.num_experts_per_tok", "must be set together"),
         (
             {"num_experts": 8, "num_experts_per_tok": 9},
             "model.num_experts_per_tok",

@@ -291,7 +291,7 @@ def test_an_answers_pools_are_exported_by_rank_and_trtllm_has_none() -> None:
         assert sizes == {name: row[name]["tensor_parallel_size"] for name in ("prefill", "decode")}
     with pytest.raises(InputError, match="Rank 4"):
         export(result=answer, format="vllm", rank=4)
-    with pytest.raises(UnsupportedError, match="trtllm cannot describe separate pools"):
+    with pytest.raises(UnsupportedError, match="trtllm cannot describe separate prefill"):
         export(result=answer, format="trtllm")
 
 

@@ -223,7 +223,7 @@ def test_tensorrt_llm_reads_from_a_file_what_its_command_has_no_option_for(tmp_p
         "kv_cache_config": {"dtype": "fp8"},
     }
     both = experts | {"parallel": {"tensor_parallel_size": 2, "attention_data_parallel_size": 4}}
-    with pytest.raises(UnsupportedError, match="every rank") as refused:
+    with pytest.raises(UnsupportedError, match="all ranks or on none") as refused:
         export(result=both, format="trtllm")
     assert refused.value.field == "parallel.attention_data_parallel_size"
 

@@ -332,7 +332,10 @@ def test_a_layout_of_a_row_is_written_or_refused_never_dropped() -> None:
         with pytest.raises(UnsupportedError, match="pipeline_layout"):
             export(result=result | {"query": named}, format=format)
     row["virtual_pipeline_parallel_size"] = 2
-    with pytest.raises(InputError, match="has 16 chunks, but stages x chunks per stage is 32"):
+    with pytest.raises(
+        InputError,
+        match=r"has 16 chunks, but .* is 32",
+    ):
         export(result=result, format="megatron-lm")
 
 

@@ -349,7 +349,7 @@ def test_containers_of_both_kinds() -> None:
     assert words[14:] == ["timeout", "--kill-after=60", "300", "train", "--it's"]
     logs = replace(apptainer, logs=Logs(folder="/far/logs"))
     assert "  apptainer exec --nv --bind" in render(logs, plan=_plan("train"))
-    with pytest.raises(InputError, match="name is supported by pyxis only"):
+    with pytest.raises(InputError, match="name is for the pyxis runtime only"):
         SlurmOptions.parse(
             {**asked, "container": {"image": "x", "name": "y", "runtime": "apptainer"}},
             origin="test",

@@ -83,7 +83,7 @@ def test_what_it_does_not_serve(changes: dict[str, Any], named: str) -> None:
 
 
 def test_a_replica_is_one_tensor_parallel_group() -> None:
-    with pytest.raises(InputError, match="num_gpus is 2, but a replica has TP 1"):
+    with pytest.raises(InputError, match="num_gpus is 2, but must equal tensor_parallel_size 1"):
         check_serving(inference_request(num_gpus=2))
 
 

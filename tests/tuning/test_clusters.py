@@ -234,7 +234,7 @@ def test_the_entry_of_the_documentation_is_one(own_catalogue: Path) -> None:
         ({"launcher": "slurm", "max_runs": 2}, "did you mean 'max_concurrent_runs'"),
         ({"launcher": "slurm", "max_concurrent_runs": 0}, "from 1 to"),
         ({"launcher": "slurm", "max_gpu_seconds_per_day": -1.0}, "from 1e-09 to"),
-        ({"launcher": "local", "options": {"root": "/"}}, "has no options"),
+        ({"launcher": "local", "options": {"root": "/"}}, "accepts no options"),
         ("slurm", "must be a mapping"),
     ],
 )

@@ -68,8 +68,8 @@ def answer_by_processes(items: Iterator[Item], task: Task, *, jobs: int) -> Iter
             yield from waiting.popleft().result()
     except BrokenProcessPool as error:
         raise HpToolError(
-            f"a process of the batch died ({error}); continue from the written answers with "
-            "--resume"
+            f"a worker process died ({error}); rerun with --resume to continue after the "
+            "written answers"
         ) from None
     finally:
         # Wait here, because waiting at the interpreter's exit may write to a closed pipe.

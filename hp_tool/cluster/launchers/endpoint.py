@@ -103,7 +103,7 @@ def _key(options: EndpointOptions) -> str | None:
     # Checked here, because an HTTP error would print the header and with it the token.
     if key is not None and not (key.isascii() and key.isprintable()):
         raise InputError(
-            "The endpoint's key has characters that are invalid in a header.",
+            "The endpoint's key contains characters that are invalid in an HTTP header.",
             field="endpoint.api_key",
         )
     return key

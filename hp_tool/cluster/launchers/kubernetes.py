@@ -323,7 +323,9 @@ class KubernetesLauncher(StreamedLauncher):
             if _TEMPORARY_ERROR.search(message):
                 self._set_away(True)
                 raise EngineAwayError(f"kubectl {arguments[0]}: {message}")
-            raise LauncherError(f"kubectl {arguments[0]}: {message or done.returncode}")
+            raise LauncherError(
+                f"kubectl {arguments[0]}: {message or f'exit status {done.returncode}'}"
+            )
         self._set_away(False)
         return done.stdout
 

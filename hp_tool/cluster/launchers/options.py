@@ -153,8 +153,9 @@ class ClusterOptions(Strict):
         nodes, remainder = divmod(num_gpus, self.gpus_per_node)
         if remainder or nodes > self.max_nodes:
             raise InputError(
-                f"A job of {num_gpus} devices does not fit: the limit is {self.max_nodes} nodes of "
-                f"{self.gpus_per_node} devices, and several nodes must be used completely.",
+                f"A job of {num_gpus} devices does not fit: the limit is {self.max_nodes} nodes "
+                f"of {self.gpus_per_node} devices, and a job on several nodes must use whole "
+                "nodes.",
                 code="launcher_mismatch",
                 field="cluster.num_gpus",
             )
@@ -328,7 +329,7 @@ class Container(Strict):
 
     def __post_init__(self) -> None:
         if self.name is not None and self.runtime != "pyxis":
-            raise ValueError("name is supported by pyxis only: remove it")
+            raise ValueError("name is for the pyxis runtime only; remove it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

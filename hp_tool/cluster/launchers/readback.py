@@ -71,7 +71,8 @@ def _detect_damage(folder: Path, *, access: int = os.X_OK) -> Iterator[None]:
         if error.errno not in _CAUSED_BY_JOB or not os.access(folder.parent, access):
             raise
         raise DamagedError(
-            f"The job damaged its folder {folder.name}: {error.strerror}: {error.filename}"
+            f"Cannot read {error.filename} in job folder {folder.name}: {error.strerror}. The "
+            "job may have modified or deleted it."
         ) from None
 
 
@@ -248,7 +249,8 @@ def open_lock_file(folder: Path, name: str) -> Iterator[int]:
         try:
             if not stat.S_ISREG(os.fstat(lock).st_mode):
                 raise DamagedError(
-                    f"The job damaged its folder {folder.name}: {name} is not a regular file"
+                    f"Cannot read {name} in job folder {folder.name}: not a regular file. The "
+                    "job may have replaced it."
                 )
             yield lock
         finally:

@@ -250,9 +250,13 @@ class Endpoint:
                     at.append(time.monotonic())
                 usage = event.get("usage") or usage
                 if len(at) > 4 * max_tokens + _BACKLOG:
-                    raise EndpointError(f"the server exceeds the limit of {max_tokens} tokens")
+                    raise EndpointError(
+                        f"the server sent more than the {max_tokens} requested tokens"
+                    )
         if not at or not {"prompt_tokens", "completion_tokens"} <= usage.keys():
-            raise EndpointError("an answer has no tokens, or no token counts (stream_options)")
+            raise EndpointError(
+                "a response contains no tokens, or no token counts (stream_options.include_usage)"
+            )
         return usage, at
 
 

@@ -96,10 +96,13 @@ def check_serving(request: InferenceRequest) -> None:
         raise UnsupportedError(f"The profiler does not serve {what}.", field=field)
     if request.runner != "endpoint" and request.num_gpus != parallel.tensor_parallel_size:
         raise InputError(
-            f"num_gpus is {request.num_gpus}, but a replica has TP {parallel.tensor_parallel_size}."
+            f"num_gpus is {request.num_gpus}, but must equal tensor_parallel_size "
+            f"{parallel.tensor_parallel_size}."
         )
     if min(request.repetitions, load.input_length, load.output_length) < 1 or request.warmup < 0:
-        raise InputError("repetitions and lengths must be at least 1, warmup at least 0.")
+        raise InputError(
+            "repetitions, input_length and output_length must be at least 1, and warmup at least 0."
+        )
 
 
 def _recompute(parallel: ParallelConfig, *, framework: str) -> Iterator[tuple[bool, str]]:

@@ -292,8 +292,8 @@ def summarize_log(log: Sequence[str]) -> LogSummary:
     reader, facts = _read_log_facts(log, readers=())
     if not facts.has_times and facts.reserved_bytes is None and facts.allocated_bytes is None:
         raise InputError(
-            "the log contains no step time, memory or server start; supported are logs of "
-            f"{', '.join(READERS)}, and the start of vLLM and SGLang",
+            "the log contains no step time, memory or server start; supported: logs of "
+            f"{', '.join(READERS)}, and startup logs of vLLM and SGLang",
             field="--log",
         )
     medians = [

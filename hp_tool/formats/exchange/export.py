@@ -170,8 +170,8 @@ def _export_pools(query: Query, tool: Format[Any], rank: int, *, rows: Any) -> s
             if tool_format.write_pools is not None
         )
         raise UnsupportedError(
-            f"{tool.name} cannot describe separate pools; choose {supported}, or remove "
-            "inference.disaggregated",
+            f"{tool.name} cannot describe separate prefill and decode pools; choose "
+            f"{supported}, or remove inference.disaggregated",
             field="inference.disaggregated",
         )
     if rows is None:
@@ -245,8 +245,9 @@ def _write_as_predicted(
     assert estimate.time is not None and stated.time is not None  # The layout is legal.
     if estimate.feasible and not stated.feasible:
         raise UnsupportedError(
-            "this layout fits in memory only with settings that the format cannot set together: "
-            f"{_assignments(values)}; name another layout, or rank for the tool with --for",
+            "this layout fits in memory only with settings that the format cannot set "
+            f"together: {_assignments(values)}; choose another layout, or rank for the tool "
+            "with --for",
             field="training.recipe",
         )
     notes = _script_settings(chosen, expressed)

@@ -42,13 +42,13 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         )
     if setup.recomputes_by_layer is None:
         raise UnsupportedError(
-            f"{TOOL} recomputes complete layers or nothing; set parallel.recompute to none "
-            "or per_layer",
+            f"{TOOL} recomputes whole layers or nothing; set parallel.recompute to none or "
+            "per_layer",
             field="parallel.recompute",
         )
     if c.sequence_parallel and c.tensor_parallel_size > 1:
         raise UnsupportedError(
-            f"{TOOL} does not split norms and dropout over tensor-parallel ranks; set "
+            f"{TOOL} does not shard norms and dropout across tensor-parallel ranks; set "
             "parallel.sequence_parallel to false",
             field="parallel.sequence_parallel",
         )
@@ -96,7 +96,8 @@ def _context_exchange(setup: TrainingSetup) -> dict[str, str]:
     kind = setup.strategy.context_parallel_communication
     if kind not in accelerate.EXCHANGES:
         raise UnsupportedError(
-            f"{TOOL} has no context exchange {kind}; choose {' or '.join(accelerate.EXCHANGES)}",
+            f"{TOOL} does not support parallel.context_parallel_communication {kind}; choose "
+            f"{' or '.join(accelerate.EXCHANGES)}",
             field="parallel.context_parallel_communication",
         )
     return {"parallelism_config_cp_comm_strategy": accelerate.EXCHANGES[kind]}

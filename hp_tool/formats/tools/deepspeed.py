@@ -72,7 +72,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         content[SCRIPT_SECTION] = {"gradient_checkpointing": True, "note": RECOMPUTATION_NOTE}
     elif setup.recomputes_by_layer is None:
         raise UnsupportedError(
-            f"{TOOL} recomputes complete layers or nothing; set parallel.recompute to none or full",
+            f"{TOOL} recomputes whole layers or nothing; set parallel.recompute to none or full",
             field="parallel.recompute",
         )
     return content

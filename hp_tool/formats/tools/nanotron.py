@@ -63,7 +63,7 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
     )
     if not (plain and m.gated_mlp and m.normalization == "rmsnorm" and m.positions == "rotary"):
         raise UnsupportedError(
-            f"{TOOL}'s Llama has no setting for the architecture of {m.name}", field="model"
+            f"{TOOL}'s Llama model cannot express the architecture of {m.name}", field="model"
         )
     gradients = w.gradient_precision or "fp32"
     if w.precision != "bf16" or gradients not in ("fp32", "bf16") or c.zero_stage > 1:
@@ -74,7 +74,8 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         )
     if setup.recomputes_by_layer is None:
         raise UnsupportedError(
-            f"{TOOL} recomputes complete layers or nothing", field="parallel.recompute"
+            f"{TOOL} recomputes whole layers or nothing; set parallel.recompute to none or full",
+            field="parallel.recompute",
         )
     flags, _ = published_flags(setup)
     rotary = {"rope_theta": "rotary-base", "rms_norm_eps": "norm-epsilon"}

@@ -31,8 +31,8 @@ def server_command(setup: ServingSetup) -> tuple[str, Values]:
     if deepep and c.expert_parallel_size != c.tensor_parallel_size * groups:
         ranks = c.tensor_parallel_size * groups
         raise UnsupportedError(
-            f"SGLang's DeepEP divides the experts over all {ranks} ranks of a stage; "
-            f"set expert_parallel_size to {ranks}",
+            f"SGLang's DeepEP shards the experts across all {ranks} ranks of a stage; set "
+            f"expert_parallel_size to {ranks}",
             field="parallel.expert_parallel_size",
         )
     return f"python -m sglang.launch_server --model-path {model_argument(setup)}", {

@@ -134,7 +134,8 @@ def config(
     exchange = setup.strategy.context_parallel_communication
     if c.context_parallel_size > 1 and exchange not in (None, "p2p", "all_gather"):
         raise UnsupportedError(
-            f"{tool} has no context exchange {exchange}; choose p2p or all_gather",
+            f"{tool} does not support parallel.context_parallel_communication {exchange}; "
+            "choose p2p or all_gather",
             field="parallel.context_parallel_communication",
         )
     if setup.recompute.granularity not in _CHECKPOINTS or setup.recompute.num_layers is not None:

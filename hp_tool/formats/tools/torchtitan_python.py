@@ -130,7 +130,8 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
     c, w = setup.parallel, setup.workload
     if c.expert_tensor_parallel_size > 1:
         raise UnsupportedError(
-            f"{TOOL} does not split experts; set parallel.expert_tensor_parallel_size to 1",
+            f"{TOOL} does not support expert tensor parallelism; set "
+            "parallel.expert_tensor_parallel_size to 1",
             field="parallel.expert_tensor_parallel_size",
         )
     if (
@@ -138,8 +139,8 @@ def config(setup: TrainingSetup) -> dict[str, Any]:
         and setup.strategy.context_parallel_communication != "all_gather"
     ):
         raise UnsupportedError(
-            f"{TOOL} gathers keys and values; set "
-            "parallel.context_parallel_communication to all_gather",
+            f"{TOOL} all-gathers keys and values; set parallel.context_parallel_communication "
+            "to all_gather",
             field="parallel.context_parallel_communication",
         )
     if w.loss != "unfused":
@@ -179,7 +180,7 @@ def read(source: Source, reading: Reading) -> None:
             else repr(trainer)
         )
         raise UnsupportedError(
-            f"{name} returns {shown}: which {CONFIG_CLASS} it is, is only known at run time",
+            f"{name} returns {shown}; the resulting {CONFIG_CLASS} is only known at run time",
             field="config",
         )
     arguments = table("torchtitan-python")

@@ -32,14 +32,14 @@ def server_command(setup: ServingSetup) -> tuple[str, Values]:
     reject_speculation(setup, tool="trtllm")
     if c.attention_data_parallel_size > 1 and c.tensor_parallel_size > 1:
         raise UnsupportedError(
-            "trtllm-serve runs data-parallel attention on every rank or on none; set "
+            "trtllm-serve supports attention data parallelism on all ranks or on none; set "
             "tensor_parallel_size to 1, or choose sglang",
             field="parallel.attention_data_parallel_size",
         )
     if setup.leaves_headroom:
         raise UnsupportedError(
-            "trtllm-serve's memory fraction applies to the memory that weights leave free, "
-            "not to the device; set inference.memory_fraction instead of "
+            "trtllm-serve's memory fraction applies to the memory left after loading the "
+            "weights, not to the whole device; set inference.memory_fraction instead of "
             "constraints.memory_headroom_fraction, or choose vllm or sglang",
             field="constraints.memory_headroom_fraction",
         )

@@ -30,8 +30,8 @@ def server_command(setup: ServingSetup) -> tuple[str, Values]:
     ranks = c.tensor_parallel_size * c.attention_data_parallel_size
     if c.expert_parallel_size not in (1, ranks):
         raise UnsupportedError(
-            f"vllm divides experts over all {ranks} ranks of a stage or over none; "
-            f"set expert_parallel_size to {ranks} or 1, or choose sglang",
+            f"vllm shards the experts across all {ranks} ranks of a stage, or not at all; set "
+            f"expert_parallel_size to {ranks} or 1, or choose sglang",
             field="parallel.expert_parallel_size",
         )
     return f"vllm serve {model_argument(setup)}", {

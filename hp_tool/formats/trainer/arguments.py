@@ -124,9 +124,9 @@ class _TrainerSettings:
         micro = micro or max(global_batch // max((steps or 1) * num_gpus, 1), 1)
         if steps is not None and num_gpus and global_batch != micro * steps * num_gpus:
             raise InputError(
-                f"train_batch_size {global_batch} is not train_micro_batch_size_per_gpu {micro} x "
-                f"gradient_accumulation_steps {steps} "
-                f"x {num_gpus} GPUs; change one of them",
+                f"train_batch_size {global_batch} does not equal train_micro_batch_size_per_gpu "
+                f"{micro} x gradient_accumulation_steps {steps} x {num_gpus} GPUs; change one "
+                "of them",
                 field="train_batch_size",
             )
         return micro, global_batch

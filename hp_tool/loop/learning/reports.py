@@ -355,9 +355,9 @@ def check_parts(
     computed_s = sum(parts.get(name, 0.0) for name in COMPUTING)
     if computed_s * flops_tolerance(config) < problem.peak_step_s:
         raise InputError(
-            f"parts_s has {computed_s:.3g} s of {', '.join(COMPUTING)}: at their peak the "
-            "devices take "
-            f"{problem.peak_step_s:.3g} s for a step's FLOPs; check the query's model and batch",
+            f"{', '.join(COMPUTING)} in parts_s sum to {computed_s:.3g} s, but at their peak "
+            f"the devices need {problem.peak_step_s:.3g} s for a step's FLOPs; check the "
+            "query's model and batch",
             field="measurement.parts_s",
             code="implausible",
         )

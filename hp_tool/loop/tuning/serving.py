@@ -83,13 +83,13 @@ def resolve_serving_search(query: Query) -> ServingProblem:
     for name, _, quantile, _ in problem.targets.limits():
         if quantile is not None and runner != ENDPOINT:
             raise UnsupportedError(
-                f"Runs measure mean latencies, not {name}; set {' or '.join(TARGETS)}",
+                f"Runs measure mean latencies only, not {name}; set {' or '.join(TARGETS)}",
                 field=f"targets.{name}",
             )
         if quantile not in (None, *QUANTILES):
             kept = ", ".join(QUANTILES)
             raise UnsupportedError(
-                f"runs record {kept} of the latencies, not {quantile}; set one of these",
+                f"runs record only the latency quantiles {kept}, not {quantile}; use one of these",
                 field=f"targets.{name}",
             )
     for name in ServingConfig.__slots__:
@@ -101,7 +101,9 @@ def resolve_serving_search(query: Query) -> ServingProblem:
         if name not in _AXES[runner] and (several or fixed):
             axes = " and ".join(_AXES[runner])
             advice = (
-                "give the one that it was started with" if runner == ENDPOINT else "leave it out"
+                "set the value that the server was started with"
+                if runner == ENDPOINT
+                else "remove it"
             )
             raise UnsupportedError(
                 f"runs vary {axes}, not {name}; {advice}", field=f"parallel.{name}"

@@ -66,7 +66,9 @@ def list_machines(query: Query) -> tuple[Machine, ...]:
         )
     if not listed:
         raise InputError(
-            "No listed machine has a price of this kind.", field="cluster.market", code="no_price"
+            "No listed machine has a price for this market. Set another market.",
+            field="cluster.market",
+            code="no_price",
         )
     return tuple(
         {repr(machine): machine for machine in listed}.values()

@@ -68,7 +68,7 @@ def choose_shape(query: SizingQuery, *, parameters: float) -> ModelSpec:
         heads = query.num_key_value_heads
         grouped = "" if heads is None else f" and {heads} key/value heads"
         raise InputError(
-            f"No shape of {parameters:,.0f} parameters has a vocabulary of "
+            f"No model shape with {parameters:,.0f} parameters allows a vocabulary of "
             f"{vocabulary:,}{grouped}. Use more parameters (or days), or a smaller vocab_size.",
             field="parameters",
         )

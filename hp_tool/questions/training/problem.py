@@ -325,8 +325,8 @@ def resolve_training(query: Query) -> TrainingProblem:
     """
     if query.kind != "training" or query.training is None:
         raise UnsupportedError(
-            "This applies to trainings only. Queries of kind inference are answered by `hp-tool "
-            "recommend` and `tune`.",
+            "Supported for queries of kind training only. For queries of kind inference, use "
+            "`hp-tool recommend` or `hp-tool tune`.",
             field="kind",
         )
     for name, values in query.training.choices.items():
@@ -529,20 +529,21 @@ def _resolve_context_levels(parallel: ParallelQuery, model: ModelSpec) -> tuple[
         return None
     if parallel.context_parallel_communication != "a2a+p2p":
         raise InputError(
-            f"{list(sizes)} requires context_parallel_communication a2a+p2p; set it, or "
-            "remove the sizes",
+            f"hierarchical_context_parallel_sizes {list(sizes)} requires "
+            "context_parallel_communication a2a+p2p; set it, or remove the sizes",
             field=field,
         )
     product = sizes[0] * sizes[1]
     if min(sizes) < 1 or axis_values(parallel.context_parallel_size) != (product,):
         raise InputError(
-            f"{list(sizes)} requires a context_parallel_size of {product} and sizes of at least 1",
+            f"hierarchical_context_parallel_sizes {list(sizes)} requires context_parallel_size "
+            f"{product}, and sizes of at least 1",
             field=field,
         )
     if model.num_attention_heads % sizes[0]:
         raise InputError(
-            f"{sizes[0]} ranks cannot divide {model.num_attention_heads} attention "
-            "heads; the first size must be a divisor",
+            f"the first of hierarchical_context_parallel_sizes, {sizes[0]}, must divide the "
+            f"model's {model.num_attention_heads} attention heads",
             field=field,
         )
     return sizes

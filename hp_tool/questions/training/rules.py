@@ -346,9 +346,10 @@ def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
     lora = workload.lora
     if (lora is None) != (workload.task != "lora"):
         raise InputError(
-            "task lora requires lora, such as {rank: 16}"
+            "task lora requires training.lora, such as {rank: 16}"
             if lora is None
-            else f"lora requires task lora, not {workload.task}; change task, or remove lora",
+            else f"training.lora requires task lora, not {workload.task}; change task, or remove "
+            "training.lora",
             field="training.lora",
             code="missing_field" if lora is None else "invalid_value",
         )
@@ -517,8 +518,9 @@ def _check_framework(model: ModelSpec, workload: TrainingWorkload, parallel: Par
         or model.num_nextn_predict_layers
     ):
         raise UnsupportedError(
-            f"framework {framework} supports dense decoders without latent attention and "
-            f"multi-token prediction only, unlike {model.name}; choose another model or framework",
+            f"framework {framework} does not support {model.name}: it supports only dense "
+            "decoders without latent attention or multi-token prediction; choose another model "
+            "or framework",
             field="model",
         )
     gradients = {"gradient_precision": (framework_facts(framework).gradient_precision,)}

@@ -84,9 +84,9 @@ def _written_layout(problem: TrainingProblem, config: ParallelConfig) -> Pipelin
         if len(layout.chunks) != math.prod(sizes.values()):
             chunks = math.prod(sizes.values())
             raise InputError(
-                f"pipeline_layout {layout.text} has {len(layout.chunks)} chunks, but stages x "
-                "chunks "
-                f"per stage is {chunks}; change one of them",
+                f"pipeline_layout {layout.text} has {len(layout.chunks)} chunks, but "
+                f"pipeline_parallel_size x virtual_pipeline_parallel_size is {chunks}; change "
+                "one of them",
                 field=LAYOUT_PATH,
             )
         if default_text is None or parse_layout(default_text).chunks != layout.chunks:

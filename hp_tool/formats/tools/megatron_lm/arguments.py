@@ -222,7 +222,8 @@ class Arguments:
             return {}
         if not (0.0 <= attention <= 1.0 and 0.0 <= mlp <= 1.0 - attention):
             raise InputError(
-                "the fractions of attention and MLP layers must not exceed 1 in total",
+                "the fractions of attention and MLP layers must be from 0 to 1 and sum to at "
+                "most 1",
                 field="--hybrid-attention-ratio",
             )
         letters = "".join(self.stage_patterns()) or hybrid.pattern_of_fractions(

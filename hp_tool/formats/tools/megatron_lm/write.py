@@ -195,8 +195,8 @@ def context_level_sizes(setup: TrainingSetup) -> list[str] | None:
     )
     if heads % inner or kv % inner:
         raise UnsupportedError(
-            f"{words.TOOL} cannot divide {heads} query and {kv} key/value heads of a "
-            f"rank over {inner} context ranks; set "
+            f"{words.TOOL} cannot split each rank's {heads} query and {kv} KV heads evenly "
+            f"across {inner} context-parallel ranks; set "
             "parallel.hierarchical_context_parallel_sizes",
             field="parallel.hierarchical_context_parallel_sizes",
         )
@@ -224,7 +224,7 @@ def num_shard_groups(setup: TrainingSetup) -> int | None:
         return None
     if c.zero_stage >= 2:
         raise UnsupportedError(
-            f"{words.TOOL} shards over part of the replicas with zero_stage 1 only",
+            f"{words.TOOL} supports parallel.data_parallel_shard_size only with zero_stage 1",
             field="parallel.zero_stage",
         )
     return c.data_parallel_size // c.data_parallel_shard_size
@@ -375,7 +375,7 @@ def num_offloaded_layers(setup: TrainingSetup) -> int:
     if setup.parallel.pipeline_parallel_size > 1 or setup.recompute.granularity != "none":
         raise UnsupportedError(
             "Megatron Core does not offload activations with pipeline parallelism or "
-            "recomputation; remove training.offload or those",
+            "recomputation; remove training.offload, or use neither",
             field="training.offload",
         )
     return offloaded

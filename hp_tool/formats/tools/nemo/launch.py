@@ -179,7 +179,7 @@ def _select_preset(settings: Mapping[str, Setting], source: Source, reading: Rea
     ):
         if not value:
             raise InputError(
-                f"--{option} is missing, which selects a preset",
+                f"missing --{option}, which selects a preset; add it",
                 field=f"--{option}",
                 code="missing_field",
             )

@@ -274,7 +274,7 @@ def _adapter_fields(w: TrainingWorkload) -> Values:
         names
     ):
         raise UnsupportedError(
-            f"{TOOL}'s LoRA puts one adapter on a fused matrix and none on "
+            f"{TOOL} puts one LoRA adapter on each fused matrix, and cannot put adapters on "
             f"{', '.join(sorted(parts))}; set training.lora.target_modules to some of "
             f"{', '.join(DEFAULT_TARGETS)}",
             field="training.lora.target_modules",
