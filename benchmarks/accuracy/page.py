@@ -280,8 +280,9 @@ def published(result: dict[str, Any]) -> str:
     rows = []
     for name, one in result["headlines"].items():
         error = "" if one["error"] is None else f"{100 * one['error']:+.1f}%"
+        gap = "" if one["unit"] in ("%", "x") else " "
         rows.append(
-            f"{name} | {one['date']} | {one['published']} {one['unit']} | "
+            f"{name} | {one['date']} | {one['published']}{gap}{one['unit']} | "
             f"{one['predicted']:,.4g} | {error}"
         )
     reasons = [f"- {name}: {why}" for name, why in result["known"].items()]
