@@ -1,4 +1,6 @@
-"""Catalogue of models, GPUs and servers as data files with sources; users add entries as files."""
+"""Catalogue of models, GPUs and servers: data files with their sources. Users can add entries as
+files.
+"""
 
 from hp_tool.catalog.hardware import cluster, gpu, node_type, node_type_from_mapping
 from hp_tool.catalog.library import Entry, Kind, entry, has_entry, names, revision

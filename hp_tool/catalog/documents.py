@@ -10,18 +10,20 @@ import yaml
 from hp_tool.errors import InputError
 
 MAX_FILE_BYTES = 4 * 2**20
-"""Maximum size of a file in bytes, far above any catalogue file or config.json. It limits memory if
-a path names the wrong file.
+"""Maximum size of a file in bytes, far above any catalogue file or config.json. It limits memory
+use if a path names the wrong file.
 """
 
 MAX_DEPTH = 32
-"""Maximum nesting of lists and mappings; queries and catalogue files have fewer than ten levels."""
+"""Maximum nesting depth of lists and mappings. Queries and catalogue files have fewer than ten
+levels.
+"""
 
 SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class _Loader(yaml.CSafeLoader):
-    """libyaml's safe loader, which also parses `312e12` as a number, as YAML 1.2 does."""
+    """libyaml's safe loader, extended to parse `312e12` as a number, as YAML 1.2 does."""
 
 
 _Loader.add_implicit_resolver(
@@ -64,7 +66,7 @@ def parse(text: str, *, origin: Path) -> dict[str, Any]:
 
     Args:
         text: The document.
-        origin: File that errors name. Its suffix determines the format.
+        origin: Name of the file, for error messages. Its suffix determines the format.
     """
     try:
         document = json.loads(text) if origin.suffix == ".json" else load_yaml(text)
@@ -79,8 +81,8 @@ def parse(text: str, *, origin: Path) -> dict[str, Any]:
 def load_yaml(text: str | bytes) -> Any:
     """Return the value of one YAML document.
 
-    Aliases are rejected, because they let a small text expand into a large structure. Deep nesting
-    is rejected because libyaml is recursive: several thousand brackets crash the process.
+    Aliases are rejected, because a small text with aliases can expand to a large structure. Deep
+    nesting is rejected, because libyaml is recursive: several thousand brackets crash the process.
     """
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):

@@ -1,4 +1,4 @@
-"""Efficiency profiles: fitted constants of dies, frameworks, engines and clusters."""
+"""Efficiency profiles: fitted constants of GPU dies, frameworks, engines and clusters."""
 
 import dataclasses
 import functools
@@ -39,13 +39,13 @@ from hp_tool.errors import InputError, UnsupportedError
 
 FOLDER = Path(__file__).parent / "data" / "efficiency"
 STAND_IN_LOG_SD, STAND_IN_MEMORY_LOG_SD = 0.25, 0.15
-"""Assumed standard deviations for a framework without constants: of the logarithm of the ratio of
-two step times, and of the logarithm of memory.
+"""Assumed standard deviations for a framework without constants: of the log ratio of two step
+times, and of log memory.
 
 `Doubts.trainer_log_sd` is the additional deviation of step times.
 """
 _GENERIC = "generic"
-"""Profile with typical constants, for dies without measurements."""
+"""Name of the profile with typical constants, for dies without measurements."""
 P = TypeVar(
     "P",
     GpuEfficiency,
@@ -73,7 +73,7 @@ def efficiency_profile(
     """Return the constants of a GPU and a framework.
 
     Generic constants are marked `measured: false`. If `hp-tool calibrate --cluster` measured
-    `cluster`, its constants replace those of its GPU.
+    `cluster`, the measured constants replace those of its GPU.
 
     Raises:
         UnsupportedError: The framework has no profile, or an overlap or attention kernel was never
@@ -117,12 +117,12 @@ def efficiency_profile(
 
 @functools.cache
 def prediction_doubts() -> Doubts:
-    """Return the uncertainties that are added to the deviations of a framework's own runs."""
+    """Return the uncertainties that are added to the deviations of a framework's fitted runs."""
     return _build(Doubts, FOLDER / "doubts.yaml")
 
 
 def sustained_efficiency(kernels: GpuEfficiency, *, gpu: GpuSpec, clocks: Clocks) -> GpuEfficiency:
-    """Return the constants of kernels at the clocks that the GPU sustains in a long training."""
+    """Return the kernel constants at the clocks that the GPU sustains in a long training run."""
     return _with_clocks(kernels, clocks, gpu.power_w, gpu.peak_flops_per_second)
 
 
@@ -132,7 +132,7 @@ def usual_clocks(gpu: GpuSpec) -> Clocks:
 
 
 def check_power_cap(query: str | ClusterQuery, *, gpu: GpuSpec, serves: bool = False) -> None:
-    """Check that the effect of the query's power cap on the clocks is known.
+    """Check that the effect of the query's power cap on GPU clocks is known.
 
     Raises:
         UnsupportedError: The effect is not known.
@@ -186,7 +186,7 @@ def frameworks() -> list[str]:
 def gpu_efficiency(gpu: GpuSpec) -> GpuEfficiency:
     """Return the kernel constants of this GPU's die.
 
-    A GPU without a die gets generic constants, which are marked `measured: false`.
+    A GPU whose die is unknown gets generic constants, which are marked `measured: false`.
     """
     return _die_efficiency(_die_name(gpu))
 
@@ -209,7 +209,9 @@ def _die_efficiency(name: str) -> GpuEfficiency:
 
 @functools.lru_cache(maxsize=256)
 def framework_constants(name: str, silicon: str) -> FrameworkEfficiency:
-    """Return the framework's constants on this die, or those of its newest release."""
+    """Return the framework's constants on this die, or its default constants if there are none for
+    the die.
+    """
     if name in STAND_INS:
         return _as_stand_in(framework_constants(STAND_INS[name].constants, silicon), name=name)
     if name in SAME_CODE:
@@ -225,9 +227,7 @@ def framework_constants(name: str, silicon: str) -> FrameworkEfficiency:
 
 
 def _as_stand_in(constants: FrameworkEfficiency, *, name: str) -> FrameworkEfficiency:
-    """Return the constants for use with another framework, with larger deviations and without that
-    framework's own runs.
-    """
+    """Return the constants adapted for another framework (`name`), with larger deviations."""
 
     def wider(log_sd: float | None, doubt: float) -> float | None:
         return None if log_sd is None else math.hypot(log_sd, doubt)
@@ -250,9 +250,9 @@ def _build(kind: type[P], path: Path) -> P:
 
 @functools.cache
 def _profiles(folder: Path) -> dict[str, Path]:
-    """Return the files of a folder by profile name.
+    """Return the files of a folder, by profile name.
 
-    Names from queries are looked up here, so that they never become part of a path.
+    Names from queries are looked up in this mapping, so they never become part of a path.
     """
     return {path.stem: path for path in folder.glob("*.yaml")}
 
@@ -263,19 +263,19 @@ class MachineProfile:
 
     gpu: GpuEfficiency
     network: Link | None = None
-    """Constants of ring collectives across nodes; None for those of the framework."""
+    """Constants of ring collectives across nodes. None: those of the framework apply."""
 
 
 def machine_profile(cluster: str) -> MachineProfile | None:
-    """Return the measured constants of the named cluster; None without measurements."""
+    """Return the measured constants of the named cluster; None if it was not measured."""
     return _read_machine_profile(f"{_file_name(cluster)}.yaml", library.user_folders())
 
 
 def save_machine_profile(cluster: str, profile: MachineProfile) -> Path:
-    """Write the profile to the user's first catalogue folder, replacing an earlier profile.
+    """Write the profile to the user's first catalogue folder. It replaces an earlier profile.
 
-    This process uses the new profile at once. Fields with default values are omitted, because an
-    earlier release of hp_tool on the same host rejects fields that it does not know.
+    This process uses the new profile immediately. Fields with default values are omitted, because
+    an earlier release of hp_tool on the same host rejects unknown fields.
     """
     import yaml
 
@@ -336,9 +336,9 @@ def engine_efficiency(
     """Return the profile of an engine version.
 
     A version without a profile uses the newest earlier profile, preferably one with runs on this
-    die (`silicon`), marked `measured: false`. Without a version, the newest profile with measured
-    runs is used, preferably with runs on this die. A profile that was fitted to kernels alone
-    applies only if its version or a later one is requested.
+    die (`silicon`), marked `measured: false`. If no version is given, the newest profile with
+    measured runs is used, preferably one with runs on this die. A profile that was fitted only to
+    kernel timings applies only if its version or a later one is requested.
 
     Raises:
         UnsupportedError: The engine has no profile.
@@ -384,8 +384,8 @@ SETTINGS_OF_A_RELEASE = (
     "fp8_cache_with",
     "fp8_scales",
 )
-"""Profile fields that are read from the nearest release, even if another release has the constants
-that were fitted to runs.
+"""Profile fields that are always taken from the nearest release, even if the fitted constants come
+from another release.
 """
 
 
@@ -394,17 +394,19 @@ def _is_release_or_later(version: str | None, release: str) -> bool:
 
 
 def _nearest_profile(versions: list[EngineEfficiency], version: str) -> EngineEfficiency:
-    """Return the newest profile that is not later than the version; else the oldest."""
+    """Return the newest profile that is not newer than `version`; if there is none, the oldest
+    profile.
+    """
     earlier = [each for each in versions if version_key(each.version) <= version_key(version)]
     return earlier[-1] if earlier else versions[0]
 
 
 @functools.cache
 def expert_efficiency(*, engine: str) -> ExpertEfficiency:
-    """Return an engine's overheads of MoE layers, fitted to its own runs; without runs, to those of
-    all engines.
+    """Return an engine's overheads of MoE layers, fitted to its own runs. If it has no runs, return
+    those fitted to the runs of all engines.
 
-    Return no overheads for `megatron-core`, whose expert kernels were timed in isolation.
+    `megatron-core`, whose expert kernels were timed in isolation, has no overheads.
     """
     if engine == "megatron-core":
         return ISOLATED_EXPERTS
@@ -414,8 +416,8 @@ def expert_efficiency(*, engine: str) -> ExpertEfficiency:
 
 @functools.cache
 def defaults_efficiency(*, engine: str, silicon: str | None) -> DefaultsEfficiency:
-    """Return the overheads of an engine with default settings on a die, fitted to its own runs;
-    without runs, or with ROCm, to those of all engines.
+    """Return the overheads of an engine with default settings on a die, fitted to its own runs. If
+    it has no runs, or with ROCm, return those fitted to the runs of all engines.
     """
     path = FOLDER / "defaults" / f"{engine}.yaml"
     has_own_fit = path.is_file() and silicon not in ROCM_SILICON
@@ -424,7 +426,7 @@ def defaults_efficiency(*, engine: str, silicon: str | None) -> DefaultsEfficien
 
 @functools.cache
 def pool_efficiency() -> PoolEfficiency:
-    """Return the overheads of separate pools for prefill and decoding."""
+    """Return the overheads of separate prefill and decode pools."""
     return _build(PoolEfficiency, FOLDER / "pools.yaml")
 
 
@@ -437,7 +439,7 @@ def engine_profiles() -> tuple[EngineEfficiency, ...]:
 
 
 def version_key(version: str) -> tuple[tuple[int, str], ...]:
-    """Return a sort key for versions that compares runs of digits as numbers.
+    """Return a sort key for versions that compares groups of digits as numbers.
 
     `0.5.6.post2` follows `0.5.1.post1`. `1.0.0rc3` precedes `1.2.0rc6` and `1.0`, which equals
     `1.0.0`.
@@ -445,7 +447,7 @@ def version_key(version: str) -> tuple[tuple[int, str], ...]:
     parts: list[tuple[int, str]] = []
     for part in version.removeprefix("v").replace("-", ".").split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        # "~": a release follows its candidates.
+        # "~": a release follows its release candidates.
         parts.append((int(digits[:18] or 0), part[len(digits) :] or "~"))
     parts += [(0, "~")] * (3 - len(parts))
     return tuple(parts)
@@ -458,8 +460,8 @@ SGLang share most kernels.
 
 
 def expert_kernels(gpu: GpuEfficiency, *, engine: str, version: str) -> dict[str, ExpertKernel]:
-    """Return an engine's kernels by weight format. Each is from the release nearest to `version`
-    that was timed on the die.
+    """Return an engine's expert kernels, by weight format. Each kernel is from the release nearest
+    to `version` that was timed on the GPU's die.
     """
     timed = gpu.grouped_matmul or {}
     kernels: dict[str, ExpertKernel] = {}
@@ -471,7 +473,9 @@ def expert_kernels(gpu: GpuEfficiency, *, engine: str, version: str) -> dict[str
 
 
 def _nearest_first(releases: Collection[str], version: str) -> list[str]:
-    """Return the releases up to `version`, newest first, then the later ones, oldest first."""
+    """Return the releases up to `version`, newest first, followed by the later ones, oldest
+    first.
+    """
     ordered = sorted(releases, key=version_key)
     earlier = [release for release in ordered if version_key(release) <= version_key(version)]
     return earlier[::-1] + ordered[len(earlier) :]

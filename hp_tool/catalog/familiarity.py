@@ -1,4 +1,4 @@
-"""Groups of measured runs to which the constants were fitted, for `domain.familiarity`."""
+"""Groups of measured runs to which the constants were fitted. `domain.familiarity` uses them."""
 
 import csv
 import functools
@@ -30,7 +30,7 @@ NUMBERS = ("num_gpus", "n")
 
 @functools.cache
 def measured_runs(kind: str) -> Index:
-    """Return the groups of measured `training` or `serving` runs."""
+    """Return the groups of measured runs of a kind, `training` or `serving`."""
     return Index(tuple(run for each, run in read_runs(FILE) if each == kind))
 
 

@@ -1,4 +1,6 @@
-"""Resolve names of GPUs, servers and clusters to specs, with defaults of a typical server."""
+"""Resolve names of GPUs, servers and clusters to specs. Missing values are those of a typical
+server.
+"""
 
 import dataclasses
 import functools
@@ -13,16 +15,16 @@ from hp_tool.domain.prices import PRICED
 from hp_tool.errors import InputError, NotFoundError
 
 Cluster = str | ClusterQuery
-"""A query's `cluster`; a tuple lists several machines."""
+"""Value of a query's `cluster`; a tuple lists several machines."""
 RUNS_KEY = "runs"
-"""Key of a cluster's catalogue entry that contains the launcher and limits of its profile runs."""
+"""Key of a cluster's catalogue entry with the launcher and the limits of its profile runs."""
 
 
 def gpu(name: str, *, field: str = "gpu") -> GpuSpec:
     """Return a device's datasheet by catalogue name.
 
     Args:
-        field: Query field that errors name.
+        field: Query field for error messages.
 
     Raises:
         NotFoundError: The name is unknown; the error names the nearest known names.
@@ -49,17 +51,19 @@ def node_type_from_mapping(mapping: Mapping[str, Any]) -> NodeType:
 
 
 def cluster(query: Cluster) -> ClusterSpec:
-    """Return the cluster of a query: a registered name, or a description completed by catalogue
-    defaults.
+    """Return the cluster of a query, which is a registered name or a description that catalogue
+    defaults complete.
 
-    A node type without a number of devices is one such node.
+    A node type without a number of devices means a single node.
 
     Raises:
         InputError: A field is invalid; the error names the field, its value and the fix.
     """
     check_single_machine(query)
     if isinstance(query, str):
-        node_type(query)  # An unknown name is an error of `cluster`, not of cluster.node_type.
+        node_type(
+            query
+        )  # Errors about an unknown name refer to `cluster`, not to cluster.node_type.
         query = ClusterQuery(name=query, node_type=query)
     try:
         return _cached_cluster(query, library.folders())
@@ -68,10 +72,10 @@ def cluster(query: Cluster) -> ClusterSpec:
 
 
 def machine_list_field(query: Cluster) -> str | None:
-    """Return the field by which a query's cluster lists several machines; None for a single
+    """Return the field with which a query's cluster lists several machines; None for a single
     machine.
 
-    The field has a list, or `priced`, which selects all machines with a price.
+    The value of the field is a list, or `priced`, which selects all machines with a price.
     """
     if isinstance(query, tuple) or query == PRICED:
         return "cluster"
@@ -83,7 +87,7 @@ def machine_list_field(query: Cluster) -> str | None:
 
 
 def check_single_machine(query: Cluster) -> None:
-    """Check that a query's cluster is a single machine; only `recommend` compares several.
+    """Check that a query's cluster is a single machine. Only `recommend` compares several machines.
 
     Raises:
         InputError: The cluster lists several machines.
@@ -203,8 +207,8 @@ def _with_power_cap(device: GpuSpec, power_w: float | None) -> GpuSpec:
 
 
 def _check_market(query: ClusterQuery) -> None:
-    """Check that a query for a spot or on-demand market sets the price and interruptions of a
-    machine that has no entry in the price list.
+    """Check that a query for a spot or on-demand market sets the price and interruption rate of
+    machines that are not in the price list.
     """
     needs = {None: (), "spot": ("price_per_gpu_hour", "interruptions_per_node_day")}.get(
         query.market, ("price_per_gpu_hour",)
@@ -231,7 +235,9 @@ def _num_gpus(query: ClusterQuery, node: NodeType | None) -> int:
 
 
 def _gpus_per_node(query: ClusterQuery, usual: int, num_gpus: int) -> int:
-    """Return the number of devices per host, which a small cluster uses only partly."""
+    """Return the number of devices per host. It is smaller than usual if a small cluster uses only
+    part of a host.
+    """
     gpus_per_node = min(query.gpus_per_node or usual, num_gpus)
     if num_gpus % gpus_per_node:
         fewer = num_gpus - num_gpus % gpus_per_node
@@ -284,7 +290,7 @@ def _nvlink_segment(query: ClusterQuery, *, domain: int, gpus_per_node: int) -> 
     """Return how many devices of an NVLink domain a job uses together; None if the query does not
     set it.
 
-    The number is at most the size of the domain.
+    The number must not exceed the size of the domain.
     """
     segment = query.nvlink_segment_gpus
     if segment is None:
@@ -300,7 +306,9 @@ def _nvlink_segment(query: ClusterQuery, *, domain: int, gpus_per_node: int) -> 
 
 
 def _mixed_cluster(query: ClusterQuery) -> ClusterSpec:
-    """Return the cluster of the two kinds of GPU in `query.stages`, with `kinds` for each."""
+    """Return a cluster with the two kinds of GPU in `query.stages`. Its `kinds` has one cluster for
+    each.
+    """
     stages = query.stages or ()
     if len(stages) != 2:
         raise InputError(
@@ -342,7 +350,7 @@ def _mixed_cluster(query: ClusterQuery) -> ClusterSpec:
 
 
 def _mean_gpu(kinds: Sequence[ClusterSpec]) -> GpuSpec:
-    """Return a device with the mean values of both kinds, for MFU and energy."""
+    """Return a device with the mean values of both kinds. It is used for MFU and energy."""
     gpus = [kind.gpu for kind in kinds]
     if gpus[0].kind != gpus[1].kind:
         raise InputError(
@@ -376,16 +384,17 @@ def _device_mean(kinds: Sequence[ClusterSpec], values: Sequence[float]) -> float
 
 
 def cluster_name(cluster: str | ClusterQuery) -> str | None:
-    """Return the name of the query's registered cluster or node type; None without one."""
+    """Return the name of the query's registered cluster or node type; None if it has no name."""
     check_single_machine(cluster)
     return cluster if isinstance(cluster, str) else cluster.node_type
 
 
 def cluster_runs(cluster: str | ClusterQuery) -> ClusterRuns | None:
-    """Return `runs` of a registered cluster's entry in the user's catalogue; None without it.
+    """Return `runs` from a registered cluster's entry in the user's catalogue; None if the entry
+    has no `runs`.
 
-    The field contains programs, folders and shell code of the operator. It is therefore read from
-    files only, never from a query or over HTTP.
+    The field contains the operator's programs, folders and shell code. For security, it is read
+    only from files, never from a query or over HTTP.
 
     Raises:
         InputError: The entry is malformed.

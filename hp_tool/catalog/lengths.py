@@ -15,7 +15,7 @@ from hp_tool.errors import InputError
 
 FIELD = "training.sequence_lengths"
 MAX_LENGTH = 1 << 24
-"""Maximum number of tokens in a sequence, far above any in use."""
+"""Maximum number of tokens in a sequence, far above any practical length."""
 MAX_COUNTED_LENGTHS = 1e15
 MAX_LINES = 1_000_000
 TABLES = (".txt", ".csv")
@@ -25,7 +25,7 @@ N = TypeVar("N", int, float)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogNormal:
-    """One log-normal component of a distribution of lengths."""
+    """A log-normal component of a length distribution."""
 
     share: Annotated[float, Interval(ge=1e-9, le=1e9)]
     """Weight relative to the other components."""
@@ -37,7 +37,7 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthRecord:
-    """A distribution as written in a file: either `log_normal` components or `counts`."""
+    """A length distribution as written in a file: either `log_normal` components or `counts`."""
 
     name: str
     log_normal: dict[str, LogNormal] | None = None
@@ -52,8 +52,8 @@ class LengthRecord:
 def sequence_lengths(name: str) -> LengthDistribution:
     """Return a distribution by catalogue name, or from a user's file.
 
-    A file is YAML or JSON with LengthRecord's fields, or text (.txt, .csv) with a length, or a
-    length and a count, on each line. A file is read only if the name is an OwnFile.
+    A file is YAML or JSON with LengthRecord's fields, or text (.txt, .csv) with a length and
+    optionally a count on each line. A file is read only if the name is an OwnFile.
 
     Raises:
         InputError: The file is malformed.

@@ -1,7 +1,8 @@
-"""Find an entry among the catalogue's files, the user's folders first, without parsing files that
-cannot contain it.
+"""Find an entry in the catalogue's files without parsing files that cannot contain it. The user's
+folders are searched first.
 
-A file holds one entry (its fields at the top, its name from `name` or the file's name), or many:
+A file contains one entry or many. A single entry has its fields at the top level, and its name is
+`name` or the file's name. Many entries look like this:
 
     source: config.json of {id}              # for entries without a source; {id}: their first id
     defaults: {normalization: rmsnorm}       # fields that all entries share
@@ -71,7 +72,7 @@ def entry(kind: Kind, name: str, *, field: str | None = None) -> Entry:
     """Return the entry with this name or alias, ignoring case.
 
     Args:
-        field: Query field that errors name; model, gpu or cluster by default.
+        field: Query field for error messages; model, gpu or cluster by default.
 
     Raises:
         NotFoundError: The name is unknown; the error names the nearest known names.
@@ -108,7 +109,8 @@ def has_entry(kind: Kind, name: str) -> bool:
 def _matches_name(kind: Kind, name: str) -> Entry | None:
     """Return the entry with this name or alias.
 
-    A fine-tuned (-Instruct, -0324), quantised or republished model has the shape of its base model.
+    A fine-tuned (-Instruct, -0324), quantised or republished model has the same shape as its base
+    model.
     """
     match = _find(kind, name.casefold(), folders())
     if match is None and kind == "models":
@@ -125,7 +127,9 @@ def base_model(name: str) -> str:
 
 
 def entries(kind: Kind) -> list[Entry]:
-    """Return all entries, sorted by name. A user's entry replaces a built-in one of its name."""
+    """Return all entries, sorted by name. A user's entry replaces a built-in entry with the same
+    name.
+    """
     by_name: dict[str, Entry] = {}
     for folder in folders():
         for path, _ in _texts(folder / kind):
@@ -140,7 +144,7 @@ def names(kind: Kind) -> list[str]:
 
 
 def number_of_built_in_names() -> int:
-    """Return the number of names and aliases in the built-in catalogue, of all kinds."""
+    """Return the number of names and aliases of all kinds in the built-in catalogue."""
     folders = (_BUILT_IN / kind for kind in _SINGULAR)
     entries_of = (_entries(path) for folder in folders for path, _ in _texts(folder))
     return sum(1 + len(each.aliases) for several in entries_of for each in several)
@@ -168,10 +172,10 @@ def file_entries(path: Path) -> Iterator[Entry]:
 
 
 def sole_entry(path: Path, *, field: str) -> Entry:
-    """Return the entry of a file that contains only one.
+    """Return the only entry of a file.
 
     Args:
-        field: Query field that errors name.
+        field: Query field for error messages.
 
     Raises:
         InputError: The file has several entries.
@@ -187,7 +191,7 @@ def sole_entry(path: Path, *, field: str) -> Entry:
 
 
 def user_folders() -> tuple[Path, ...]:
-    """Return the user's folders, the first of which receives new entries and has priority."""
+    """Return the user's catalogue folders. The first one receives new entries and has priority."""
     return folders()[:-1]
 
 
@@ -203,7 +207,7 @@ def missing_folders() -> list[Path]:
 def revision() -> str:
     """Return a digest of the names, sizes and modification times of the user's files.
 
-    If the digest changes, cached entries are dropped, so that changed files are read again.
+    When the digest changes, cached entries are dropped, so that changed files are read again.
     Built-in data do not change while a process runs.
     """
     global _seen
@@ -238,20 +242,20 @@ _clear_functions: list[Callable[[], None]] = []
 
 
 def on_change(forget: Callable[[], None]) -> None:
-    """Register a function for `clear_cache`, which drops data from the user's folders."""
+    """Register a function that `clear_cache` calls to drop data from the user's folders."""
     _clear_functions.append(forget)
 
 
 _FINE_TUNING_SUFFIX = re.compile(
     r"-(?:instruct|chat|it|hf|base|thinking|reasoning|preview|exp|terminus)(?=-|$)|-v0\.[12]$|-\d{4}$"
 )
-"""Suffixes of model names that denote fine-tuning: a method or a date."""
+"""Suffixes of model names that indicate fine-tuning: a method or a date."""
 _WEIGHT_FORMAT_SUFFIX = re.compile(
     r"[-.](?:(?:un)?quantized|bnb|4bit|8bit|(?:nv|mx)?fp[48]|awq|gptq|int[48]|w\d+a\d+(?:kv\d+)?|bf16|bfloat16|"
     r"dynamic|static|pertensor|block|marlin|g\d+|autoround|mixed|torchao|qat|unsloth)"
     r"(?:-v2)?(?=[-.]|$)"
 )
-"""Suffixes of checkpoint names that denote the format of the weights."""
+"""Suffixes of checkpoint names that indicate the weight format."""
 _PRECISION_PATTERNS = (
     (r"(?:mx)?fp8", "fp8"),
     (r"mxfp4", "mxfp4"),
@@ -262,7 +266,7 @@ _PRECISION_PATTERNS = (
 
 
 def stored_precision(name: str) -> str | None:
-    """Return the precision of a checkpoint's weights, if its name contains it."""
+    """Return the precision of a checkpoint's weights if its name contains it."""
     tail = name.rstrip("/").rpartition("/")[2].casefold()
     precisions = (
         kind
@@ -273,10 +277,10 @@ def stored_precision(name: str) -> str | None:
 
 
 def _published_names(name: str) -> Iterator[str]:
-    """Yield possible catalogue names of a published checkpoint.
+    """Yield the possible catalogue names of a published checkpoint.
 
-    These are its base model's name, its name without the publisher, and its name without the format
-    of the weights.
+    These are the name of its base model, its name without the publisher, and its name without the
+    weight format.
     """
     yield base_model(name)
     tail = name.rstrip("/").rpartition("/")[2].casefold().removeprefix("meta-")

@@ -1,4 +1,4 @@
-"""Check that the fields of a model describe a possible transformer."""
+"""Check that a model's fields describe a possible transformer."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,8 +15,8 @@ _NEEDED: dict[Mixer, tuple[str, ...]] = {
     "mamba2": ("mamba_num_heads", "mamba_head_dim", "ssm_state_size"),
 }
 MAX_KINDS = 128
-"""Maximum number of kinds of layers in one model, because the cost of each is computed; no known
-model has as many.
+"""Maximum number of layer kinds in one model. The cost of each kind is computed, and no known model
+has this many.
 """
 _INDEXER = ("index_topk", "index_n_heads", "index_head_dim")
 

@@ -18,14 +18,14 @@ from hp_tool.domain.query import OwnFile
 from hp_tool.errors import InputError
 
 COUNTS = {"num_parameters": total_parameters, "num_active_parameters": active_parameters}
-"""Names of the parameter counts that are computed from a model's fields and printed with it."""
+"""Names of the parameter counts that are computed from a model's fields and printed with them."""
 
 
 def model(name: str) -> ModelSpec:
     """Return a model by catalogue name or alias (a Hugging Face id), or from a user's file.
 
-    A file is a config.json (or its folder), or YAML or JSON with ModelSpec's fields. A file is read
-    only if the name is an OwnFile.
+    A file is a config.json (or the folder that contains it), or YAML or JSON with ModelSpec's
+    fields. It is read only if the name is an OwnFile.
 
     Raises:
         NotFoundError: The name is unknown; the error names the nearest known names.
@@ -67,7 +67,7 @@ def checkpoint(name: object) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Weights for an engine to load."""
+    """Weights that an engine can load."""
 
     path: str
     """A Hugging Face id, or a local folder."""
@@ -76,7 +76,9 @@ class Checkpoint:
 
 
 def stored_checkpoint(name: object, *, precision: str) -> Checkpoint | None:
-    """Return the checkpoint in this precision, else the one of `checkpoint`; None if unknown."""
+    """Return the checkpoint in this precision. If there is none, return the result of `checkpoint`;
+    None if unknown.
+    """
     if (path := checkpoint(name)) is None:
         return None
     if is_own_file(name) or not library.has_entry("models", str(name)):
@@ -110,8 +112,8 @@ def _checkpoint_precision(published: library.Entry, checkpoint_id: str) -> str |
 def published_precision(name: str | Mapping[str, Any] | ModelSpec) -> str:
     """Return the precision of a model's published weights; bf16 if unknown.
 
-    The precision of a catalogue model is that of the checkpoint with its name. The precision of a
-    config.json is that of its quantization_config.
+    For a catalogue model, this is the precision of the checkpoint with its name. For a config.json,
+    it is that of the quantization_config.
 
     Raises:
         UnsupportedError: The quantization_config is unknown.
@@ -132,9 +134,9 @@ def published_precision(name: str | Mapping[str, Any] | ModelSpec) -> str:
 
 
 def keeps_attention_wide(name: str | Mapping[str, Any] | ModelSpec, *, precision: str) -> bool:
-    """Return True if the model's checkpoint of this precision stores attention in 16 bits.
+    """Return True if the model's checkpoint in this precision stores attention in 16 bits.
 
-    Sources are the catalogue entry, or the quantization_config of a config.json.
+    The source is the catalogue entry, or the quantization_config of a config.json.
     """
     if isinstance(name, ModelSpec):
         return False
@@ -154,18 +156,18 @@ def is_own_file(name: object) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def is_file_name(name: str) -> bool:
-    """Return True if the name has a suffix of YAML or JSON files."""
+    """Return True if the name has a YAML or JSON suffix."""
     return "." in name and Path(name).suffix in documents.SUFFIXES
 
 
 def model_from_mapping(mapping: Mapping[str, Any], *, origin: Path | None = None) -> ModelSpec:
     """Return a model from ModelSpec's fields, or from the content of a config.json.
 
-    The parameter counts that printed models contain are ignored, because they are computed from the
+    Parameter counts, which printed models contain, are ignored, because they are computed from the
     other fields.
 
     Args:
-        origin: File that contains the mapping; errors name it.
+        origin: File that contains the mapping, for error messages.
 
     Raises:
         InputError: A key is unknown; the error names the nearest known key.
@@ -177,7 +179,7 @@ def model_from_mapping(mapping: Mapping[str, Any], *, origin: Path | None = None
 
 
 def parameter_counts(spec: ModelSpec) -> dict[str, int]:
-    """Return `num_parameters`, and `num_active_parameters`, which counts only the experts that
+    """Return `num_parameters` and `num_active_parameters`. The latter counts only the experts that
     process a token.
     """
     return {name: round(count(spec)) for name, count in COUNTS.items()}
@@ -202,9 +204,9 @@ _INDEX = "model.safetensors.index.json"
 
 
 def _stored_parameters(folder: Path, config: Mapping[str, Any]) -> int | None:
-    """Return the number of weights in a checkpoint, from the index of its files.
+    """Return the number of weights in a checkpoint, from its index file.
 
-    Return None without an index, or if the weights are quantised.
+    Return None if there is no index, or if the weights are quantised.
     """
     width = _BYTES.get(str(config.get("torch_dtype", config.get("dtype"))))
     if width is None or config.get("quantization_config") or not (folder / _INDEX).is_file():

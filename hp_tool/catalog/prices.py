@@ -12,7 +12,7 @@ def offers() -> tuple[Offer, ...]:
 
 
 def lowest_offers() -> dict[str, Offer]:
-    """Return the offer with the lowest on-demand price of each GPU, by GPU name."""
+    """Return, by GPU name, the offer with the lowest on-demand price."""
     lowest: dict[str, tuple[float, Offer]] = {}
     for offer in offers():
         name = hardware.gpu(offer.gpu or hardware.node_type(offer.node_type or "").gpu).name

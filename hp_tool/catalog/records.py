@@ -1,5 +1,5 @@
-"""Convert plain mappings to frozen dataclasses and check them strictly, with the standard library
-only.
+"""Convert plain mappings to frozen dataclasses and check them strictly, using only the standard
+library.
 
 Queries use Pydantic, but importing it here would take longer than a lookup in the catalogue.
 """
@@ -29,7 +29,7 @@ def build(
         origin: File that contains the mapping, if any.
 
     Raises:
-        InputError: A key is unknown, or a value is missing, of a wrong type or out of bounds.
+        InputError: A key is unknown, or a value is missing, has the wrong type or is out of bounds.
     """
     prefix = ": ".join((str(origin), *filter(None, [mapping.get("name")]), "")) if origin else ""
     hints, required = _expected_type(cls)
@@ -52,14 +52,14 @@ def build(
 
 
 def nearest(name: str, known: typing.Iterable[str]) -> str:
-    """Return `; did you mean 'x', 'y'?`, or an empty text if no known name is similar."""
+    """Return `; did you mean 'x', 'y'?`, or an empty string if no known name is similar."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
     return f"; did you mean {', '.join(map(repr, close))}?" if close else ""
 
 
 @functools.cache
 def _expected_type(cls: Any) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return the types of a dataclass's fields, and the names of the fields without a default."""
+    """Return (the types of a dataclass's fields, the names of the fields without a default)."""
     hints = typing.get_type_hints(cls)
     fields = dataclasses.fields(cls)
     missing = dataclasses.MISSING
@@ -70,8 +70,8 @@ def _expected_type(cls: Any) -> tuple[dict[str, Any], frozenset[str]]:
 
 
 def _check_value(value: Any, hint: Any, field: str) -> Any:
-    """Return the value if it has the expected type. Integers are accepted as floats, and floats
-    without a fraction as integers.
+    """Return the value, converted to the expected type. Integers are accepted as floats, and floats
+    without a fractional part as integers.
     """
     is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     options = typing.get_args(hint) if is_union else (hint,)

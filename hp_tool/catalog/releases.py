@@ -8,7 +8,7 @@ from hp_tool.domain.releases import release_numbers
 from hp_tool.errors import InputError
 
 _NAMED_RELEASES = 24
-"""Maximum number of releases listed in an error; older ones are only counted."""
+"""Maximum number of releases listed in an error message. Older releases are only counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,11 +16,11 @@ class _Listed:
     """The known releases of one program."""
 
     releases: tuple[str, ...]
-    """Release numbers, newest first; the user's precede the built-in ones."""
+    """Release numbers, newest first. The user's releases precede the built-in ones."""
     as_of: str | None
-    """Month in which the list was complete; None if the list has no date."""
+    """Month in which the list was complete; None if the list is not dated."""
     series: int
-    """How many leading numbers of a release identify its minor release."""
+    """Number of leading components of a release number that identify its minor release."""
 
 
 @functools.lru_cache(maxsize=1)
@@ -44,17 +44,17 @@ library.on_change(_releases.cache_clear)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseAge:
-    """How far a release is behind the newest release of a dated list."""
+    """How far a release is behind the newest release in a dated list."""
 
     newest: str
     minor_releases: int
-    """Number of minor releases after this release."""
+    """Number of newer minor releases."""
     as_of: str
     """Month in which the list was complete."""
 
 
 def release_age(program: str, release: str) -> ReleaseAge | None:
-    """Return how far a release is behind the newest one; None without a dated list."""
+    """Return how far a release is behind the newest one; None if there is no dated list."""
     known_releases = _releases().get(program)
     if known_releases is None or known_releases.as_of is None:
         return None
@@ -75,8 +75,8 @@ def has_releases(program: str) -> bool:
 def check_release(program: str, release: str, *, field: str) -> None:
     """Check that a release of an engine or framework is known.
 
-    Only the numbers count: 0.16.0rc1, 0.16.0.post1 and 0.16.0+cu128 count as 0.16.0, and 0.16 as
-    any of its patches.
+    Suffixes are ignored: 0.16.0rc1, 0.16.0.post1 and 0.16.0+cu128 count as 0.16.0. 0.16 matches any
+    of its patch releases.
 
     Raises:
         InputError: `unknown_release`: no list contains the release.

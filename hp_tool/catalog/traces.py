@@ -1,9 +1,9 @@
 """Request traces: columns in a query, or a local file in one of three formats.
 
-CSV with arrival_s, input_tokens, output_tokens and optionally prefix_tokens; Azure's CSV
-(TIMESTAMP, ContextTokens, GeneratedTokens); JSON lines with the former's names or Mooncake's
-(timestamp in ms, input_length, output_length, and hash_ids of blocks of 512 tokens). Blocks that an
-earlier request had are in the prefix cache.
+The formats are CSV with arrival_s, input_tokens, output_tokens and optionally prefix_tokens;
+Azure's CSV (TIMESTAMP, ContextTokens, GeneratedTokens); and JSON lines with the names of the first
+format or of Mooncake's (timestamp in ms, input_length, output_length, and hash_ids of blocks of 512
+tokens). Blocks of earlier requests are in the prefix cache.
 """
 
 import csv
@@ -27,7 +27,7 @@ from hp_tool.errors import InputError, NotFoundError
 FIELD = "inference.trace"
 MAX_FILE_BYTES = 64 * 2**20
 SAMPLE_SEED = 5_000
-"""Number of drawn requests if both lengths are distributions."""
+"""Number of requests to draw if both lengths are distributions."""
 BLOCK_TOKENS = 512
 """Tokens in each of Mooncake's hashed blocks."""
 NAMES = {
@@ -35,7 +35,7 @@ NAMES = {
     "input_tokens": ("input_tokens", "input_length", "ContextTokens"),
     "output_tokens": ("output_tokens", "output_length", "GeneratedTokens"),
 }
-"""Names of each column in the own format, Mooncake's and Azure's."""
+"""Names of each column in hp_tool's format, in Mooncake's and in Azure's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,9 @@ class Trace:
 
     @property
     def rate_per_second(self) -> float | None:
-        """Mean number of requests per second; None without arrivals, or if all arrive together."""
+        """Mean number of requests per second. None if there are no arrival times, or if all
+        requests arrive together.
+        """
         if self.arrival_s is None or self.arrival_s[-1] <= 0.0:
             return None
         return (len(self.arrival_s) - 1) / float(self.arrival_s[-1])
@@ -63,7 +65,9 @@ class Trace:
         return min(float(self.prefix_tokens.sum() / self.input_tokens.sum()), 0.99)
 
     def spec(self) -> TraceSpec:
-        """Return the first MAX_TRACE_REQUESTS requests as columns, for other processes."""
+        """Return the first MAX_TRACE_REQUESTS requests as columns, to pass them to other
+        processes.
+        """
         columns = {name: getattr(self, name) for name in TraceSpec.__slots__}
         return TraceSpec(
             **{
@@ -76,7 +80,7 @@ class Trace:
 def request_trace(trace: str | TraceSpec) -> Trace:
     """Return the trace that a query names or contains.
 
-    A text is a path, which is read only if it is an OwnFile.
+    A string is a path. The file is read only if the path is an OwnFile.
 
     Raises:
         InputError: The trace is malformed; the field is inference.trace.
@@ -110,9 +114,9 @@ def request_trace(trace: str | TraceSpec) -> Trace:
 
 
 def _draw_requests(trace: TraceSpec) -> dict[str, Any]:
-    """Return the columns, with distributions replaced by one length per request.
+    """Return the columns, with each distribution replaced by one length per request.
 
-    The lengths are quantiles of the distribution in shuffled order.
+    The lengths are quantiles of the distribution, in shuffled order.
     """
     columns = {name: getattr(trace, name) for name in TraceSpec.__slots__}
     lengths = [len(column) for column in columns.values() if isinstance(column, tuple)]
@@ -128,7 +132,9 @@ def _draw_requests(trace: TraceSpec) -> dict[str, Any]:
 
 
 def _trace_from_rows(name: str, rows: Iterable[Mapping[str, Any]]) -> Trace:
-    """Return the trace in a file's rows. The column names of the first row determine the format."""
+    """Return the trace in the rows of a file. The column names in the first row determine the
+    format.
+    """
     columns: dict[str, list[Any]] = {column: [] for column in (*NAMES, "prefix_tokens")}
     keys: dict[str, str] = {}
     seen: set[Any] = set()
@@ -172,7 +178,7 @@ def _count_cached_tokens(blocks: Iterable[Any], seen: set[Any]) -> int:
 
 
 def _check_trace(name: str, columns: Mapping[str, Any]) -> Trace:
-    """Return the columns as arrays in order of arrival, within TraceSpec's bounds."""
+    """Return the columns as arrays, in order of arrival and within TraceSpec's bounds."""
     lengths = {column: len(values) for column, values in _columns(columns)}
     if (
         not lengths.get("input_tokens")

@@ -1,4 +1,6 @@
-"""Dense decoders of Llama's kind (rotary positions, mostly RMSNorm, gated MLPs) and of GPT's."""
+"""Dense decoders: models like Llama (rotary positions, mostly RMSNorm, gated MLPs) and models like
+GPT.
+"""
 
 from typing import Any
 
@@ -11,7 +13,7 @@ UNTIED = {"tie_word_embeddings": False}
 TIED = {"tie_word_embeddings": True}
 LLAMA_BLOCK = {"gated_mlp": True, "normalization": "rmsnorm", "position_embedding": "rotary"}
 PLAIN = Family(fixed={**LLAMA_BLOCK, **NO_BIAS}, defaults=UNTIED)
-"""Llama without biases, whatever the file sets."""
+"""Llama without biases, regardless of what the file sets."""
 LLAMA = Family(
     fixed=LLAMA_BLOCK, defaults={**UNTIED, **NO_BIAS}, keys=same("attention_bias mlp_bias")
 )
@@ -30,7 +32,7 @@ LATENT = PLAIN.but(
         )
     },
 )
-"""Multi-head latent attention. In some of these files, head_dim is not the width of a head."""
+"""Multi-head latent attention. In some of these files, head_dim is not the head size."""
 D_MODEL = {
     "num_hidden_layers": "n_layers",
     "hidden_size": "d_model",

@@ -45,8 +45,8 @@ def _modernbert(config: Config) -> dict[str, Any]:
         "sliding_window_layers": windowed,
     }
     return {
-        # The norm after the embedding is that of the first layer, which has none before its
-        # attention.
+        # The norm after the embedding replaces the norm before the first layer's attention, so it
+        # is not counted separately.
         "embedding_norm": False,
         "head_dense": "weight_bias" if config.get("classifier_bias") else "weight",
         "output_bias": config.get("decoder_bias", True),

@@ -57,7 +57,9 @@ def _layers_with_dense_mlps(config: Config, dense: list[bool]) -> dict[str, Any]
 
 
 def _dense_or_sparse(config: Config) -> dict[str, Any]:
-    """Return the layers that the file lists as dense or sparse; by default dense layers first."""
+    """Return the layers, from the file's list of dense or sparse layers. By default, the first
+    layers are dense.
+    """
     return _layers_with_dense_mlps(config, dense_layers(config, layers=layer_count(config)))
 
 
@@ -96,8 +98,8 @@ def _dbrx(config: Config) -> dict[str, Any]:
 
 
 def _llama4(config: Config) -> dict[str, Any]:
-    """Return Llama 4 Maverick's layers: experts in every second layer, dense MLPs of another width
-    in the others.
+    """Return Llama 4 Maverick's layers: experts in every second layer, and dense MLPs of another
+    width in the others.
     """
     layers, step = (
         layer_count(config),

@@ -1,4 +1,4 @@
-"""Describe how the config.json of a model_type maps to a ModelSpec."""
+"""Describe how the config.json of each model_type maps to a ModelSpec."""
 
 from __future__ import annotations
 
@@ -14,29 +14,31 @@ Config = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One model_type: the keys of its config.json and the constants in its code."""
+    """One model_type: the keys of its config.json, and the constants in its modelling code."""
 
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Keys of config.json by ModelSpec field, with alternatives separated by spaces. Fields with
-    the same name in both need no entry.
+    """Keys of config.json, by ModelSpec field. Alternative keys are separated by spaces. Fields
+    with the same name in both need no entry.
     """
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """ModelSpec fields whose values the architecture's code fixes."""
+    """ModelSpec fields whose values are fixed in the architecture's code."""
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Values that the configuration class sets for missing keys."""
+    """Values of missing keys, as in the configuration class."""
     required: Mapping[str, tuple[Any, str]] = dataclasses.field(default_factory=dict)
-    """Keys of config.json with a single supported value, and why others are not supported. A key
-    may be missing.
+    """Keys of config.json that have only one supported value: the value, and the reason why others
+    are not supported. A key may be missing.
     """
     derive: Callable[[Config], dict[str, Any]] = lambda config: {}
     """Function that derives values from several keys, or raises UnsupportedError."""
     describes_layers: bool = False
-    """True if `derive` describes each layer, including its window."""
+    """True if `derive` describes each layer, including its sliding window."""
     full_attention_every: int | None = None
-    """Period of layers with full attention, for files with a sliding window but no layer_types."""
+    """Period of layers with full attention, for files that have a sliding window but no
+    layer_types.
+    """
 
     def but(self, **changes: Any) -> Family:
-        """Return this family with changed fields; mappings are merged."""
+        """Return a copy of this family with changed fields. Mappings are merged."""
         return dataclasses.replace(
             self, **{name: _merged(getattr(self, name), new) for name, new in changes.items()}
         )
@@ -47,7 +49,9 @@ def _merged(old: Any, new: Any) -> Any:
 
 
 def same(names: str) -> dict[str, str]:
-    """Return keys that have the same name in config.json and ModelSpec, from a text with spaces."""
+    """Return a mapping for keys that have the same name in config.json and ModelSpec. `names`
+    separates them with spaces.
+    """
     return {name: name for name in names.split()}
 
 
@@ -62,9 +66,9 @@ def reject(config: Config, key: str, *, unless: Any, why: str) -> None:
 
 
 _KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
-"""Kinds of attention layers: True for windowed attention. Chunked attention (Llama 4) counts as a
-window of the chunk's width, which is exact up to one chunk; beyond, a window has at most twice the
-keys.
+"""Supported kinds of attention layers. Chunked attention (Llama 4) is treated as a sliding window
+of one chunk. This is exact for sequences of up to one chunk; for longer ones, it counts at most
+twice the keys.
 """
 
 
@@ -73,8 +77,8 @@ def sliding_window(
 ) -> dict[str, Any]:
     """Return sliding_window and sliding_window_layers; empty if all layers have full attention.
 
-    `layer_types` names the kind of each layer (transformers 4.54 and later). Older files have a
-    pattern, or rely on the pattern of their class.
+    `layer_types` lists the kind of each layer (transformers 4.54 and later). Older files set a
+    pattern, or rely on the pattern of their model class.
 
     Raises:
         UnsupportedError: A layer is of another kind.

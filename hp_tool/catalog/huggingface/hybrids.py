@@ -1,4 +1,6 @@
-"""Decoders whose layers differ: recurrent mixers, state spaces, windows, sparse attention."""
+"""Decoders whose layers differ: recurrent mixers, state spaces, sliding windows, sparse
+attention.
+"""
 
 import math
 from dataclasses import replace
@@ -29,8 +31,8 @@ _MAMBA_BIAS = {"mamba_proj_bias": (False, "biases of a state space's projections
 
 
 def linear_layers(config: Config, mixer: Mixer) -> list[Block]:
-    """Return the layers of a model with a recurrent mixer; every fourth layer has attention, unless
-    the file lists the layers.
+    """Return the layers of a model with a recurrent mixer. Unless the file lists the layers, every
+    fourth layer has attention.
     """
     layers = layer_count(config)
     every = max(parse_integer(config, "full_attention_interval", 4), 1)
@@ -91,7 +93,7 @@ def _nemotron_h(config: Config) -> dict[str, Any]:
 
 def _check_prediction(config: Config, blocks: list[Block]) -> None:
     """Check that the multi-token-prediction layer is the one that `ModelSpec.mtp_kinds` assumes:
-    attention, and the model's last feed-forward block.
+    attention, and the MLP or experts of the model's last layer.
 
     Raises:
         UnsupportedError: The layer differs.
@@ -119,10 +121,10 @@ def _check_prediction(config: Config, blocks: list[Block]) -> None:
 
 
 def _sparse_attention(config: Config) -> dict[str, Any]:
-    """Return the layers with sparse attention of GLM-5 and DeepSeek-V3.2.
+    """Return the layers of GLM-5 and DeepSeek-V3.2, with sparse attention.
 
-    Each layer, or every few layers, has an indexer; the layers in between reuse its selection of
-    keys.
+    Either each layer has an indexer, or only every few layers have one; the layers in between then
+    reuse its selected keys.
     """
     layers = layer_count(config)
     with_indexer, reuses_indexer = Block(), Block(shares_index=True)
@@ -200,7 +202,9 @@ def _gemma4(config: Config) -> dict[str, Any]:
 
 
 def _sizes_by_layer(config: Config) -> dict[int, dict[str, Any]]:
-    """Return the `per_layer_config` that transformers writes, as sizes by layer number."""
+    """Return the sizes of each layer by number, from the `per_layer_config` that transformers
+    writes.
+    """
     written = config.get("per_layer_config") or {}
     names = ("head_dim", "num_attention_heads", "num_key_value_heads")
     try:
@@ -248,7 +252,7 @@ def _kimi_linear(config: Config) -> dict[str, Any]:
 
 
 def _minimax_m3(config: Config) -> dict[str, Any]:
-    """Return the layers with attention over blocks of keys that an indexer selects."""
+    """Return the layers, with attention over blocks of keys that an indexer selects."""
     layers, sparse = layer_count(config), config.get("sparse_attention_config") or {}
     if not isinstance(sparse, dict):
         raise InputError(
@@ -382,7 +386,9 @@ _OTHER_BLOCKS = (
 
 
 def _searched_blocks(attention: Config, mlp: Config, config: Config) -> Block:
-    """Return one layer of an architecture search (DeciLM): no attention, or another MLP width."""
+    """Return the block of one layer found by neural architecture search (DeciLM): it may have no
+    attention or another MLP width.
+    """
     for part in (attention, mlp):
         for key in _OTHER_BLOCKS:
             if part.get(key):
@@ -412,7 +418,7 @@ def _searched_blocks(attention: Config, mlp: Config, config: Config) -> Block:
 
 
 def _mlp_width(multiple: float, config: Config) -> int:
-    """Return `multiple` x hidden_size x 2/3, rounded up to a multiple of 256, as in Llama."""
+    """Return `multiple` x hidden_size x 2/3, rounded up to a multiple of 256 as in Llama."""
     return math.ceil(int(2 * multiple * parse_integer(config, "hidden_size") / 3) / 256) * 256
 
 

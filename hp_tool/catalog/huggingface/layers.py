@@ -14,10 +14,10 @@ MAX_LAYERS = 10_000
 
 
 def layer_fields(layers: Sequence[Block]) -> dict[str, Any]:
-    """Return the ModelSpec fields that describe these layers, in order.
+    """Return the ModelSpec fields that describe the given layers, in order.
 
-    The result is `first_k_dense_replace` if dense layers precede otherwise equal layers, else the
-    shortest repeating pattern of blocks.
+    The result is `first_k_dense_replace` if dense layers are followed by identical default layers,
+    else the shortest repeating pattern of blocks.
     """
     dense = len(
         list(itertools.takewhile(lambda layer: layer == Block(feed_forward="dense"), layers))
@@ -59,7 +59,7 @@ def parse_integer(
     """Return the integer of a key.
 
     Raises:
-        InputError: The value is no integer, or it is missing and has no default.
+        InputError: The value is not an integer, or it is missing and there is no default.
     """
     if (value := config.get(key, default)) is None:
         raise InputError(f"{key} is missing", field=f"model.{key}")
@@ -74,7 +74,7 @@ def parse_integer(
 def layer_list(
     config: Config, key: str, meanings: Mapping[Any, T], *, layers: int
 ) -> list[T] | None:
-    """Return the kind of each layer in a list of names; None without such a list.
+    """Return the kind of each layer, from a list of names; None if the list is missing.
 
     Entries beyond the last layer describe multi-token prediction and are ignored.
 
@@ -102,7 +102,7 @@ def layer_list(
 
 
 def parse_layer_numbers(config: Config, key: str) -> set[int]:
-    """Return the layer numbers in a list, or in a text with commas.
+    """Return the layer numbers in a list or a comma-separated string.
 
     Raises:
         InputError: The value is malformed.
@@ -116,7 +116,7 @@ def parse_layer_numbers(config: Config, key: str) -> set[int]:
 
 
 def with_dense_mlps(blocks: list[Block], dense: list[bool]) -> list[Block]:
-    """Return the blocks, with dense MLPs in the layers that `dense` marks."""
+    """Return the blocks, with dense MLPs in the layers for which `dense` is True."""
     return [
         replace(block, feed_forward="dense") if plain else block
         for block, plain in zip(blocks, dense, strict=True)
@@ -126,8 +126,8 @@ def with_dense_mlps(blocks: list[Block], dense: list[bool]) -> list[Block]:
 def dense_layers_by_step(config: Config, *, layers: int) -> list[bool]:
     """Return, for each layer, whether its MLP is dense.
 
-    Dense layers are those in `mlp_only_layers`, and those whose number is not a multiple of
-    `decoder_sparse_step`.
+    Layers are dense if they are listed in `mlp_only_layers`, or if their number is not a multiple
+    of `decoder_sparse_step`.
     """
     step, dense = (
         max(parse_integer(config, "decoder_sparse_step", 1), 1),
@@ -137,8 +137,8 @@ def dense_layers_by_step(config: Config, *, layers: int) -> list[bool]:
 
 
 def dense_layers(config: Config, *, layers: int) -> list[bool]:
-    """Return, for each layer of an MoE model, whether its MLP is dense, from a list or from the
-    number of leading dense layers.
+    """Return, for each layer of an MoE model, whether its MLP is dense. The file lists the dense
+    layers or sets the number of leading dense layers.
     """
     lists = (
         ("mlp_layer_types", {"dense": True, "sparse": False}),

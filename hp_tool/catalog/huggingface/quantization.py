@@ -35,7 +35,7 @@ def weight_precision(config: Mapping[str, Any]) -> str:
 def attention_is_wide(config: Mapping[str, Any]) -> bool:
     """Return True if a checkpoint's quantization leaves the attention projections in 16 bits.
 
-    Its quantization_config then lists them among the modules that are not converted.
+    Its quantization_config then lists them among the unconverted modules.
     """
     stored = _stored_format(config)
     if not isinstance(stored, Mapping):
@@ -50,13 +50,13 @@ def attention_is_wide(config: Mapping[str, Any]) -> bool:
 
 
 LEFT_WIDE = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules")
-"""Keys of quantization_config that list the modules left in 16 bits."""
+"""Keys of quantization_config that list modules left in 16 bits."""
 SMALL_MODULES = ("norm", "indexer.weights_proj", "sinks")
-"""Suffixes of attention modules with few parameters, which do not count."""
+"""Suffixes of attention modules that are ignored because they have few parameters."""
 
 
 def _stored_format(config: Mapping[str, Any]) -> object:
-    """Return the quantization_config of a config.json, or of the language model in it."""
+    """Return the quantization_config of a config.json, or that of the language model inside it."""
     wrapped = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
     parts = (config, *(part for part in wrapped if isinstance(part, Mapping)))
     return next(

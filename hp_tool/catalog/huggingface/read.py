@@ -1,4 +1,4 @@
-"""Convert a Hugging Face config.json to a ModelSpec, by a table of each architecture's keys."""
+"""Convert a Hugging Face config.json to a ModelSpec. A table maps the keys of each architecture."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -95,11 +95,11 @@ _SCALED_ALREADY = ("su", "longrope", "llama3", "default", "mrope")
 
 
 def _scaled_positions(config: Config, positions: object) -> dict[str, int]:
-    """Return max_position_embeddings after the file's RoPE scaling, as vLLM computes the longest
-    request.
+    """Return max_position_embeddings after the RoPE scaling in the file, as vLLM computes the
+    maximum request length.
 
-    Source: vllm/config/model.py. YaRN scales original_max_position_embeddings, other types the
-    file's own.
+    Source: vllm/config/model.py. YaRN scales original_max_position_embeddings; other types scale
+    the value in the file.
     """
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
@@ -122,8 +122,8 @@ _TEXT = ("text_config", "llm_config", "language_config")
 
 
 def _language_model(config: Config) -> tuple[Config, str, dict[str, Tower]]:
-    """Return the language model's part of a config.json, a description of the other parts, and the
-    vision and audio towers.
+    """Return (the language model's part of a config.json, a description of the other parts, the
+    vision and audio towers).
 
     A config.json that does not wrap a language model is returned unchanged.
     """

@@ -1,4 +1,4 @@
-"""Model types that are not supported, with the reason."""
+"""Unsupported model types and the reason for each."""
 
 import re
 
@@ -79,11 +79,13 @@ _BY_NAME = {
         *(_LOOPED, _TWO, _FACTORS, _NORMS),
     )
 } | {"trinity": "afmoe", "hunyuana13b": "hunyuan_v1_moe"}
-"""Model types by the beginning of their checkpoints' names, without punctuation."""
+"""Model types by the prefix of their checkpoints' names, without punctuation."""
 
 
 def refusal_of_checkpoint(name: str) -> str:
-    """Return why a checkpoint with this name is not supported; "" if no reason is known."""
+    """Return the reason why a checkpoint with this name is not supported; "" if there is no known
+    reason.
+    """
     tail = re.sub("[^a-z0-9]", "", name.rpartition("/")[2].casefold())
     prefixes = [beginning for beginning in _BY_NAME if tail.startswith(beginning)]
     return REFUSED[_BY_NAME[max(prefixes, key=len)]] if prefixes else ""

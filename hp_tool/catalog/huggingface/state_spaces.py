@@ -24,7 +24,7 @@ _ALONE = {
     "feed_forward": "none",
     "num_attention_heads": 1,
 }
-"""Layers without attention, in which head sizes have no meaning."""
+"""Fields for layers without attention, in which head sizes have no meaning."""
 _ALONE_KEYS = {
     "ssm_state_size": "state_size",
     "mamba_conv_kernel": "conv_kernel",
@@ -48,7 +48,7 @@ def _inner_width(config: Config, *, expand: str) -> int:
 
 
 def _time_step_rank(config: Config, key: str) -> int:
-    """Return the rank of the time steps; `auto` is hidden_size / 16."""
+    """Return the rank of the time-step projection; `auto` is hidden_size / 16."""
     return (
         parse_integer(config, key)
         if config.get(key, "auto") != "auto"
@@ -69,7 +69,7 @@ def _mamba2(config: Config) -> dict[str, Any]:
 
 
 def _mamba2_head_width(config: Config) -> dict[str, Any]:
-    """Return the width of Mamba 2's heads; `auto` is the inner width / number of heads."""
+    """Return Mamba 2's head size; `auto` is the inner width / number of heads."""
     if (width := config.get("mamba_d_head", "auto")) == "auto":
         width = _inner_width(config, expand="mamba_expand") // max(
             parse_integer(config, "mamba_n_heads", 128), 1

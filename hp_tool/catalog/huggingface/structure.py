@@ -1,7 +1,7 @@
-"""Read a config.json of an unknown model_type as a known family, if the parameter counts match.
+"""Read a config.json with an unknown model_type as a known family, if the parameter counts match.
 
-A matching count does not verify windows or gates. Every key of the file must therefore be one that
-the family uses, or one that changes neither weights nor compute.
+A matching count does not confirm windows or gates. For this reason, every key in the file must be
+one that the family uses, or one that affects neither weights nor compute.
 """
 
 from collections.abc import Callable, Mapping
@@ -85,7 +85,7 @@ HARMLESS = frozenset(
         "enable_moe_fp32_combine",
     ]
 )
-"""Keys that change neither weights nor compute, regardless of their value."""
+"""Keys that affect neither weights nor compute, regardless of their value."""
 
 
 class RecordingConfig(dict[str, Any]):
@@ -115,11 +115,12 @@ def read_by_structure(
     families: Mapping[str, Family],
     read: Callable[[RecordingConfig, Family], ModelSpec],
 ) -> ModelSpec | None:
-    """Return the model as read by the first family whose parameter count matches; None without a
-    parameter count in the file or without a match.
+    """Return the model as read by the first family whose parameter count matches. Return None if
+    the file has no parameter count or no family matches.
 
     Raises:
-        UnsupportedError: A family matches, but does not use some keys, which the error names.
+        UnsupportedError: A family matches, but does not use all keys. The error names the unused
+            keys.
     """
     stated_count = config.get("num_parameters")
     if not isinstance(stated_count, int | float):

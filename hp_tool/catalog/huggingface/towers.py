@@ -11,12 +11,16 @@ _INNER = ("intermediate_size", "encoder_ffn_dim", "vt_intermediate_size")
 _GATED = ("qwen2_5_vl", "pixtral", "gemma4_vision", "glm4v")
 """Prefixes of model types whose MLPs have three matrices; others have two."""
 _ONE_MATRIX = ("siglip", "gemma")
-"""Prefixes of model types with one matrix between tower and language model; others have two."""
+"""Prefixes of model types with one matrix between the tower and the language model; others have
+two.
+"""
 _MAX_LAYERS = 1 << 20
 
 
 def find_towers(parts: Mapping[str, Any]) -> dict[str, Tower]:
-    """Return the towers among a config.json's parts, by key: those with depth and width."""
+    """Return the parts of a config.json that are towers, by key. A tower has a depth and a
+    width.
+    """
     every = {name: part for name, part in parts.items() if isinstance(part, Mapping)}
     return {
         name: part
@@ -32,16 +36,18 @@ def describe_tower(name: str, tower: Tower) -> str:
 
 
 def tower_parameters(tower: Tower, *, into: int) -> int:
-    """Return the approximate number of weights of a tower and its projection to width `into`.
+    """Return the approximate number of weights in a tower and its projection to width `into`.
 
-    With width h, MLP width f and m patches per token, it is the sum of L (4 h^2 + 2 h f) (3 h f for
-    gated MLPs), patches, positions, and for each projection (m h)^2 + m h `into`, or h `into` +
-    `into`^2 if patches are not merged. Biases and norms are omitted.
+    For width h, MLP width f and m patches per token, it is the sum of L (4 h^2 + 2 h f), patches,
+    positions, and projections. For gated MLPs, 3 h f replaces 2 h f. Each projection has (m h)^2 +
+    m h `into` weights, or h `into` + `into`^2 if patches are not merged. Biases and norms are
+    omitted.
     """
     kind, into = str(tower.get("model_type")), _first_size(tower, ("out_hidden_size",)) or into
     depth, width = _first_size(tower, _DEPTH), _first_size(tower, _WIDTH)
     inner = _first_size(tower, _INNER) or int(width * _mlp_ratio(tower))
-    # Its width is that of its tokens inside, and `intermediate_size` that after it.
+    # In glm4v, `intermediate_size` is the width of the projection after the tower. The MLPs inside
+    # the tower have its output width.
     if kind.startswith("glm4v"):
         inner = into
     layers = depth * (4 * width**2 + (3 if kind.startswith(_GATED) else 2) * width * inner)
@@ -74,7 +80,9 @@ def _projections(tower: Tower, *, kind: str, width: int, into: int) -> int:
 
 
 def _first_size(tower: Tower, names: tuple[str, ...]) -> int:
-    """Return the value of the first of these keys that has a positive integer; 0 if none has."""
+    """Return the value of the first key in `names` that has a positive integer; 0 if there is
+    none.
+    """
     return next(
         (
             value
