@@ -69,7 +69,8 @@ def attention_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) ->
     split = s.tokens * s.e * (heads * (qk + v) + keys * (qk + v))
     if (
         s.saved_input < s.e
-        # The output projection saves a narrow copy of its input; the core needs 16 bits.
+        # The output projection saves a quantised copy of its input, and the core saves it in 16
+        # bits.
     ):
         split = split + s.tokens * s.saved_input * heads * v
     elif case.strategy.context_parallel_communication in ("a2a", "a2a+p2p"):
@@ -203,7 +204,7 @@ def core_seconds(
         visible = 0.5 if (model.architecture == "decoder" if causal is None else causal) else 1.0
         flops = 2.0 * s.tokens * (s.attended * keys_per_query) * heads * (qk + v) * visible
         traffic = s.tokens * s.e * (heads + kv_heads(model, s.t) * keys_per_query) * (qk + v)
-        # Attention stays in 16 bits if the matmuls are narrower.
+        # Attention runs in 16 bits even if the matmuls are quantised.
         peak = peak_flops(
             gpu, precision=workload.precision if workload.precision in ("fp16", "fp32") else "bf16"
         )

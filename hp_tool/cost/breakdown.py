@@ -168,7 +168,7 @@ def launch_bound(candidates: Candidates, *, case: TrainingCase) -> BoolArray:
     The query must not set cuda_graphs, and the rows must satisfy `may_be_launch_bound`.
     """
     graphs_s = training_costs(case=case, candidates=candidates, compares_graphs=True).graphs_s
-    assert graphs_s  # compared
+    assert graphs_s  # present, because of compares_graphs
     bound: BoolArray = np.asarray(graphs_s[0] > LAUNCH_BOUND_RATIO * graphs_s[1])
     return bound
 
@@ -184,9 +184,9 @@ def _step_with_graphs_s(
         host_waits_s(costs, case=case) <= MIN_WAIT_FRACTION * step_s and not case.model.num_experts
     ):
         return None
-    # Costs of a row are computed again for the candidate alone.
+    # The costs of a row have no graphs_s, so they are computed again for the candidate alone.
     graphs_s = costs.graphs_s or training_costs(case=case, candidates=candidate).graphs_s
-    assert graphs_s  # a single candidate, which leaves graphs open
+    assert graphs_s  # present for a single candidate whose query does not set cuda_graphs
     as_launched, as_recorded = map(float, graphs_s)
     return (
         step_s * as_recorded / as_launched
@@ -246,7 +246,7 @@ def _memory_estimate(costs: TrainingCosts, *, fragmentation: float) -> MemoryEst
     parts = {f"{name}_bytes": float(size) for name, size in costs.memory_parts.items()}
     total = float(costs.memory_total_bytes)
     allocated = total - parts["overhead_bytes"]
-    # The allocator gives cached blocks back before the device is full.
+    # The allocator releases cached blocks before the device is full.
     reservable = max(allocated, float(costs.device_bytes) - parts["overhead_bytes"])
     return MemoryEstimate(
         total_bytes=total,

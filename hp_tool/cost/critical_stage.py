@@ -199,7 +199,8 @@ class _Slowest(NamedTuple):
     """
 
 
-# Layers of one kind: stages differ only in their number of layers and in the ends of the model.
+# Layers of one kind: stages differ only in their number of layers and in whether they have the
+# embedding or the output layer.
 
 
 def _with_ends(

@@ -65,8 +65,8 @@ def layer_bytes(
     if case.workload.lora is not None:
         both = with_adapter_bytes(both, case=case, candidates=candidates, s=s)
     if case.workload.records_layers:
-        # A graph keeps its output and the gradients of its output and input; its input is the
-        # norm's input.
+        # A CUDA graph keeps its output and the gradients of its output and input. Its input is
+        # the norm's input, which is already counted.
         both = replace(both, saved=both.saved + 3.0 * s.e * s.tokens * s.h / s.shards)
     saved_selective, repeated = both.saved, both.core
     if case.workload.lora is not None:

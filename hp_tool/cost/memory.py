@@ -314,7 +314,7 @@ def stage_memory(
     saved = chunk * chunks_in_flight(c, from_end=from_end, micro_batches=micro_batches)
     logits = stage.output * head.logits
     if c.names_schedules:
-        # Saved until the weight gradients are computed: matmul inputs and output gradients of the
+        # Kept until the weight gradients are computed: matmul inputs and output gradients of the
         # layers, and the logits' gradient.
         waiting = waiting_in_flight(c, from_end=from_end)
         saved = saved + waiting * stage.layers.count * layer.waiting
@@ -331,7 +331,7 @@ def stage_memory(
     working = layer.backward_working + recomputed_working(
         candidates=c, layer=layer, layers=stage.layers.count / chunks
     )
-    # The loss's memory is free again when the backward pass reaches the layers.
+    # The memory of the loss is freed before the backward pass reaches the layers.
     buffers = maximum(working - logits, 0.0) + gathered
     if framework.temporaries_fraction or framework.workspace_bytes:
         buffers = buffers + (
@@ -357,7 +357,7 @@ def stage_memory(
             unsharded_weights - states.gradients - states.optimizer - (activations + logits),
         )
     if facts.update_copies:
-        # The optimizer step begins after activations and logits are free.
+        # The optimizer step begins after activations and logits are freed.
         buffers = maximum(buffers, facts.update_copies * states.state - (activations + logits))
     state_parts = {
         "weights": states.weights,

@@ -110,7 +110,7 @@ def state_costs(
     added = _accumulation_traffic(workload, micro_batches, run) if by_run else 0.0
     pieces = (
         1.0 + (c.zero_stage >= 2) * pipeline.critical.count
-    )  # layers, and the ends of the model
+    )  # layers, embedding and output layer
     stages, times = _divide_states(
         _shared_bytes(case, c, pipeline, size),
         case=case,
@@ -290,7 +290,7 @@ def _expert_bytes(
     ranks = candidates.expert_parallel_size * candidates.expert_tensor_parallel_size
     experts = max(
         expert_parameters(kind) for _, kind in case.model.kinds
-    )  # all layers with experts are equal
+    )  # all MoE layers are identical
     adapters = _adapters(case, candidates, pipeline, routed=True)
     sizes = []
     for stage, added in zip(pipeline.stages, adapters, strict=True):
@@ -395,7 +395,7 @@ def layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
     return moe_shared_parameters(model, tensor_parallel_size=t) + experts
 
 
-# Parameters divided over the ranks that share them, and the seconds of one step.
+# Sharding of states over the ranks with the same parameters, and the seconds of one step.
 
 
 def _divide_states(
@@ -434,7 +434,7 @@ def _divide_states(
     )
     stored_share = gradient_share + (bucket_share + unsharded) * (ranks > 1)
     gathered: Bools = False
-    if framework.wide_weights:  # the shards are wider than what is gathered
+    if framework.wide_weights:  # shards have a higher precision than gathered weights
         gathered = (zero_stage == 2) & (ranks > 1)
         weight_share = where(gathered, shard, weight_share)
     states = [

@@ -115,12 +115,13 @@ def _as_rows(candidates: Candidates) -> Candidates:
     return candidates.take(slice(None)) if len(candidates.shape) > 1 else candidates
 
 
-# Two kinds of GPU in one cluster: the first kind holds the first pipeline stages, the second the
-# rest.
+# Two kinds of GPU in one cluster: the first kind runs the first pipeline stages, the second kind
+# runs the others.
 #
-# Replicas and tensor-parallel groups lie inside a stage, so inside a kind; the kinds share only the
-# pipeline. Layers divide so that stages of both kinds take equally long (Megatron Core's
-# pipeline_model_parallel_layout), in whole layers; stages of a kind hold equally many, rounded up.
+# Replicas and tensor-parallel groups are inside a stage and therefore use one kind of GPU. Only the
+# pipeline spans both kinds. Layers are split so that stages of both kinds take equally long
+# (Megatron Core's pipeline_model_parallel_layout). Stages have complete layers; those of one kind
+# have the same number, rounded up.
 
 
 def mixed_costs(
@@ -246,12 +247,12 @@ def _bubble(
     return stages - slowest_s / c.virtual_pipeline_parallel_size + maximum(*transfers)
 
 
-# Pipelines with a layout: stages with equal contents are costed once, each as a part of one stage.
+# Pipelines with a layout: stages with identical contents are costed once, as a part of one stage.
 #
-# Step time: the slowest stage runs m micro-batches; the bubble is the time of all other stages for
-# one, over v, as with equal stages. Not counted are interleaving's waits where chunks of
-# neighbouring ranks differ and the ranks' sums do not, the lookup in multi-token prediction's copy
-# of the embedding, and the reduction of that copy's gradients.
+# Step time: the slowest stage runs m micro-batches. As with identical stages, the bubble is the
+# time of one micro-batch on all other stages, divided by v. Not counted are the waits with
+# interleaving if neighbouring ranks have different chunks but the same total, the lookup in the
+# copy of the embedding for multi-token prediction, and the reduction of that copy's gradients.
 
 
 class StageKind(NamedTuple):

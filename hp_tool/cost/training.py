@@ -164,8 +164,8 @@ def training_costs(
     slowdown, chance = _retry_seconds(
         case, candidates, fullest=fullest, step_s=sum(launched.values()), micro_batches=m
     )
-    # The mean of ln(step time) of nearly full devices, whose slowdown is random, because intervals
-    # are centred on the median.
+    # The slowdown of nearly full devices is random. Its mean is taken over ln(step time), because
+    # intervals are centred on the median.
     retries = slowdown**chance - 1.0
     parts = _with_retries(launched, retries)
     step_s = sum(parts.values())

@@ -305,7 +305,7 @@ def _features(case: TrainingCase, c: Candidates) -> dict[str, Bools]:
     }
 
 
-# Parts of a model that an estimate simplifies, which its provenance lists.
+# Simplifications of the model, which the provenance of an estimate lists.
 
 
 def simplified_fields(model: ModelSpec) -> dict[str, object]:

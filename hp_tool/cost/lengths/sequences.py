@@ -188,7 +188,8 @@ def packed_rows(distribution: LengthDistribution, *, row_tokens: int) -> Rows:
     """
     short = distribution.cut(row_tokens)
     packed = best_fit(short.sample(SAMPLE, seed=SEED), capacity=row_tokens)
-    complete_rows = slice(0, max(len(packed.tokens) - 1, 1))  # The sample ended in the last row.
+    # The sample ends in the last row, which may be incomplete.
+    complete_rows = slice(0, max(len(packed.tokens) - 1, 1))
     fill = float(packed.tokens[complete_rows].mean())
     squares = packed.squares[complete_rows]
     mean_squares = fill * short.attended_length

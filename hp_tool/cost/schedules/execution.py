@@ -158,8 +158,8 @@ def _dualpipe_order(*, near: int, stages: int, each: int, first: tuple[int, int]
     rank.run("BW1", "F1+BW0", times=far)
     whole = (
         near + 1
-        # Of the 2 (near + 1) remaining backward passes; the weight gradients of the others fill the
-        # drain.
+        # Number of the 2 (near + 1) remaining backward passes that are not split. The weight
+        # gradients of the others fill the drain.
     )
     for i in range(2 * (near + 1)):
         rank.run(("BW" if i < whole else "B") + ("1" if i % 2 == 0 else "0"))

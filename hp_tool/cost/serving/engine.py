@@ -58,18 +58,19 @@ def drafting_factor(speculative: SpeculativeSpec | None) -> float:
 #     R = n D + B ((J / X) (M - D) + L o) / p
 #     H = B (u + v O)
 #
-# M - D is M, of prefill alone, if prefill stops decoding or takes longer. GPU and front end are two
-# stations of a closed loop. The busier one limits the rate, and near balance each waits for the
-# other, which the root of squares approximates. If requests arrive at random times
-# (`independent`), S is the larger of the two, and a first token waits u + B v for the front end.
+# If prefill stops decoding or takes longer, M - D is replaced by the M of a prefill-only pass. GPU
+# and front end are two stations of a closed loop. The busier one limits the rate. If both are about
+# equally busy, each waits for the other, which the root of squares approximates. If requests arrive
+# at random times (`independent`), S is the larger of the two, and a first token waits u + B v for
+# the front end.
 #
-# Of R, the prefill of a request's own prompt and of earlier ones precedes its first token; the rest
-# delays its later tokens. Of the front end's time, the fraction (u + v) / (u + v O) precedes the
-# first token. Of the rest, the fraction b (H / S)^2 does: the closer the front end is to its limit,
-# the more tokens queue before the first one. Requests without a slot wait S (C - B) / B longer
-# (Little's law).
+# The part of R for the prefill of a request's own prompt and of earlier prompts precedes its first
+# token; the rest delays its later tokens. The fraction (u + v) / (u + v O) of the front end's time
+# precedes the first token. So does the fraction b (H / S)^2 of the rest: the closer the front end
+# is to its limit, the more tokens queue before the first one. Requests without a slot wait longer by
+# S (C - B) / B (Little's law).
 #
-# If prompts wait w passes for others, and a prompts arrive per pass, they wait
+# If an engine waits w passes for more prompts, and a prompts arrive per pass, prompts wait
 # w (1 + a w / 2) / (1 + a w) passes on average: the first prompt starts the wait, and the others
 # arrive during it. With speculative decoding, D is the time of drafting and verifying, divided by
 # the tokens that a pass yields.
@@ -152,7 +153,8 @@ def serving_costs(*, case: ServingCase, candidates: ServingCandidates) -> Servin
     launches = min_launch_seconds(case)
     step = verify * drafting_factor(case.speculative)
     decode = step / tokens_each_pass  # seconds per token
-    # Chunks that exceed the iterations of a request are not batched with decoding.
+    # If a request has fewer iterations than there are chunks, the remaining chunks are not batched
+    # with decoding.
     mixed_fraction = (
         np.minimum(
             ((output - 1.0) / tokens_each_pass + 1.0) * prompts * groups_fraction / running, 1.0

@@ -310,15 +310,15 @@ def _formats_to_try(case: ServingCase) -> tuple[str, ...]:
     return ("int4", "mxfp4") if narrow or case.expert_bytes == INT4_BYTES else ("mxfp4", "int4")
 
 
-# Tokens on their way to experts and back, as DeepEP's kernels send them
-# (github.com/deepseek-ai/DeepEP): inputs in 8 bits where the experts multiply in 8 or 4, results in
-# 16 bits.
+# Dispatch of tokens to experts and combine of the results, as in DeepEP's kernels
+# (github.com/deepseek-ai/DeepEP): inputs in 8 bits if the experts multiply in 8 or 4 bits, results
+# in 16 bits.
 #
-# low latency (a pass that only decodes, whole experts on each rank): one copy for each of a token's
-# k experts, all of them through the network where the experts span NVLink domains. normal (a pass
-# with prompts): one copy through the network to each other domain with any of the experts, and from
-# there over NVLink to each rank with any; results are summed on the way back. What also decodes
-# takes at least its own low latency.
+# Low-latency kernels (decode-only passes, complete experts on each rank) send one copy of a token
+# to each of its k experts. If the experts span NVLink domains, all copies use the network. Normal
+# kernels (passes with prompts) send one copy through the network to each other domain with any of
+# the experts, and from there over NVLink to each rank with any of them. Results are summed on the
+# way back. A pass that also decodes takes at least the time of its low-latency exchange.
 
 SCALE_BYTES = 4.0 / 128.0
 """Bytes of scales per element of a dispatched token: one fp32 scale per 128 elements."""

@@ -65,8 +65,8 @@ def forward_seconds(
         weight_bytes=OUTPUT_BYTES,
     )
     distance = t * candidates.attention_data_parallel_size
-    # The receiver is in another domain exactly if a domain has at most as many ranks as the
-    # distance.
+    # The receiver is in another domain if and only if the distance is at least the number of
+    # ranks per domain.
     crosses = distance >= adjacent_group(distance, cluster=case.cluster).domain.size
     hop = send_seconds(message / t, machine=case, distance=distance, crosses=crosses)
     return case.slowdown * (seconds + output + np.where(p > 1, (p - 1.0) * hop, 0.0))

@@ -138,8 +138,9 @@ def fluctuation(
     mean = _costs_under(case, candidates, load)
     e = running_e = elasticity(load, mean)
     full = candidates.schedulers * mean.max_running
-    # Requests beyond full batches slow no others, although there is no capacity left. The queue
-    # then fluctuates more than the running requests, whose elasticity is that of full batches.
+    # Requests in excess of full batches wait in the queue and do not slow running requests. The
+    # queue then fluctuates more than the running requests, whose elasticity is that of full
+    # batches.
     if np.any(load > full):
         full_load = np.minimum(load, full)
         running_e = elasticity(full_load, _costs_under(case, candidates, full_load))
@@ -301,8 +302,8 @@ def _probability_above(z: FloatArray) -> FloatArray:
     return probability
 
 
-# Requests that arrive at a rate: the number in flight (Little's law), and the costs at that
-# concurrency.
+# Requests that arrive at a rate: the number of requests in flight (Little's law), and the costs at
+# that concurrency.
 
 
 def costs_at_rate(
@@ -331,7 +332,7 @@ def costs_at_rate(
 
     most = most_running(case=independent_case, candidates=candidates)
     high = np.ceil(most * candidates.schedulers).astype(np.int64)
-    low = np.zeros_like(high)  # never reaches the rate; `high` reaches it wherever any load does
+    low = np.zeros_like(high)  # never reaches the rate; `high` does if any load does
     for _ in range(int(high.max(initial=1)).bit_length()):
         middle = np.maximum((low + high) // 2, 1)
         enough = completed(costs_of(middle)) >= requests_per_second

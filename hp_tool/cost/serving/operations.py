@@ -242,7 +242,7 @@ def attention_seconds(
     or prompts) takes no time.
     """
     model, gpu, profile = case.model, case.cluster.gpu, case.profile.gpu
-    # Attention stays in 16 bits if the matmuls are narrower.
+    # Attention runs in 16 bits even if the matmuls are quantised.
     peak = peak_flops(
         gpu,
         precision="fp32"

@@ -134,7 +134,7 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
     base = with_host(engine, device, d).reshape(len(decoding), len(prompt))
     added = (base[:, 1:] - base[:, :1] - key_s * 0.5 * _PROMPT_TOKENS * prompt[1:]) / stages
     base = np.hstack([base[:, :1] * factor, base[:, :1] * factor + added])
-    # A pass that only prefills shares no time with decoding.
+    # A prefill-only pass shares no time with decoding.
     base[0, 1:] += np.where(decoding[0] == 0.0, base[0, 0] * (1.0 / stages - 1.0), 0.0)
     length = float(case.input_length + case.output_length)
     at, far = (
@@ -145,8 +145,8 @@ def pass_table(*, case: ServingCase, candidates: ServingCandidates, row: int = 0
         float(np.ravel(cached_tokens(case, one.tensor_parallel_size, tokens))[0])
         for tokens in (0.0, length)
     )
-    # If only their states limit the number of requests in the cache, requests occupy the same room
-    # at any length.
+    # If only recurrent states limit the number of requests in the cache, a request occupies the
+    # same room at any length.
     per_token = max(whole_length - states, 1e-3 * whole_length) / length
     seen = at / length / far
     memory = serving_bytes(case, one)
