@@ -1,4 +1,4 @@
-"""Parse request bodies strictly, without FastAPI's conversions, and write typed answers."""
+"""Parse request bodies strictly, without FastAPI's type conversions, and write typed answers."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -24,15 +24,15 @@ from service.settings import Settings
 
 T = TypeVar("T")
 SHORT_BYTES = 4096
-"""Maximum size of JSON that is parsed on the event loop, faster than in a thread."""
+"""Maximum size of JSON that is parsed on the event loop, where it is faster than in a thread."""
 LINES_PER_TURN = 64
-"""Number of lines answered per call of a thread: enough to amortize the call, but few enough to
+"""Number of lines answered per call in a thread: enough to amortize the call, but few enough to
 stream answers and to stop soon after a disconnect.
 """
 
 
 async def read_body(request: Request, read: Callable[[bytes], T]) -> T:
-    """Parse the body with `read`; in a thread, unless the body is short JSON."""
+    """Parse the body with `read`, in a thread unless the body is short JSON."""
     body = await request.body()
     if len(body) <= SHORT_BYTES and _is_json(body):
         return read(body)
@@ -40,7 +40,7 @@ async def read_body(request: Request, read: Callable[[bytes], T]) -> T:
 
 
 def json_body(kind: type[T]) -> Any:
-    """Return the dependency of a route whose body has the type `kind`."""
+    """Return the dependency for a route whose body is of type `kind`."""
 
     async def read(request: Request) -> T:
         body: T = await read_body(request, partial(schema.parse, kind))
@@ -63,23 +63,23 @@ def _is_json(body: bytes) -> bool:
 
 
 def read_query(data: bytes, *, find: Find) -> Query:
-    """Parse the query in a body or batch line, and look up its registered names.
+    """Parse the query in a body or a batch line, and resolve registered names.
 
     Raises:
         InputError: The data is not a valid query.
-        UnsupportedError: The query contains a command, which a worker would run.
+        UnsupportedError: The query contains a trainer command, which a worker would run.
     """
     return resolve_names(schema.parse_query(data), find=find)
 
 
 def resolve_names(query: Query, *, find: Find) -> Query:
-    """Look up the registered names in a query.
+    """Resolve the registered names in a query.
 
-    A query cannot open files of the server, because only the command line and the Python API read a
-    name as a path (`OwnFile`).
+    A query cannot open files on the server: only the command line and the Python API accept paths
+    as names (`OwnFile`).
 
     Raises:
-        UnsupportedError: The query contains a command.
+        UnsupportedError: The query contains a trainer command.
     """
     query = insert_registered(query, find=find)
     refuse_trainer(query)
@@ -87,7 +87,7 @@ def resolve_names(query: Query, *, find: Find) -> Query:
 
 
 def refuse_trainer(query: Query) -> None:
-    """Raise UnsupportedError if a query contains a command, which only local runs allow."""
+    """Raise UnsupportedError for a query with a trainer command, which only local runs may have."""
     if isinstance(query.trainer, TrainerCommand):
         raise UnsupportedError(
             "Workers do not run commands from a query. Name a trainer that the administrator "
@@ -101,7 +101,7 @@ async def _query_of(request: Request) -> Query:
 
 
 AskedBody = Annotated[Query, Depends(_query_of)]
-"""Query in the body as sent, before registered names are looked up."""
+"""The query in the body, before registered names are resolved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,23 +121,24 @@ async def _sent_body(request: Request) -> SentQuery:
 
 
 SentBody = Annotated[SentQuery, Depends(_sent_body)]
-"""Query in the body and the mapping that it was parsed from, before names are looked up."""
+"""The query in the body and the mapping that it was parsed from, before names are resolved."""
 
 
 async def _body(request: Request, query: AskedBody, find: FindDep) -> Query:
     if has_registered_names(query):
-        request.state.by_owner = True  # The answer must not be cached.
+        # The answer must not be cached, because registered names depend on the owner.
+        request.state.by_owner = True
         return await run_in_threadpool(resolve_names, query, find=find)
     refuse_trainer(query)
     return query
 
 
 QueryBody = Annotated[Query, Depends(_body)]
-"""Query in the body, with registered names looked up."""
+"""The query in the body, with registered names resolved."""
 
 
 class LineSplitter:
-    """Split a stream into non-empty lines. Overlong lines are skipped and not stored."""
+    """Splits a stream into non-empty lines. Lines over the limit are skipped, not stored."""
 
     def __init__(self, *, limit: int) -> None:
         """Accept lines of up to `limit` bytes."""
@@ -176,8 +177,8 @@ class LineSplitter:
 class DuplexResponse(StreamingResponse):
     """Response that is written while the request is still being read.
 
-    StreamingResponse detects disconnects by reading the request, and would consume parts of the
-    body. Here the code that reads the body detects them.
+    StreamingResponse detects disconnects by reading the request, so it would consume parts of the
+    body. Here, the code that reads the body detects them.
     """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -187,7 +188,7 @@ class DuplexResponse(StreamingResponse):
 def stream_answers(
     request: Request, answers_of: Callable[[list[Line]], list[str]]
 ) -> StreamingResponse:
-    """Stream one answer per line of the body, in order. The answer to an overlong line is an error.
+    """Stream one answer per line of the body, in order. Lines over the limit return an error.
 
     Args:
         request: The request.
@@ -205,11 +206,12 @@ def stream_answers(
                 lines = splitter.feed(chunk)
                 for start in range(0, len(lines), LINES_PER_TURN):
                     yield await run_in_threadpool(turn, lines[start : start + LINES_PER_TURN])
-            last = splitter.feed(b"\n")  # The last line may lack its line end.
+            last = splitter.feed(b"\n")  # The last line may lack a newline.
         except ClientDisconnect:
             return
         except HpToolError as error:
-            # The body is too large, but the status line was sent: report it on the last line.
+            # The body is too large, but the status line is already sent, so the last line reports
+            # the error.
             last = [error]
         if last:
             yield await run_in_threadpool(turn, last)

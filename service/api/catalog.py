@@ -1,4 +1,4 @@
-"""Routes of the names that queries may use, from the catalogue and registered by users."""
+"""Routes for the names that queries may use: catalogue entries and users' registrations."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -60,7 +60,7 @@ TRACE_EXAMPLE: dict[str, Any] = {
 
 T = TypeVar("T")
 MAX_ENTRIES = 1000
-"""Maximum number of entries per page. Traces have fewer, because each may have a megabyte."""
+"""Maximum number of entries per page. Pages of traces are shorter, because a trace can be 1 MB."""
 MAX_TRACES = 20
 Limit = Annotated[int, Query(ge=1, le=MAX_ENTRIES)]
 
@@ -248,7 +248,7 @@ _add_routes(
 def registered(
     new: NewRegistration, store: Store, *, kind: RegistrationKind, owner: str | None
 ) -> RegistrationView:
-    """Check and store a registration."""
+    """Validate and store a registration."""
     checked_registration(kind=kind, name=new.name, spec=new.spec)
     return RegistrationView.of(
         store.put_registration(kind=kind, name=new.name, spec=new.spec, owner=owner)
@@ -288,9 +288,7 @@ def _catalogue_listing(entries: Sequence[Any], *, limit: int, cursor: str | None
 
 
 def _page(names: Iterable[str], *, limit: int, cursor: str | None) -> tuple[list[str], str | None]:
-    """Return the names after the cursor, the last name of the previous page; and the next
-    cursor.
-    """
+    """Return a page of names and the next cursor. A cursor is the last name of a page."""
     following = sorted(name for name in names if cursor is None or name > cursor)
     return following[:limit], following[limit - 1] if len(following) > limit else None
 

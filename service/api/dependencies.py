@@ -1,4 +1,4 @@
-"""Dependencies of routes. All are async, because FastAPI would run the others in threads."""
+"""Dependencies of routes. All of them are async, because FastAPI would run others in threads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def get_settings(request: Request) -> Settings:
 
 
 async def get_principal(request: Request) -> Principal:
-    """Return the caller, whose key the gate has checked."""
+    """Return the caller. The gate has already checked its key."""
     return cast(Principal, request.state.principal)
 
 
@@ -61,7 +61,7 @@ async def get_system_store(request: Request) -> AccessStore:
 
 
 async def get_find(store: StoreDep) -> Find:
-    """Return the lookup of registered names, cached so that a name is stable within a request."""
+    """Return the lookup of registered names, cached so that names are stable within a request."""
 
     @lru_cache(maxsize=256)
     def find(kind: RegistrationKind, name: str) -> JsonObject | None:
@@ -72,7 +72,7 @@ async def get_find(store: StoreDep) -> Find:
 
 
 def refit_due_calibrations(request: Request) -> None:
-    """Fit the calibrations that are due; runs in a thread."""
+    """Fit the calibrations that are due. Runs in a thread."""
     request.app.state.calibrations.refit()
 
 
@@ -88,7 +88,7 @@ async def get_calibrations(
 
 
 class RecordingCalibrations:
-    """Calibrations that record which of them an answer used."""
+    """Calibrations that record which of them an answer uses."""
 
     def __init__(self, calibrations: Calibrations, learnt: Learnt) -> None:
         self._calibrations, self._learnt = calibrations, learnt
@@ -104,7 +104,7 @@ class RecordingCalibrations:
 async def get_recording_calibrations(
     request: Request, calibrations: CalibrationsDep
 ) -> Calibrations | None:
-    """Return calibrations that record their use, so that the cache detects outdated answers."""
+    """Return calibrations that record their use, so that the cache can detect outdated answers."""
     learnt: Learnt = []
     request.state.learnt = learnt
     if calibrations is None:
@@ -125,7 +125,7 @@ async def _estimate_turn(request: Request) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def wait_for_turn(request: Request, turns: Turns) -> AsyncIterator[None]:
-    """Wait for the turn of the request's key, and occupy it until the request ends.
+    """Wait until it is the turn of the request's key, and hold the turn until the request ends.
 
     If the client disconnects, the work stops at its next `bounds.check_work`.
 
@@ -137,7 +137,7 @@ async def wait_for_turn(request: Request, turns: Turns) -> AsyncIterator[None]:
 
 
 async def refuse_unknown_parameters(request: Request) -> None:
-    """Raise InputError for a query parameter that the route does not have."""
+    """Raise InputError for query parameters that the route does not have."""
     if not request.query_params:
         return
     allowed = sorted(_query_parameters(request.scope["route"].dependant))
@@ -158,7 +158,7 @@ def versioned_router(prefix: str = "", *, tag: str) -> APIRouter:
 
 
 async def refuse_body(request: Request) -> None:
-    """Raise InputError if a request has a body although its route would ignore it."""
+    """Raise InputError if a request has a body that its route would ignore."""
     if (await request.body()).strip() not in (b"", b"{}"):
         raise InputError(
             "This route has no body. Pass its options as query parameters.", code="unknown_key"
@@ -171,7 +171,7 @@ def _query_parameters(dependant: Dependant) -> set[str]:
 
 
 def in_utc(instant: datetime) -> datetime:
-    """Convert to UTC; raise ValueError for years outside 1-9999."""
+    """Convert a time to UTC; raise ValueError for years outside 1-9999."""
     try:
         return instant.astimezone(UTC)
     except OverflowError:
@@ -179,7 +179,7 @@ def in_utc(instant: datetime) -> datetime:
 
 
 def reject_number(text: object) -> object:
-    """Return the text; raise ValueError for a number, which pydantic would parse as Unix time."""
+    """Return the text; raise ValueError for numbers, which pydantic would parse as Unix times."""
     if isinstance(text, str) and re.fullmatch(r"\s*[-+]?[0-9._]+\s*", text):
         raise ValueError("use the format 2026-01-02T03:04:05Z")
     return text
@@ -213,10 +213,10 @@ SystemStoreDep = Annotated[AccessStore, Depends(get_system_store)]
 FindDep = Annotated[Find, Depends(get_find)]
 PrincipalDep = Annotated[Principal, Depends(get_principal)]
 RefittedDep = Annotated[None, Depends(refit_due_calibrations)]
-"""Dependency that fits due calibrations before the route uses them."""
+"""Fits calibrations that are due before the route uses them."""
 RecordedDep = Annotated[Calibrations | None, Depends(get_recording_calibrations)]
 CalibrationsDep = Annotated[Calibrations | None, Depends(get_calibrations)]
 RankingTurn = Annotated[None, Depends(_ranking_turn, scope="function")]
-"""Last parameter of routes that rank configurations: these requests take turns by key."""
+"""Last parameter of routes that rank configurations. Keys take turns."""
 EstimateTurn = Annotated[None, Depends(_estimate_turn, scope="function")]
-"""As RankingTurn, for estimates, which do not wait for rankings."""
+"""Like RankingTurn, for estimates, which do not wait for rankings."""

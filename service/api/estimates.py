@@ -1,4 +1,4 @@
-"""Routes that answer at once: estimates, recommendations, sizings, batches, exports and imports."""
+"""Routes that answer at once: estimates, recommendations, sizings, batches, exports, imports."""
 
 import functools
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ from service.api.format_names import Readable, Writable
 
 router = versioned_router(tag="estimates")
 formats = versioned_router(tag="formats")
-"""Export and import of other tools' configurations."""
+"""Routes to export and import other tools' configurations."""
 EXAMPLE: dict[str, Any] = {
     "kind": "training",
     "model": "gpt-22b",

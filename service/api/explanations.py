@@ -62,11 +62,11 @@ async def explanations(request: Request, settings: SettingsDep, find: FindDep) -
 async def with_form(
     request: Request, answer: Callable[[FormData], T], *, settings: Settings, texts: int
 ) -> T:
-    """Call `answer` with the posted form, in a thread, at the turn of the request's key.
+    """Call `answer` with the posted form, in a thread, when it is the turn of the request's key.
 
     Args:
         request: The request.
-        answer: Function that returns the result for the form.
+        answer: Computes the result for the form.
         settings: Limits of the service.
         texts: Maximum number of text fields.
     """
@@ -90,7 +90,7 @@ async def with_form(
 
 
 def check_fields(form: FormData, *, texts: tuple[str, ...]) -> None:
-    """Raise InputError for unknown fields, files in text fields and text in file fields."""
+    """Raise InputError for unknown fields, files in text fields, and text in file fields."""
     for name, value in form.multi_items():
         if name not in ("trace", *texts):
             allowed = ", ".join(("trace", *texts))
@@ -104,15 +104,16 @@ def check_fields(form: FormData, *, texts: tuple[str, ...]) -> None:
 
 
 def read_upload_query(form: FormData, *, find: Find) -> Query | None:
-    """Return the query in the form, with registered names looked up; None without a query."""
+    """Return the form's query with registered names resolved; None without a query."""
     text = form.get("query")
     return read_query(text.encode(), find=find) if isinstance(text, str) and text.strip() else None
 
 
 def explain_uploads(form: FormData, *, query: Query | None, settings: Settings) -> bytes:
-    """Return the explanation of the form's files as JSON, and delete the files.
+    """Explain the files in the form as JSON, and delete them.
 
-    A child process reads the files, so that exhausted memory or time does not affect the server.
+    A child process reads the files, so that running out of memory or time does not affect the
+    server.
     """
     uploads = [
         upload
@@ -120,12 +121,13 @@ def explain_uploads(form: FormData, *, query: Query | None, settings: Settings) 
         if isinstance(upload, UploadFile) and (upload.filename or upload.size)
     ]
     with TemporaryDirectory(prefix="hp-explain-") as folder:
-        # SQLite needs paths. The sender's file names are used only in errors and to find ranks.
+        # SQLite needs paths. The sender's file names are used only in errors and to determine
+        # ranks.
         paths = [Path(folder) / str(place) for place in range(len(uploads))]
         for path, upload in zip(paths, uploads, strict=True):
             with path.open("wb") as copy:
                 shutil.copyfileobj(upload.file, copy, 2**20)
-            upload.file.close()  # frees the first copy of a large file
+            upload.file.close()  # Frees the first copy of a large file.
         names = [PurePath(upload.filename or "trace").name[:100] for upload in uploads]
         job = Job(paths=paths, names=names, query=query, limits=_limits(settings))
         return analyse(job, folder=Path(folder))

@@ -1,4 +1,4 @@
-"""Names of formats in requests; described when the schema is written, after all are registered."""
+"""Format names in requests. The schema describes them after all formats are registered."""
 
 from collections.abc import Callable
 from typing import Annotated, Any

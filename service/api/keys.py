@@ -1,4 +1,4 @@
-"""Routes of API keys and of the audit log, for administrators."""
+"""Routes for API keys and the audit log, for administrators."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -65,7 +65,7 @@ class IssuedKey:
 
 
 def scope_name(scope: Scope) -> ScopeName:
-    """Return a scope's name in the API and on the command line."""
+    """Return a scope's name, as in the API and on the command line."""
     return cast(ScopeName, scope.name.lower())
 
 

@@ -1,4 +1,4 @@
-"""Measurements, reports of real trainings' step times, and calibrations fitted to them."""
+"""Routes for measurements, reported step times of real training jobs, and fitted calibrations."""
 
 import functools
 import itertools
@@ -45,7 +45,9 @@ calibrations = versioned_router("/calibrations", tag="calibrations")
 Gpu = Annotated[str | None, Query(max_length=100, description="Catalogue name of the device")]
 Framework = Annotated[str | None, Query(max_length=100)]
 MAX_REPORTS = 1000
-"""Maximum number of reports in a list, because each takes milliseconds. NDJSON has no limit."""
+"""Maximum number of reports in a list. Each takes milliseconds, so NDJSON, which is streamed, has
+no limit.
+"""
 EXAMPLE = {
     "query": {name: part for name, part in SEARCH_EXAMPLE.items() if name != "search"},
     "parallel": {"tensor_parallel_size": 2},
@@ -234,7 +236,7 @@ def _reload_calibrations(request: Request) -> None:
 def learn(
     request: Request, store: AccessStore, *, gpu: str | None = None, framework: str | None = None
 ) -> tuple[MadeCalibration, ...]:
-    """Fit calibrations to the stored measurements, and use them in this process at once."""
+    """Fit calibrations to the stored measurements, and use them in this process immediately."""
     fitted = calibrate(
         store=store, gpu=gpu, framework=framework, owner=request.state.principal.owner or ""
     )

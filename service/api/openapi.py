@@ -1,4 +1,4 @@
-"""Complete the OpenAPI description: bodies parsed by routes, security, error responses."""
+"""Complete the OpenAPI description: bodies that routes parse, security, and error responses."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from service.http.routes import OPEN_PATHS
 
 _REF = "#/components/schemas/{model}-Input"
 _BODIES: dict[str, type] = {}
-"""Types of bodies that routes parse themselves, by name. Declaring a route adds its type."""
+"""Body types that routes parse themselves, by name. Declaring a route adds its type."""
 _METHODS = ("get", "put", "post", "delete", "patch")
 _KEY = "key"
 _FRAMEWORKS_OWN = ("HTTPValidationError", "ValidationError")
@@ -31,12 +31,12 @@ _HEADERS: dict[int, dict[str, Any]] = {
 
 
 def body(kind: type, *, example: Mapping[str, Any], or_list: bool = False) -> dict[str, Any]:
-    """Return `openapi_extra` of a route that parses its body itself.
+    """Return `openapi_extra` for a route that parses its body itself.
 
     Args:
         kind: Type of the body.
         example: Example of a body.
-        or_list: Also accept a list, whose entries are accepted or rejected one by one.
+        or_list: Also accept a list, whose entries are accepted or rejected independently.
     """
     _BODIES[kind.__name__] = kind
     schema: dict[str, Any] = {"$ref": _REF.format(model=kind.__name__)}
@@ -47,13 +47,13 @@ def body(kind: type, *, example: Mapping[str, Any], or_list: bool = False) -> di
 
 
 def lines(*, example: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `openapi_extra` of a route with an NDJSON body."""
+    """Return `openapi_extra` for a route with an NDJSON body."""
     content = {"schema": {}, "example": json.dumps(example) + "\n"}
     return {"requestBody": {"content": {NDJSON: content}}}
 
 
 def upload(*, example: Mapping[str, Any], max_files: int) -> dict[str, Any]:
-    """Return `openapi_extra` of a form with 1 to `max_files` files `trace` and a text `query`."""
+    """Return `openapi_extra` for a form with 1 to `max_files` files `trace` and a text `query`."""
     trace = {
         "type": "array",
         "items": {"type": "string", "format": "binary"},
@@ -79,17 +79,17 @@ def upload(*, example: Mapping[str, Any], max_files: int) -> dict[str, Any]:
 
 
 def answer_lines(description: str) -> dict[int | str, dict[str, Any]]:
-    """Return `responses` of a route that returns NDJSON."""
+    """Return `responses` for a route that returns NDJSON."""
     return {200: {"description": description, "content": {NDJSON: {}}}}
 
 
 def conflict(description: str) -> dict[int | str, dict[str, Any]]:
-    """Return `responses` of a route that may return a conflict."""
+    """Return `responses` for a route that may return a conflict."""
     return {409: {"description": description}}
 
 
 def install(app: FastAPI) -> None:
-    """Install the generator of /openapi.json."""
+    """Install the generator for /openapi.json."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -121,7 +121,7 @@ def install(app: FastAPI) -> None:
 
 
 def _complete(operation: dict[str, Any], *, method: str, path: str) -> None:
-    """Add security and error responses to an operation, but keep declared descriptions."""
+    """Add security and error responses to an operation, without replacing declared descriptions."""
     if path not in OPEN_PATHS:
         operation["security"] = [{_KEY: []}]
     responses = operation["responses"]

@@ -1,4 +1,4 @@
-"""Convert errors to responses (RFC 9457, with code and field) by one table of statuses."""
+"""Convert errors to problem responses (RFC 9457, with code and field)."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +19,7 @@ from service.http.turns import BUSY
 
 MEDIA_TYPE = "application/problem+json"
 
-# Looked up by code first, then by class: most codes use the status of their class.
+# HTTP status by error code. Codes that are not listed use the status of their error class.
 STATUS_BY_CODE: dict[str, int] = {
     "client_gone": 400,
     "unauthorized": 401,
@@ -33,11 +33,11 @@ STATUS_BY_CODE: dict[str, int] = {
     BUSY: 503,
 }
 RETRY_S = "2"
-"""Retry-After in seconds if the database is unreachable or all connections are in use, which are
-brief conditions.
+"""Retry-After in seconds if the database is unreachable or the connection pool is exhausted. Both
+are usually brief.
 """
 BODY = "body"
-"""Field that errors about a complete request body name."""
+"""Field name in errors about the request body as a whole."""
 CODE_BY_STATUS: dict[int, str] = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -57,9 +57,9 @@ class Problem(BaseModel):
 
 
 def problem(error: HpToolError, *, path_parameters: Collection[str] = ()) -> JSONResponse:
-    """Return the response to an error.
+    """Return the response for an error.
 
-    An unknown name is a 404 if it is in the path, and invalid input if it is in a body.
+    An unknown name is a 404 if it is in the path, and invalid input if it is in the body.
     """
     in_body = (
         isinstance(error, NotFoundError)
@@ -81,7 +81,8 @@ def problem(error: HpToolError, *, path_parameters: Collection[str] = ()) -> JSO
     elif status == HTTPStatus.SERVICE_UNAVAILABLE:
         response.headers["Retry-After"] = RETRY_S
     if status == HTTPStatus.UNAUTHORIZED:
-        # Basic lets a browser ask for the key: any user name, the key as password.
+        # Basic authentication lets a browser ask for the key: any user name, and the key as
+        # password.
         response.headers["WWW-Authenticate"] = 'Basic realm="hp-tool", charset="UTF-8"'
     return response
 
@@ -110,7 +111,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def _framework(request: Request, error: HTTPException) -> JSONResponse:
-        if error.status_code == HTTPStatus.BAD_REQUEST:  # the framework's status for invalid JSON
+        if error.status_code == HTTPStatus.BAD_REQUEST:  # The framework's status for invalid JSON.
             return _response(422, code="syntax", detail=str(error.detail), field=BODY)
         code = CODE_BY_STATUS.get(error.status_code, "http_error")
         is_unrouted = (
@@ -126,22 +127,22 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def _bug(request: Request, error: Exception) -> JSONResponse:
-        # The traceback is logged but not returned, as it may contain other callers' data.
+        # The traceback is logged but not returned, because it may contain other callers' data.
         request_id = getattr(request.state, "request_id", None)
         detail = "Internal error; it has been logged" + (
             f" as request {request_id}." if request_id else "."
         )
         response = _response(500, code="internal", detail=detail, field=None)
-        if request_id:  # this response bypasses the request log, which adds the header to others
+        # This response bypasses the request log, which adds the header to other responses.
+        if request_id:
             response.headers["X-Request-ID"] = request_id
         return response
 
 
 def _path(loc: Sequence[int | str]) -> str:
-    """Return the name of the field as it was sent, without its location (query, body) and union
-    branches.
+    """Return the dotted path of a field as sent, without location (query, body) and union branches.
 
-    For an error about a complete location, return the location.
+    For an error about a whole location, return the location.
     """
     return ".".join(str(part) for part in loc[1:] if "[" not in str(part)) or str(loc[0])
 
@@ -160,11 +161,11 @@ EXPECTED = {
     "too_long": "at most {max_length} values",
     "date_from_datetime_parsing": "a date such as 2026-01-31",
 }
-"""Expected value by the framework's error type."""
+"""Description of the expected value, by the framework's error type."""
 
 
 def _expected(error: Mapping[str, Any]) -> str:
-    """Return the expected value in words; by default the framework's message."""
+    """Describe the expected value; by default with the framework's message."""
     words = EXPECTED.get(error["type"])
     return (
         str(error["msg"]).removeprefix("Input should be ")
@@ -183,10 +184,9 @@ def _received_value(error: Mapping[str, Any]) -> str:
 
 
 def _allowed(request: Request) -> set[str]:
-    """Return the methods of all routes that match the path, because the framework names only the
-    first.
+    """Return the methods of all routes that match the path. The framework reports only the first.
 
-    Routes without parameters take precedence.
+    Routes without path parameters take precedence.
     """
     routes = [
         route

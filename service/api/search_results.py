@@ -10,7 +10,7 @@ from hp_tool.store.columns import decode_configuration
 
 
 def search_answer(record: SearchRecord) -> dict[str, Any]:
-    """Return the answer of an ended search: its result, or why it has none."""
+    """Return the answer of a search that has ended: its result, or why there is none."""
     if record.result is not None:
         return record.result
     error = record.error or {
@@ -41,7 +41,7 @@ def first_recommendation(record: SearchRecord) -> Recommendation | ServingRecomm
 
 
 def complete_rows(record: SearchRecord) -> list[Recommendation | ServingRecommendation]:
-    """Return the rows of a search's result that have a complete calibrated estimate."""
+    """Return the result rows of a search that have a complete calibrated estimate."""
     rows = (record.result or {}).get("recommendations", ())
     kinds = (
         ServingRecommendation if "max_num_seqs" in row["parallel"] else Recommendation
@@ -58,7 +58,7 @@ def complete_rows(record: SearchRecord) -> list[Recommendation | ServingRecommen
 
 
 def complete_estimates(record: SearchRecord) -> dict[RunConfig, Estimate | InferenceEstimate]:
-    """Return the calibrated estimates of a search by configuration, if complete."""
+    """Return the complete calibrated estimates in a search's result, by configuration."""
     return {
         row.parallel: estimate
         for row in complete_rows(record)

@@ -1,4 +1,4 @@
-"""Routes that submit, list, show and control searches. The dashboard uses their functions, too."""
+"""Routes to submit, list, show and control searches. The dashboard also uses these functions."""
 
 import contextlib
 import re
@@ -72,12 +72,12 @@ EXAMPLE: dict[str, Any] = {
     "search": {"budget_runs": 4, "run_timeout_s": 120.0},
 }
 MAX_SEQ = 2**31 - 1
-"""Largest value of the database's column of event numbers."""
+"""Maximum event number: the largest value of the database column."""
 KEY_CHECK_INTERVAL_S = 2.0
-"""Seconds between two checks that the key of an event stream is still valid."""
+"""Seconds between checks that the key of an event stream is still valid."""
 KEY_REUSED = "The Idempotency-Key was used for a different request"
 Action = Literal["cancel", "pause", "resume", "clone"]
-"""Actions on a search. Each is the last segment of a POST route."""
+"""Actions on a search. Each one is the last segment of a POST route."""
 ACTION_DESCRIPTIONS: dict[Action, str] = {
     "cancel": "Cancel a search. A waiting or failed search ends at once; a running one, or one "
     "with open runs, as soon as a worker reads the request.",
@@ -122,7 +122,8 @@ def submit(
     if idempotency_key is not None:
         earlier = store.earlier_search(**sent)
         if earlier is not None:
-            # Even if its names now mean something else, or no worker can run the search.
+            # Returned even if its names have a new meaning by now, or if no worker can run the
+            # search.
             return _accepted(earlier, response)
     return _accepted(
         store.create_search(**prepare_search(body.query, sent=body.mapping, find=find), **sent),
@@ -131,7 +132,7 @@ def submit(
 
 
 def check_webhook(url: str | None, *, settings: Settings) -> None:
-    """Check the URL of a webhook, if it is set.
+    """Validate the URL of a webhook, if there is one.
 
     Raises:
         InputError: The service sends no webhooks (`webhooks_disabled`), or not to this URL.
@@ -149,12 +150,11 @@ def check_webhook(url: str | None, *, settings: Settings) -> None:
 
 
 def prepare_search(query: domain.Query, *, sent: JsonObject, find: Find) -> dict[str, Any]:
-    """Return the query with registered names looked up, and the edition of hp_tool, as a search
-    stores them.
+    """Return a search's query as stored, with resolved names and the edition of hp_tool.
 
     Raises:
-        InputError, NotFoundError, UnsupportedError: The query cannot be run. The error is raised
-            now, because a worker would raise it only later.
+        InputError, NotFoundError, UnsupportedError: The query cannot be run. Without this check, only
+            the worker would report it.
     """
     resolved = resolve_names(query, find=find)
     resolve_search(resolved)
@@ -259,7 +259,7 @@ def get_trials(
     """
     record = store.get_search(search_id=search_id)
     page = store.list_runs(search_id=search_id, state=state, status=status, limit=limit, **paging)
-    # The estimates are part of the result, so they exist only after the end.
+    # The estimates are part of the result, so they exist only after the search has ended.
     calibrated = calibrated_predictions(record)
     trials = [TrialView.of(run, calibrated=calibrated.get(run.parallel)) for run in page.items]
     return TrialsView(
@@ -313,9 +313,9 @@ def stream_start(
         Query(ge=0, le=MAX_SEQ, description="Return events after this seq; Last-Event-ID wins"),
     ] = 0,
 ) -> int:
-    """Return the number of the event after which a stream starts.
+    """Return the number of the last event that a stream omits.
 
-    It is checked before the stream starts, because errors cannot be returned afterwards.
+    It is validated before the stream starts, because a stream cannot return an error status.
     """
     store.get_search(search_id=search_id)
     if last_event_id is None:
@@ -338,13 +338,14 @@ async def events(
     """
     watch: Watch = request.app.state.watch
     last_seq = start
-    # An error cannot be returned any more; a client that reconnects gets it.
+    # A stream that has started cannot report an error. A client that reconnects receives it.
     with contextlib.suppress(StoreError):
         while await _is_still_allowed(request):
             state, records = await run_in_threadpool(_state_and_events, store, search_id, last_seq)
             for record in records:
                 last_seq = record.seq
-                # Unnamed, because browsers deliver named events only to listeners of that name.
+                # Events are unnamed, because browsers deliver named events only to listeners for
+                # that name.
                 yield ServerSentEvent(id=str(record.seq), data=EventView.of(record))
             if records:
                 continue
@@ -366,7 +367,7 @@ async def _is_still_allowed(request: Request) -> bool:
 def _state_and_events(
     store: Store, search_id: str, after: int
 ) -> tuple[SearchState, list[EventRecord]]:
-    # Read the state first, so that events committed with the end are in the list.
+    # Read the state first. If the search has ended by then, the list contains all its events.
     state = store.get_search(search_id=search_id).state
     return state, store.events(search_id=search_id, after=after)
 
@@ -394,7 +395,7 @@ def _route(action: Action) -> Callable[..., SearchView]:
 
 
 for _action, _meaning in ACTION_DESCRIPTIONS.items():
-    if _action != "clone":  # The other actions are idempotent and need no key.
+    if _action != "clone":  # All other actions are idempotent and need no key.
         router.add_api_route(
             f"/{{search_id}}/{_action}",
             _route(_action),
@@ -414,7 +415,7 @@ def update_budget(store: Store, *, search_id: str, change: BudgetChange) -> Sear
     """Change the budget of a search.
 
     Raises:
-        InputError: A number is out of range, or both are missing.
+        InputError: A value is out of range, or both are missing.
         NotFoundError: There is no such search.
         ConflictError: The search has ended.
     """
@@ -431,7 +432,7 @@ def apply_action(
 ) -> SearchRecord:
     """Apply an action and return the search.
 
-    A clone returns the new search, or the one that was created earlier with this key.
+    A clone returns the new search, or the existing one that was created with the same key.
 
     Raises:
         NotFoundError: There is no such search.
@@ -448,7 +449,8 @@ def apply_action(
         case "clone":
             record = store.get_search(search_id=search_id)
             query = record.query
-            # The digest separates clone keys from submission keys and from other searches' clones.
+            # The digest separates keys of clones from keys of submissions and of other searches'
+            # clones.
             key = None if idempotency_key is None else json_digest([search_id, idempotency_key])
             if (
                 key is not None
@@ -457,7 +459,7 @@ def apply_action(
             ):
                 return earlier
             edition = count_query_terms()
-            # Otherwise only newer workers can check the query.
+            # Only newer workers can validate a query of a newer edition.
             if (record.edition or 0) <= edition:
                 resolve_search(schema.parse_query(query))
             return store.create_search(

@@ -1,4 +1,4 @@
-"""Response views of stored records, without a web framework because clients use them."""
+"""Response views of stored records. Clients use them too, so they do not need the web framework."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from hp_tool.errors import (
 T = TypeVar("T")
 NDJSON = "application/x-ndjson"
 STREAM_END = "end"
-"""Name of the last event of a stream: the search has ended."""
+"""Name of a stream's last event, which means that the search has ended."""
 STATUS_BY_CLASS: tuple[tuple[type[HpToolError], int], ...] = (
     (InputError, 422),
     (NotFoundError, 404),
@@ -50,18 +50,17 @@ STATUS_BY_CLASS: tuple[tuple[type[HpToolError], int], ...] = (
     (MissingExtraError, 501),
     (HpToolError, 500),
 )
-"""HTTP status by class of error, for codes without their own status. Clients use the table in
-reverse.
+"""HTTP status by error class, for codes without their own status. Clients invert the table.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A record as the API returns it: its fields of the same names, and computed fields."""
+    """An API representation of a record: its fields of the same names, and computed fields."""
 
     @classmethod
     def of(cls, *records: Any, **more: Any) -> Self:
-        """Return a view whose fields come from `more` or the first record that has the field."""
+        """Return a view with fields from `more`, or else from the first record that has them."""
         values = cls.computed(records[0]) | more
         for record in records:
             values = {
@@ -73,7 +72,7 @@ class View:
 
     @staticmethod
     def computed(record: Any) -> dict[str, Any]:
-        """Return the fields that the record lacks, or whose value differs from the record's."""
+        """Return the fields that the record lacks, or whose values differ from the record's."""
         return {}
 
 
@@ -98,7 +97,7 @@ class SearchView(View):
     id: str
     state: SearchState
     requested: Literal["cancel", "pause"] | None
-    """Requested action that the worker has not yet carried out."""
+    """Action that was requested and that the worker has not carried out yet."""
     owner: str | None
     """Owner of the key that submitted it; null for the operator or a service without keys."""
     label: Label
@@ -107,9 +106,9 @@ class SearchView(View):
     progress: dict[str, Any]
     """Counts and best configuration so far, as last reported."""
     summary: dict[str, Any] | None
-    """Final cost; null in lists and before the end."""
+    """Final cost; null in lists and before the search has ended."""
     worker: str | None
-    """Host and process id of the worker that runs it."""
+    """Host and process ID of the worker that runs the search."""
     error: dict[str, Any] | None
     """{code, message, field} of a failed search."""
     stopped_because: str | None
@@ -131,7 +130,7 @@ class TrialView(View):
 
     run_id: str
     number: int
-    """Counts from 0, in order of intent."""
+    """Number from 0, in the order in which the runs were chosen."""
     attempt: int
     state: RunState
     parallel: RunConfig
@@ -139,15 +138,15 @@ class TrialView(View):
     predicted: dict[str, Any]
     """Prediction before the run."""
     calibrated: dict[str, Any] | None
-    """Prediction calibrated with the search's measurements; null until the search ends."""
+    """Prediction calibrated with the search's measurements; null until the search has ended."""
     measurement: Measurement | None
     measurement_id: str | None
     gpu_seconds: float | None
     cause: str | None
     """Why the run was abandoned."""
     account: dict[str, Any] | None
-    """The engine's account of the job: seconds queued (queue_s) and running (wall_s); for an
-    abandoned run also its nodes (hosts) and the end of its log.
+    """The engine's record of the job: seconds queued (queue_s) and running (wall_s); for an
+    abandoned run, also its nodes (hosts) and the end of its log.
     """
     created_at: datetime
     submitted_at: datetime | None
@@ -177,7 +176,7 @@ class WebhookView(View):
     url: str
     state: WebhookState
     attempts: int
-    """Attempts since the search last ended."""
+    """Number of attempts since the search last ended."""
     next_attempt_at: datetime | None
     """Earliest time of the next attempt; null if delivered or failed."""
     last_error: str | None
@@ -209,7 +208,7 @@ class MeasurementView(View):
     state: MeasurementState
     """Only accepted measurements calibrate predictions."""
     trusted: bool
-    """Calibrates everybody's predictions; if false, its owner's only."""
+    """Whether it calibrates everybody's predictions, or only its owner's."""
     gpu: str
     framework: str
     model: str
@@ -218,7 +217,7 @@ class MeasurementView(View):
     predicted: dict[str, Any]
     measurement: Measurement
     warnings: tuple[str, ...]
-    """Figures that differ much from the prediction."""
+    """Values that differ greatly from their predictions."""
     search_id: str | None
     created_at: datetime
 
@@ -249,17 +248,17 @@ class CalibrationView(View):
     model_family: str
     """dense or moe; empty for all families."""
     owner: str
-    """Owner whose predictions it corrects; empty for everybody."""
+    """Owner whose predictions it corrects; empty if it corrects everybody's."""
     num_measurements: int
     measurement_ids: list[str]
-    """Measurements used for the fit."""
+    """IDs of the measurements that it was fitted to."""
     summary: dict[str, Any]
-    """Factors by group of parts, overheads, and residual error."""
+    """Factors by group of step parts, overheads, and the residual error."""
     models: dict[str, int]
     """Number of measurements by model."""
     accuracy: dict[str, Any]
-    """Median step time error: `error_before` without calibration, `error_after` on measurements
-    that the fit did not use.
+    """Median step-time error: `error_before` without calibration; `error_after` with it, on
+    measurements that the fit did not use.
     """
     created_at: datetime
 
@@ -277,7 +276,7 @@ class RegistrationView(View):
     kind: RegistrationKind
     name: str
     owner: str | None
-    """null if shared with everybody."""
+    """Null if shared with everybody."""
     spec: dict[str, Any]
     """Specification as submitted."""
     created_at: datetime

@@ -1,4 +1,4 @@
-"""Wait for events of searches, with one poll of the database for all waiting requests."""
+"""Wait for search events, with one database poll for all waiting requests."""
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -17,8 +17,9 @@ class _Waiter:
 
 
 class Watch:
-    """Wake waiting requests when their search changes. Each process has one instance, which it uses
-    on its event loop only.
+    """Wakes requests that wait for a change of their search.
+
+    Each process has one instance, which is used on its event loop only.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class Watch:
         self._poller: asyncio.Task[None] | None = None
 
     async def news(self, search_id: str, *, seen: Head, limit_s: float) -> None:
-        """Wait at most `limit_s` for a new event or state of the search, or its deletion.
+        """Wait up to `limit_s` seconds for a new event, a new state, or the search's deletion.
 
         Raises:
             StoreError: The database does not respond.

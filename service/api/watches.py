@@ -1,4 +1,4 @@
-"""Routes of watched jobs: create a watch, store a job's steps, and report slowdowns."""
+"""Routes for watched jobs: create a watch, store a job's steps, and report slowdowns."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class WatchView(View):
     last_error: str | None
     """Error of the last delivery attempt."""
     measurement_id: str | None
-    """Measurement stored from its steady pace."""
+    """ID of the measurement stored from the job's steady pace."""
     teaching: str | None
     """Why no measurement was stored."""
     created_at: datetime
@@ -95,7 +95,7 @@ class StepsView:
     """Result of storing a batch of steps."""
 
     acknowledged: int
-    """Reports of this source up to this `seq` are stored; the sender may discard them."""
+    """Reports of this source up to this `seq` are stored, so the sender may discard them."""
     status: str
 
 
@@ -127,7 +127,7 @@ def begin(
     query: JsonObject | None = None
     expected: JsonObject | None = None
     if new.query is not None:
-        # Also checks rules that span several fields.
+        # Also validates rules that involve several fields.
         resolved = schema.parse_query(schema.to_dict(resolve_names(new.query, find=find)))
         query, expected = (
             schema.query_mapping(resolved),

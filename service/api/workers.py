@@ -1,4 +1,4 @@
-"""Routes of live workers, their devices and their searches."""
+"""Routes for live workers, their devices and their searches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class WorkerView(View):
     """A worker seen within the last 30 seconds."""
 
     holder: str
-    """Host and process id."""
+    """Host and process ID."""
     offers: tuple[Offer, ...]
-    """Devices that it can run searches on."""
+    """Devices on which it can run searches."""
     searches: tuple[str, ...]
     """The caller's searches that this worker runs."""
     started_at: datetime
@@ -40,12 +40,12 @@ def list_workers(store: StoreDep) -> PageView[WorkerView]:
 
 
 def searches_in(store: Store, state: SearchState) -> Sequence[SearchRecord]:
-    """Return the newest searches in this state that the caller may see."""
+    """Return the newest searches in this state that are visible to the caller."""
     return store.list_searches(state=state, limit=MAX_SEARCHES_PER_STATE).items
 
 
 def workers(store: Store, *, running: Sequence[SearchRecord]) -> list[WorkerView]:
-    """Return the live workers, each with its searches among `running`."""
+    """Return the live workers, each with its searches out of `running`."""
     leases = [(record.lease.holder, record.id) for record in running if record.lease is not None]
     return [
         WorkerView.of(
