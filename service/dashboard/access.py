@@ -51,9 +51,9 @@ NOUNS = {
     "calibrations": "calibration",
     "calibration": "calibration",
 }
-"""Nouns for objects, by the first part of their routes."""
+"""Nouns for resources, by the first part of their routes."""
 PAGES = frozenset({"searches", "watches", "models", "clusters"})
-"""First parts of routes whose objects have pages."""
+"""First path segments of resources that have pages."""
 VERBS = {"POST": "create", "PATCH": "change", "PUT": "change", "DELETE": "delete", "GET": "read"}
 DEEDS = {
     "label": "label",
@@ -61,7 +61,7 @@ DEEDS = {
     "budget": "change budget of",
     "longer": "allow longer runs of",
 }
-"""Actions by the last part of their route, if the word alone is unclear."""
+"""Verbs by the last part of a route, for routes whose last part is not clear by itself."""
 
 router = APIRouter(tags=["dashboard"])
 
@@ -90,11 +90,11 @@ class KeysPage(Page):
     next_href: str | None
     scopes: tuple[ScopeName, ...]
     allowed: dict[ScopeName, str]
-    """What each scope allows."""
+    """Description of each scope."""
     fields: dict[str, str]
-    """Values of the form that was submitted last, after an error."""
+    """Values of the submitted form, if it had an error."""
     issued: str | None
-    """The key just created, shown once."""
+    """Token of the key just created; shown once."""
     error: ErrorFields | None
 
 
@@ -111,11 +111,11 @@ class AuditRow(View):
     outcome: str
     request_id: str | None
     deed: str
-    """Action and object in words, such as `create search`; the route itself if it has no words."""
+    """Action and type of resource in words, such as `create search`; otherwise the route."""
     object: str
-    """The object: an id, a name or a path."""
+    """ID, name or path of the resource."""
     href: str | None
-    """Page of the object; None if there is none."""
+    """URL of the resource's page; None without one."""
     result: str
     """`done`, or the HTTP error in words."""
     tone: Tone
@@ -184,7 +184,7 @@ def create_key(fields: Form, store: SystemStoreDep) -> Response:
         return render("keys.html", page=page, section="Keys", status=HTTP_422_UNPROCESSABLE_CONTENT)
     page = replace(keys_context(store), issued=token)
     answer = render("keys.html", page=page, section="Keys", status=HTTP_201_CREATED)
-    answer.headers["Location"] = f"/keys/{record.id}"  # recorded in the audit log
+    answer.headers["Location"] = f"/keys/{record.id}"  # The audit log records this header.
     return answer
 
 

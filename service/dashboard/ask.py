@@ -1,6 +1,6 @@
-"""Pages / and /explorer: a query, its answer, and the effect of each setting of a configuration.
+"""Pages / and /explorer: a query, its answer, and the effect of each setting on a configuration.
 
-The address contains the query (`ask_question`), for training or serving, on one machine or several.
+The URL contains the query (`ask_question`), for training or serving, on one machine or several.
 """
 
 import json
@@ -68,11 +68,11 @@ from service.dashboard.ranking import RankedRow, best_by_layout, ranked_row, run
 from service.dashboard.searches import SearchRow, list_newest
 
 TOP: dict[Kind, int] = {"training": 40, "inference": 8}
-"""Number of best configurations. For serving, the page lists all of them; for training, the best of
-each layout.
+"""Number of best configurations to rank. The page lists all of them for serving, and the best one
+of each layout for training.
 """
 MAX_ROWS = 5
-"""Maximum number of listed layouts of a training, each with its fastest configuration."""
+"""Maximum number of listed training layouts, each with its fastest configuration."""
 VARIANTS: tuple[tuple[str, bool, RecomputeName], ...] = (
     ("Neither", False, "none"),
     ("Sequence parallel", True, "none"),
@@ -83,18 +83,18 @@ VARIANTS: tuple[tuple[str, bool, RecomputeName], ...] = (
 """Variants in figures 7 and 8 of arXiv 2205.05198: (name, sequence parallel, recompute)."""
 THIS_CONFIGURATION = "This configuration"
 MIN_SLOWDOWN = 0.005
-"""Minimum relative difference from which the shown configuration is compared with the best."""
+"""Minimum slowdown from which the displayed configuration is compared with the best."""
 RANKED_BY = {
     TTFT.quantile_key: TTFT.noun,
     TPOT.quantile_key: TPOT.noun,
     "cost": "cost",
     "min_gpus": "number of GPUs",
 }
-"""Objectives of serving other than the default, in words."""
+"""Serving objectives in words, except the default."""
 FRONT = {"color": "--series-3", "width": 2}
 LOG_FROM = 20.0
-"""Ratio of the longest to the shortest latency from which an axis is logarithmic, so that one slow
-configuration does not compress the others.
+"""Ratio of the highest to the lowest latency above which the axis is logarithmic. Otherwise one
+slow configuration would compress the others.
 """
 router = APIRouter(tags=["dashboard"])
 
@@ -114,11 +114,11 @@ class AskPage(Page):
 
     kind: Kind
     values: dict[str, str]
-    """Values of the query by path."""
+    """Values of the query, by path."""
     at: dict[str, str] = field(default_factory=dict)
-    """Values of the shown configuration by path, written after `at.` in the address."""
+    """Values of the displayed configuration, by path. In the URL, these paths start with `at.`."""
     several: bool
-    """Whether the query compares machines; the answer is then in `machines`."""
+    """Whether the query compares machines. The answer is then in `machines`."""
     tabs: tuple[Tab, ...]
     models: tuple[str, ...]
     gpus: tuple[str, ...]
@@ -127,65 +127,65 @@ class AskPage(Page):
     clusters: tuple[str, ...]
     """Names of registered clusters."""
     nodes: tuple[str, ...]
-    """Servers and clusters to suggest."""
+    """Suggested servers and clusters."""
     frameworks: tuple[str, ...] = FRAMEWORKS
     recipes: tuple[RecipeChoice, ...]
     sections: tuple[Section, ...]
-    """Further fields of the query."""
+    """Form sections with further settings."""
     controls: tuple[Control, ...] = ()
     modules: tuple[RecomputeModule, ...] = ()
-    """Modules that selective recomputation may name in this model, named ones first."""
+    """Modules that selective recomputation of this model may name; selected ones first."""
     recomputed: tuple[RecomputeModule, ...] = ()
     view: ConfigurationView | None = None
     configuration_href: str | None = None
     run_href: str | None = None
-    """Page with the launch commands of the configuration."""
+    """URL of the page with launch commands for the configuration."""
     form_href: str
-    """Address of the form of a search for this query."""
+    """URL of the form that starts a search for this query."""
     recent: tuple[SearchRow, ...] = ()
     """The newest searches."""
     rows: tuple[RankedRow, ...] = ()
     slower_fraction: float | None = None
-    """Relative excess of the shown step time over the best; None if the best is shown or nothing
-    fits.
+    """Relative slowdown of the displayed configuration against the best; None if it is the best, or
+    if nothing fits.
     """
     nothing_fits: bool = False
     """Whether `rows` lists the nearest infeasible configurations instead."""
     ranked_by: str = ""
-    """Figure that orders the rows of serving, in words."""
+    """Figure that orders the serving rows, in words."""
     num_gpus: int | None = None
-    """Number of devices of the rows, if the objective chose it."""
+    """Number of devices of the rows, if the objective determined it."""
     assumed: str | None = None
-    """Assumption of the ranking that the query does not set, in words."""
+    """Assumption of the ranking for a setting that the query leaves open, in words."""
     legal: int = 0
     feasible: int = 0
     pruned: int = 0
-    """Legal configurations that were not costed, in addition to `legal`, because they cannot be
+    """Number of legal configurations beyond `legal` that were not costed, because they cannot be
     among the best.
     """
     tied: int = 0
-    """Number of configurations that the model cannot distinguish from rank 1, including it."""
+    """Number of configurations tied with rank 1, including rank 1."""
     rejections: tuple[tuple[str, int], ...] = ()
-    """Reasons for rejected candidates, and their numbers, the most frequent first."""
+    """Reasons for rejections with their numbers of candidates, most frequent first."""
     effect_memory: Stack | None = None
     """Memory with sequence parallelism and selective recomputation switched on and off."""
     effect_time: Stack | None = None
     figures: tuple[Figure, ...] = ()
-    """Throughput of a service against each latency, for plot.js."""
+    """Serving throughput against each latency, for plot.js."""
     machines: MachinesAnswer | None = None
     answered: bool = False
     error: ErrorFields | None = None
 
     @property
     def carried(self) -> dict[str, str]:
-        """Values of the query without a field on this tab."""
+        """Values of the query that have no field on this tab."""
         shown = {*form_fields(self.kind), EXTRA, NODE_TYPE, *(OF_MACHINES if self.several else ())}
         shown -= {"cluster"} if self.several else set()
         return {path: text for path, text in self.values.items() if path not in shown}
 
     @property
     def kept(self) -> dict[str, str]:
-        """Parameters of the address without a control."""
+        """Parameters of the URL that have no control."""
         shown = {control.name for control in self.controls}
         at = {f"{AT}{path}": text for path, text in self.at.items()}
         values = Question(values=self.values).asked
@@ -193,23 +193,23 @@ class AskPage(Page):
 
     @property
     def further(self) -> tuple[str, ...]:
-        """Further settings of the query in words, collapsed on the page."""
+        """Further settings of the query in words. The page shows them collapsed."""
         known = {each.name: each.label for group in self.sections for each in group.fields}
         return tuple(f"{known[path]} {text}" for path, text in self.values.items() if path in known)
 
     @property
     def named(self) -> list[str]:
-        """Names of machines to compare; `priced` selects all machines of the price list."""
+        """Names of machines to compare. `priced` selects all machines in the price list."""
         return split_names(self.values.get(NODE_TYPE))
 
     @property
     def ticked(self) -> list[str]:
-        """GPUs of machines to compare."""
+        """GPUs whose machines are compared."""
         return split_names(self.values.get(GPU))
 
     @property
     def flash(self) -> bool:
-        """Whether a training's attention stores no scores."""
+        """Whether the training uses flash attention, which stores no scores."""
         return self.values.get("training.attention", "flash") == "flash"
 
     @property
@@ -250,20 +250,20 @@ class Asked:
             return replace(page, error=error.as_dict())
 
     async def answered(self) -> AskPage:
-        """Return the page with its answer; comparisons of machines wait for the caller's turn."""
+        """Return the page with its answer. Comparisons of machines wait for the caller's turn."""
         if not self.question.several:
             return await to_thread.run_sync(self.answer)
         try:
             async with wait_for_turn(self.request, self.request.app.state.ranking_turns):
                 return await to_thread.run_sync(self.answer)
-        except LimitError as error:  # The page is half sent.
+        except LimitError as error:  # The first part of the page is already sent.
             return replace(self.page, error=error.as_dict(), answered=True)
 
 
 def read_question(
     request: Request, store: StoreDep, find: FindDep, calibrations: CalibrationsDep
 ) -> Asked:
-    """Return the query in the address, with the example's values as defaults."""
+    """Return the query in the URL, with the example's values as defaults."""
     question = Question.read(request.url.query).normal()
     kind, several = question.kind, question.several
     registered = store.registered_names(kind="model")
@@ -333,7 +333,7 @@ async def ask_html(question: AskedDep) -> Response:
 
 
 def front_page(*, store: Store, calibrations: Calibrations) -> str:
-    """Return the front page as HTML, with only the catalogue's names."""
+    """Return the front page as HTML. It uses names in the catalogue only."""
     request = Request({"type": "http", "path": "/", "query_string": b"", "headers": []})
     page = read_question(
         request, store, find=lambda kind, name: None, calibrations=calibrations
@@ -352,7 +352,7 @@ def _answered(
     if question.at:
         try:
             this = _shown_configuration(question, find=find, calibrations=calibrations)
-        except HpToolError as wrong:  # In addition to the ranking, which is valid.
+        except HpToolError as wrong:  # Reported in addition to the ranking, which is valid.
             error, this = wrong.as_dict(), None
     at = {} if this is None else layout_values(this) | question.at
     trained = [row for row in answer.recommendations if isinstance(row, Recommendation)]
@@ -410,7 +410,7 @@ def _serving_page(
 def _latency_figure(
     name: str, rows: Sequence[ServingRecommendation], limit: float | None
 ) -> Figure:
-    """Plot throughput over one latency; `limit` is the target, in seconds."""
+    """Plot throughput against one latency; `limit` is the target in seconds."""
     letters = name.removesuffix("_s").upper()
     known = (
         (getattr(row.estimate, name), row.estimate.output_tokens_per_second_per_gpu, row)
@@ -479,7 +479,7 @@ def _latency_figure(
 def _shown_configuration(
     question: Question, *, find: Find, calibrations: Calibrations | None
 ) -> Configuration | None:
-    """Return the configuration in the address; for serving, the best with its values."""
+    """Return the configuration in the URL; for serving, the best one with the values in the URL."""
     typed = schema.parse_query(question.shown_mapping())
     if typed.kind == "training":
         config = resolve_configuration(resolve_names(typed, find=find)).config
@@ -497,7 +497,7 @@ def _with_configuration(
     find: Find,
     calibrations: Calibrations | None,
 ) -> AskPage:
-    """Add the figures and controls of the shown configuration to the page."""
+    """Add figures and controls of the displayed configuration to the page."""
     query, trains = resolve_names(this.query, find=find), this.query.kind == "training"
     configuration = resolve_configuration(query) if trains else None
     view, _ = configuration_view(
@@ -546,7 +546,7 @@ def _slowdown(view: ConfigurationView, answer: RecommendAnswer, query: Query) ->
 
 
 def _ranked(query: Query, *, find: Find, calibrations: Calibrations | None) -> RecommendAnswer:
-    """Rank the configurations of a query whose names are not yet resolved."""
+    """Rank the configurations of a query, after resolving its registered names."""
     resolved = resolve_names(query, find=find)
     if query.kind == "inference":
         return _cached(schema.to_json(resolved), catalog.revision(), None, None)
@@ -559,10 +559,10 @@ def _ranked(query: Query, *, find: Find, calibrations: Calibrations | None) -> R
 def _cached(
     query: str, catalogue: str, calibration_id: str | None, calibrations: Calibrations | None
 ) -> RecommendAnswer:
-    """Return the best configurations of a query, cached until a catalogue file or the calibration
-    changes.
+    """Return the best configurations of a query.
 
-    Each move of a slider requests them again. Ids are unique within a store, which `calibrations`
+    Results are cached, because each move of a slider requests them again, until a catalogue file or
+    the calibration changes. Calibration IDs are unique within a store, which `calibrations`
     represents.
     """
     parsed = schema.parse_query(json.loads(query))
@@ -572,10 +572,9 @@ def _cached(
 def _variant_charts(
     this: Configuration, query: Query, question: Question, calibrations: Calibrations | None
 ) -> tuple[Stack | None, Stack | None]:
-    """Return memory and time with sequence parallelism and recomputation on and off.
+    """Return charts of memory and time with sequence parallelism and recomputation on and off.
 
-    Returns None for an illegal configuration. `query` is that of `this` with registered names
-    resolved.
+    Return None for an illegal configuration. `query` is the query of `this` with resolved names.
     """
     sizes, times, shown = [], [], this.parallel
     assert isinstance(shown, ParallelConfig)
@@ -587,14 +586,14 @@ def _variant_charts(
         variants = {THIS_CONFIGURATION: shown} | variants
     for label, changed in variants.items():
         if changed.sequence_parallel and shown.tensor_parallel_size == 1:
-            continue  # Sequence parallelism divides work among tensor-parallel ranks.
+            continue  # Without tensor parallelism, sequence parallelism has no effect.
         try:
             variant = Configuration.from_row(replace(this, parallel=changed, set={}), query=query)
             answer = answer_estimate(
                 variant.query, with_fixes=False, with_query=False, calibrations=calibrations
             )
         except HpToolError:
-            continue  # Not supported by this framework, or not with other values of the query.
+            continue  # Not supported by this framework, or together with other values of the query.
         estimate = answer.preferred_estimate
         if not isinstance(estimate, Estimate) or estimate.memory is None or estimate.time is None:
             continue

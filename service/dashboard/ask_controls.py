@@ -1,4 +1,4 @@
-"""Controls of the shown configuration, and the options of each."""
+"""Controls for the displayed configuration, with their options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from service.dashboard.ask_question import AT
 from service.dashboard.new_search_form import recompute_text
 
 MAX_SIZE = 64
-"""Largest parallel size offered; the address accepts any."""
+"""Largest parallel size on offer. The URL accepts larger ones."""
 MAX_CHUNKS = 16
 RECOMPUTATION = {"none": "none", "selective": "selective", "full": "full"}
 OTHER_RECOMPUTATION = {
@@ -39,7 +39,7 @@ class Control:
     """A control with its options; ordered options are drawn as a slider."""
 
     name: str
-    """Parameter in the address."""
+    """Parameter name in the URL."""
     label: str
     value: str
     options: tuple[Option, ...]
@@ -49,7 +49,7 @@ class Control:
 def controls(
     config: RunConfig, *, model: ModelSpec, framework: str, num_gpus: int
 ) -> tuple[Control, ...]:
-    """Return a control for each axis, set to its value in `config`."""
+    """Return one control per axis, set to its value in `config`."""
     sizes = [size for size in _powers(MAX_SIZE) if size <= num_gpus]
     named: dict[str, Mapping[str, str]] = {}
     if isinstance(config, ParallelConfig):
@@ -76,7 +76,7 @@ def controls(
 def _training_values(
     config: ParallelConfig, model: ModelSpec, framework: str, sizes: list[int], num_gpus: int
 ) -> tuple[dict[str, list[int]], dict[str, Mapping[str, str]]]:
-    """Return (numeric values, labelled values) by axis that the controls of a training offer."""
+    """Return the values on offer for training, by axis: (numbers, values with labels)."""
     layers, stages = model.num_hidden_layers, config.pipeline_parallel_size
     numbers = {
         "tensor_parallel_size": [size for size in sizes if size <= model.num_attention_heads],
@@ -104,7 +104,7 @@ def _training_values(
 
 
 def modules(model: ModelSpec, *, framework: str) -> tuple[RecomputeModule, ...]:
-    """Return the modules that selective recomputation may name in this model."""
+    """Return the modules that selective recomputation of this model may name."""
     if framework != "megatron-core":
         return ()
     present: dict[RecomputeModule, bool] = {
@@ -120,10 +120,10 @@ def modules(model: ModelSpec, *, framework: str) -> tuple[RecomputeModule, ...]:
 
 
 def _text(value: object, labels: Mapping[str, str]) -> str:
-    """Return the value that an axis's control sends; recomputed modules have check boxes."""
+    """Return the form value of an axis. Recomputed modules have separate check boxes."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, str | int):  # A ranking calls `full` what FSDP calls per_layer.
+    if isinstance(value, str | int):  # Rankings use `full` for FSDP's per_layer.
         return "per_layer" if value == "full" and "per_layer" in labels else str(value)
     recompute = schema.to_dict(value)
     return "selective" if recompute.get("modules") else recompute_text(recompute)

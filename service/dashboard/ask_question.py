@@ -1,7 +1,7 @@
-"""The query of the page that asks. The address contains the query's paths, like the form's fields.
+"""The query of the explorer page. The URL contains its values by path, as the form does.
 
-Paths after `at.` are the configuration that the page shows. They are not part of the query: a
-ranking or a slider chose them, and another query drops them.
+Paths that start with `at.` describe the displayed configuration. They are not part of the query: a
+ranking or a slider selected them, and they are dropped when the query changes.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from service.dashboard.page import address
 PATH = "/explorer"
 AT = "at."
 TRAINING = ("kind", "training")
-"""Kind of query if the address names none."""
+"""Kind of query if the URL contains none."""
 MAX_FIELDS = 250
-"""Maximum number of fields in an address; a form without scripts also sends blank fields."""
+"""Maximum number of fields in a URL. Without scripts, forms also send blank fields."""
 GPU, NUM_GPUS, NODE_TYPE = MACHINES = ("cluster.gpu", "cluster.num_gpus", "cluster.node_type")
-"""Paths whose values, if separated by commas, mean several machines."""
+"""Paths that describe several machines if their values are comma-separated lists."""
 OF_MACHINES = (
     *MACHINES,
     "cluster.market",
@@ -44,15 +44,15 @@ SENTENCE = {
     *("model", GPU, NUM_GPUS, "training.sequence_length", "training.global_batch_size"),
     *("inference.input_length", "inference.output_length"),
 }
-"""Fields of the sentence that states the query."""
+"""Fields in the sentence that describes the query."""
 OF_ONE = {"inference.concurrency"}
 OF_SEVERAL = {
     *("cluster", "training.total_tokens", "constraints.max_days", "constraints.max_cost"),
     *("inference.request_rate_per_second", "targets.ttft_s", "targets.tpot_s"),
 }
-"""Additional fields of that sentence for one machine and for several."""
+"""Additional fields in this sentence for one machine, and for several machines."""
 FAST = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
-"""GPUs preselected on the tab for several machines."""
+"""GPUs that are preselected on the tab for several machines."""
 EXAMPLES: dict[Kind, dict[str, str]] = {
     "training": {
         "model": "llama-3-70b",
@@ -70,7 +70,7 @@ EXAMPLES: dict[Kind, dict[str, str]] = {
         "inference.concurrency": "64",
     },
 }
-"""Example values for required fields that an address omits."""
+"""Example values for required fields that the URL omits."""
 SEVERAL: dict[Kind, dict[str, str]] = {
     "training": {
         "training.total_tokens": "1e11",
@@ -84,28 +84,28 @@ SEVERAL: dict[Kind, dict[str, str]] = {
         "targets.tpot_s": "0.05",
     },
 }
-"""Values of a query for several machines that names nothing else."""
+"""Default values of a query for several machines."""
 NOT_ASKED = (*SEARCH_KEYS, "trainer", "name")
-"""Fields that belong to searches and not to this page."""
+"""Fields that only searches use."""
 DERIVED = ("data_parallel_size", "pipeline_layout")
-"""Fields of a layout that follow from the others."""
+"""Layout fields that follow from the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The query and the shown configuration, as texts by path."""
+    """The query and the displayed configuration, as texts by path."""
 
     values: dict[str, str]
-    """Values of the query, with the example's values for missing ones."""
+    """Values of the query, with example values for missing ones."""
     at: dict[str, str] = field(default_factory=dict)
-    """Values of the shown configuration; empty for the best."""
+    """Values of the displayed configuration; empty for the best one."""
 
     @staticmethod
     def read(text: str) -> Question:
-        """Return the query in an address.
+        """Parse the query string of a URL.
 
         Raises:
-            InputError: The address has too many fields, or one that is not a field of a query.
+            InputError: The URL has too many fields, or one that is not a field of a query.
         """
         try:
             pairs = parse_qsl(text, max_num_fields=MAX_FIELDS)
@@ -135,7 +135,7 @@ class Question:
 
     @property
     def several(self) -> bool:
-        """Return whether the query compares machines."""
+        """Whether the query compares machines."""
         listed = any("," in self.values.get(path, "") for path in MACHINES)
         return listed or PRICED in (
             *split_names(self.values.get(NODE_TYPE)),
@@ -143,7 +143,7 @@ class Question:
         )
 
     def mapping(self) -> dict[str, Any]:
-        """Return the query as a mapping, not yet validated.
+        """Return the query as a mapping that is not validated yet.
 
         Raises:
             InputError: A value is invalid.
@@ -157,23 +157,24 @@ class Question:
         return query
 
     def shown_mapping(self) -> dict[str, Any]:
-        """Return the query of the shown configuration as a mapping.
+        """Return the query of the displayed configuration as a mapping.
 
         Raises:
             InputError: A value is invalid.
         """
         query, at = self.mapping(), to_query({"kind": self.kind, **self.at})
         if at.get("parallel", {}).get("pipeline_parallel_size") == 1:
-            at["parallel"].pop("virtual_pipeline_parallel_size", None)  # Nothing to interleave.
+            # There is nothing to interleave.
+            at["parallel"].pop("virtual_pipeline_parallel_size", None)
         for name, value in at.items():
             below = query.get(name)
             query[name] = below | value if isinstance(below, dict) else value
         return query
 
     def normal(self) -> Question:
-        """Return the query as its form shows it: paths without a field are in its YAML."""
+        """Return the query as its form shows it, with paths that have no field in its YAML."""
         asked = {path: text for path, text in self.values.items() if path not in OF_MACHINES}
-        with contextlib.suppress(InputError):  # The answer reports it.
+        with contextlib.suppress(InputError):  # The answer reports the error.
             kept = {p: asked.get(p, text.strip()) for p, text in to_values(to_query(asked)).items()}
             others = form_fields("training" if self.kind == "inference" else "inference")
             kept = {path: text for path, text in asked.items() if path in others} | kept
@@ -185,16 +186,16 @@ class Question:
 
     @property
     def asked(self) -> dict[str, str]:
-        """Return the values, without `kind` if it is the default."""
+        """The values, without `kind` if it is the default."""
         return {path: text for path, text in self.values.items() if (path, text) != TRAINING}
 
     def href(self, at: Mapping[str, str] | None = None) -> str:
-        """Return the page's address for another shown configuration."""
+        """Return the page's URL for another displayed configuration."""
         at = self.at if at is None else at
         return address(PATH, self.asked | {f"{AT}{path}": text for path, text in at.items()})
 
     def tab_href(self, kind: Kind, *, several: bool) -> str:
-        """Return the address of the same query for another kind or number of machines."""
+        """Return the URL of the same query for another kind or number of machines."""
         values = {path: text for path, text in self.values.items() if path != "kind"}
         if kind != self.kind:
             for path in ("objective", "rank_by", EXTRA):
@@ -214,9 +215,9 @@ class Question:
 
 
 def question_of(configuration: Configuration) -> Question | None:
-    """Return the query of a configuration, with the configuration shown.
+    """Return a configuration's query, with this configuration displayed.
 
-    Returns None if its model or its devices have no name.
+    Return None if its model or its devices have no name.
     """
     query = configuration.query
     mapping = {
@@ -239,7 +240,8 @@ def layout_values(configuration: Configuration) -> dict[str, str]:
     layout = schema.to_dict(configuration.parallel)
     stages = None if configuration.adds_layout else configuration.query.parallel.pipeline_layout
     if not layout.get("data_parallel_shard_size"):
-        layout.pop("data_parallel_shard_size", None)  # All replicas, as without it.
+        # The shard group contains all replicas, which is the default.
+        layout.pop("data_parallel_shard_size", None)
     if isinstance(recompute := layout.get("recompute"), dict):
         layout["recompute"] = {name: one for name, one in recompute.items() if one is not None}
     chosen = {
@@ -249,20 +251,20 @@ def layout_values(configuration: Configuration) -> dict[str, str]:
         schema.set_paths({"kind": configuration.query.kind, "parallel": chosen}, configuration.set)
     )
     del values["kind"]
-    if EXTRA in values:  # Paths without a field.
+    if EXTRA in values:  # Paths that have no field.
         rest = dotted(schema.read_yaml(values.pop(EXTRA)))
         values |= {path: json.dumps(value) for path, value in rest.items()}
     return values
 
 
 def split_names(text: str | None) -> list[str]:
-    """Return the names of a list in one line."""
+    """Split a comma-separated list of names."""
     return [name.strip() for name in (text or "").split(",") if name.strip()]
 
 
 @cache
 def further_sections(kind: Kind, *, several: bool) -> tuple[Section, ...]:
-    """Return the sections of further settings, without those of a search."""
+    """Return the form sections with further settings, without those of searches."""
     elsewhere = SENTENCE | (OF_SEVERAL if several else OF_ONE) | {*NOT_ASKED}
     left = (
         replace(
@@ -280,14 +282,14 @@ def further_sections(kind: Kind, *, several: bool) -> tuple[Section, ...]:
 
 
 def _joined(name: str, parts: list[str]) -> str:
-    """Join the values of a repeated parameter, which check boxes send, to one text."""
+    """Join the values of a repeated parameter, such as of check boxes."""
     if name.removeprefix(AT) == RECOMPUTE and len(parts) > 1:
         return f"{parts[0]} {'+'.join(parts[1:])}" if parts[0] == "selective" else parts[0]
     return ", ".join(dict.fromkeys(parts)) if name in MACHINES else parts[-1]
 
 
 def _filled(typed: Mapping[str, str]) -> dict[str, str]:
-    """Add the example's values for missing required fields."""
+    """Add example values for missing required fields."""
     kind = kind_of(typed)
     question = Question(values=dict(typed))
     left_out = set[str]()
@@ -296,7 +298,8 @@ def _filled(typed: Mapping[str, str]) -> dict[str, str]:
     if "inference.trace" in typed:
         left_out |= {path for path in EXAMPLES[kind] if path.startswith("inference.")}
     elif any(path.startswith("inference.") for path in typed):
-        left_out.add("inference.concurrency")  # An open load is the highest within the targets.
+        # Without a limit, the load is the highest that meets the targets.
+        left_out.add("inference.concurrency")
     example = EXAMPLES[kind]
     if question.several:
         left_out.add("inference.concurrency")
@@ -312,13 +315,13 @@ def _filled(typed: Mapping[str, str]) -> dict[str, str]:
 
 
 def _paths_in_yaml(text: str) -> tuple[str, ...]:
-    with contextlib.suppress(InputError):  # The answer reports it.
+    with contextlib.suppress(InputError):  # The answer reports the error.
         return tuple(dotted(schema.read_yaml(text))) if text else ()
     return ()
 
 
 def _machines(cluster: dict[str, Any]) -> Any:
-    """Split comma-separated values of a cluster; several machine names become several clusters."""
+    """Split a cluster's comma-separated values. Several machine names become several clusters."""
     cluster = {
         name: _several(f"cluster.{name}", value)
         if f"cluster.{name}" in MACHINES and isinstance(value, str) and "," in value

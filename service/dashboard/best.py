@@ -37,13 +37,15 @@ class Latency:
 
     name: str
     known_s: float | None
-    """Seconds by its runs and the calibration, as in the answer; None before there is an answer."""
+    """Seconds, calibrated and corrected by the configuration's runs; None before there is an
+    answer.
+    """
     measured_s: float | None
-    """Seconds measured by its representative run; None if it did not run."""
+    """Seconds measured by the configuration's representative run; None if it did not run."""
     predicted_s: float | None
-    """Seconds predicted by the cost model, before calibration."""
+    """Seconds predicted by the cost model without calibration."""
     target_s: float | None
-    """Maximum in seconds; None if the query sets none."""
+    """Target in seconds; None if the query has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,43 +63,43 @@ class Best:
     tokens_per_second_per_gpu: float | None
     peak_memory_bytes: int | None = None
     predicted_step_s: float | None = None
-    """Step time in seconds, predicted by the cost model before calibration."""
+    """Step time in seconds, predicted by the cost model without calibration."""
     calibrated_step_s: float | None = None
     """Step time in seconds, predicted by the calibrated cost model."""
     predicted_memory_bytes: float | None = None
     latencies: tuple[Latency, ...] = ()
-    """Latencies of a serving configuration under the full load."""
+    """Latencies of a serving configuration under full load."""
     predicted_tokens_per_second_per_gpu: float | None = None
-    """Throughput of a serving configuration, by the cost model."""
+    """Serving throughput predicted by the cost model."""
     calibrated_tokens_per_second_per_gpu: float | None = None
-    """Throughput of a serving configuration, by the calibrated cost model."""
+    """Serving throughput predicted by the calibrated cost model."""
     misses: tuple[str, ...] = ()
     """Targets that its measurement misses."""
     step_s_interval: tuple[float, float] | None = None
     """90% interval of `calibrated_step_s`."""
     runs: Repeats | None = None
-    """Runs of the configuration, one of which represents it."""
+    """Runs of the configuration. One of them represents it."""
     sentences: tuple[str, ...] = ()
-    """The answer in words, as on the command line; the first `num_verdict` are the verdict."""
+    """The answer in sentences, as on the command line. The first `num_verdict` are the verdict."""
     num_verdict: int = 1
     gain: Gain | None = None
-    """Speed relative to the baseline, the first run or the slowest run."""
+    """Speedup over the baseline, the first run or the slowest run."""
     parts: dict[str, float] = field(default_factory=dict)
-    """Seconds by name that sum to the measured step, ideal compute first; for serving, they sum to
-    a request's latency.
+    """Seconds by part. They sum to the measured step time, ideal compute first; for serving, to the
+    latency of a request.
     """
     verdict: VerdictState | None = None
     """None before a search has ended."""
     title: str = ""
     """The verdict in words."""
     kept: tuple[str, str] | None = None
-    """Arithmetic and details of the configuration to keep, if it is a different one."""
+    """Arithmetic and details of the configuration to keep, if it is not this one."""
     recommended: RunConfig | None = None
-    """The configuration to run: by the verdict, or this one before there is a verdict."""
+    """The configuration to run, according to the verdict; before a verdict, this one."""
     rivals: tuple[Rival, ...] = ()
-    """Configurations of the result that did not run and may be as good, the most likely first."""
+    """Untested configurations of the result that may be as good, most likely first."""
     set: dict[str, Any] = field(default_factory=dict)
-    """Chosen values of the query besides `parallel`, by path."""
+    """Query values that the ranking chose besides `parallel`, by path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,7 @@ class AxisValue:
     value: str
     step_s: float
     loss_fraction: float
-    """Relative excess of its step time over the fastest."""
+    """Relative slowdown of its step time against the fastest."""
     chosen: bool
     """Whether the answer has this value."""
 
@@ -122,9 +124,9 @@ class AxisEffect:
 
 
 def best_of_search(record: SearchRecord, store: Store) -> Best | None:
-    """Return the first row of the search's result, or its best run so far if there is none.
+    """Return the first row of a search's result; without a result, its best run so far.
 
-    Returns None for a search that failed or was cancelled.
+    Return None for a search that failed or was cancelled.
     """
     if record.state.failed:
         return None
@@ -193,7 +195,7 @@ def _training_best(row: Recommendation, query: JsonObject, answer: Answer | None
 
 
 def _verdict_fields(answer: Answer | ServingAnswer | None, query: JsonObject) -> JsonObject:
-    """Return the fields of the verdict; empty for a stored result without an answer."""
+    """Return the verdict's fields; empty for a stored result without an answer."""
     if answer is None:
         return {}
     verdict, yours = get_verdict(answer), words.configuration_to_keep(answer)
@@ -220,7 +222,7 @@ def _measured_alone(measurement: Measurement | None) -> tuple[str, ...]:
 def _best_so_far(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | None:
     """Return the best run so far with its predictions; None without a measurement.
 
-    `only` means that no other run has ended.
+    `only` means that no other run has finished.
     """
     query, progress = record.query, record.progress
     if (measurement := run.measurement) is None or measurement.objective_s is None:
@@ -255,7 +257,7 @@ def _best_so_far(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | 
         return best
     try:
         costs = trials.predicted_costs(query, [run.parallel])
-    except HpToolError:  # Only stored values are shown.
+    except HpToolError:  # Show only stored values.
         return best
     return replace(
         best,
@@ -271,10 +273,10 @@ def _best_so_far(run: RunRecord, record: SearchRecord, *, only: bool) -> Best | 
 
 
 def _measured_words(measurement: Measurement, runs: Repeats) -> str:
-    """Return the measured latencies of serving, whose objective may include a penalty, else the
-    step.
+    """Describe the measured latencies for serving, else the measured step time.
 
-    The text has no full stop.
+    The objective of a serving search may include a penalty, so it is not shown. The text has no
+    full stop.
     """
     load = measurement.load
     return capitalize_first(
@@ -283,9 +285,7 @@ def _measured_words(measurement: Measurement, runs: Repeats) -> str:
 
 
 def _rate(known: Estimate, measurement: Measurement | None) -> float | None:
-    """Return the tokens/s per GPU of the complete configuration, measured or extrapolated from a
-    reduced run.
-    """
+    """Return the tokens/s per GPU of the full configuration; for a reduced run, extrapolated."""
     if measurement is None:
         return known.tokens_per_second_per_gpu
     if measurement.fidelity.is_whole:
@@ -295,7 +295,7 @@ def _rate(known: Estimate, measurement: Measurement | None) -> float | None:
 
 
 def _peak_memory_bytes(measurement: Measurement) -> int | None:
-    """Return the peak memory in bytes; None for a reduced run, which needs a different amount."""
+    """Return the peak memory in bytes; None for a reduced run, whose memory differs."""
     return measurement.peak_memory_bytes if measurement.fidelity.is_whole else None
 
 
@@ -363,7 +363,7 @@ def _latencies(
 
 
 def list_axis_effects(record: SearchRecord) -> tuple[AxisEffect, ...]:
-    """Return the effect of each setting, from the result of an ended search, the largest first."""
+    """Return the effect of each setting in the result of a finished search, largest first."""
     weighed, answer = [], first_recommendation(record)
     for name, best_s in ((record.result or {}).get("axes") or {}).items():
         fastest = min(best_s.values())

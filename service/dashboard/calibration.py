@@ -1,4 +1,4 @@
-"""Pages /calibration and its series: prediction errors, drift, outliers, and the runs."""
+"""Pages /calibration and /calibration/series: prediction errors, drift, outliers and runs."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ from service.dashboard.measurements import MeasuredRow, Word
 from service.dashboard.page import Page, address, done, json_href, page_at
 
 MAX_CALIBRATIONS = 500
-"""Number of the newest calibrations among which the page finds the newest of each series."""
+"""Number of newest calibrations that the page searches for the newest one of each series."""
 MAX_VERSIONS = 200
 MAX_HELD = 200
-"""Maximum number of held measurements that the page counts."""
+"""Maximum number of held measurements to count."""
 FAMILIES = {"dense": "dense models", "moe": "MoE models"}
 COST_MODEL: dict[str, object] = {"color": "--series-8", "symbol": "ring", "size": 8}
 CALIBRATED: dict[str, object] = {"color": "--series-1", "size": 8}
@@ -81,9 +81,9 @@ class MeasuredClusterRow(View):
     framework: str
     measurements: int
     num_held: int
-    """Number of additional held measurements."""
+    """Number of held measurements, in addition to the others."""
     href: str
-    """Page of its measurements."""
+    """URL of the page with its measurements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +93,11 @@ class CalibrationsPage(Page):
     series: tuple[SeriesRow, ...]
     clusters: tuple[MeasuredClusterRow, ...]
     may_fit: bool
-    """Whether the caller may start a new fit."""
+    """Whether the caller may start a fit."""
     num_held: int
-    """Held measurements, counted up to MAX_HELD."""
+    """Number of held measurements, up to MAX_HELD."""
     held_href: str | None
-    """Page of the held measurements; None if there is none."""
+    """URL of the page with the held measurements; None without any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ class SeriesPage(Page):
     framework: str
     family: str
     serves: bool
-    """Whether its runs served requests; otherwise they are training steps."""
+    """Whether its runs are serving runs rather than training runs."""
     newest: VersionRow
     models: tuple[str, ...]
     """Models of its runs."""
@@ -227,7 +227,7 @@ def series_context(
 
 @router.post("/calibration", include_in_schema=False)
 def fit(request: Request, store: SystemStoreDep) -> RedirectResponse:
-    """Fit all stored measurements, like POST /v1/calibrations."""
+    """Fit all stored measurements, as POST /v1/calibrations does."""
     learn(request, store)
     return done("/calibration", "learned")
 
@@ -262,7 +262,7 @@ def _factors(summary: dict[str, Any]) -> list[Factor]:
 
 
 def agreement(rows: Sequence[ResidualRow]) -> Figure:
-    """Plot predicted against measured times with the identity line; both axes are logarithmic."""
+    """Plot predicted against measured times, with the identity line, on logarithmic axes."""
     times = [
         value
         for row in rows
@@ -306,7 +306,7 @@ def agreement(rows: Sequence[ResidualRow]) -> Figure:
 
 
 def drift(rows: Sequence[ResidualRow]) -> Figure:
-    """Plot errors over time, which reveal a change of the cluster; outliers are marked."""
+    """Plot errors over time, with outliers marked. A trend shows that the cluster changed."""
     outliers = [row for row in rows if row.outlier]
     return {
         "traces": [
@@ -325,7 +325,7 @@ def drift(rows: Sequence[ResidualRow]) -> Figure:
 
 
 def errors_by_version(versions: Sequence[VersionRow]) -> Figure:
-    """Plot median errors of each version, oldest first."""
+    """Plot the median errors of each version, oldest first."""
     ordered = [version for version in reversed(versions) if version.error_before is not None]
     numbers = [version.version for version in ordered]
     sides = {

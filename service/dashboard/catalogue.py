@@ -1,6 +1,4 @@
-"""Pages /models, /gpus and /clusters: what a query can name, and forms to add models and
-clusters.
-"""
+"""Pages /models, /gpus and /clusters: names for queries, and forms to add models and clusters."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,7 +35,7 @@ Named = TypeVar("Named", CountedModel, NodeType)
 Entry = TypeVar("Entry", CountedModel, GpuSpec, NodeType)
 Section = Literal["models", "gpus", "clusters"]
 LEARNED_POSITIONS = 2048
-"""Rows assumed for a learned position embedding without a length."""
+"""Number of positions assumed for learned position embeddings without a stated length."""
 EXAMPLES: dict[RegistrationKind, str] = {
     "model": """num_hidden_layers: 32
 hidden_size: 4096
@@ -61,19 +59,19 @@ UNITS: dict[str, Callable[[float], str]] = {
     "_bytes": formats.gib,
     "_w": lambda value: f"{formats.count(value)} W",
 }
-"""Formats of numbers, by the suffix of the field's name."""
+"""Number formats by suffix of the field name."""
 
 LABELS = {
     "inter_node_bandwidth": "network per GPU",
     "nvlink_bandwidth": "scale-up link per GPU",
     "nvlink_domain_size": "GPUs per scale-up domain",
 }
-"""Labels of fields for which `formats.words` would name one vendor's link or be ambiguous."""
+"""Labels for fields whose name would be ambiguous or would name one vendor's link."""
 HALVES: tuple[Precision, ...] = ("bf16", "fp16")
 PER_PAGE = 50
 
 ALWAYS = ("architecture", "normalization", "gated_mlp", "tie_word_embeddings")
-"""Fields of a model that are always shown."""
+"""Model fields that are always shown."""
 Words = Annotated[str, QueryParameter(max_length=100, description="A part of the names to list")]
 PageNumber = Annotated[int, QueryParameter(ge=1, le=10_000)]
 
@@ -88,7 +86,7 @@ class ModelRow(View):
     href: str
     parameters: float
     active_parameters: float | None
-    """Active parameters per token; None for a dense model."""
+    """Parameters active per token; None for a dense model."""
     num_hidden_layers: int
     hidden_size: int
     num_attention_heads: int
@@ -107,7 +105,7 @@ class GpuRow(View):
     memory_bytes: int
     memory_bandwidth_bytes_per_second: float
     half_flops_per_second: float | None
-    """The higher of bf16 and fp16; older GPUs support only fp16."""
+    """The higher of the bf16 and fp16 rates. Older GPUs support only fp16."""
     fp8_flops_per_second: float | None
     nvlink_bandwidth_bytes_per_second: float | None
     network_bandwidth_bytes_per_second: float
@@ -115,9 +113,9 @@ class GpuRow(View):
     price_per_hour: float | None
     """Typical on-demand price."""
     lowest_price_per_hour: float | None
-    """Lowest on-demand price of the price list."""
+    """Lowest on-demand price in the price list."""
     predict_only: bool
-    """Whether no search can run on it."""
+    """Whether searches cannot run on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +151,7 @@ class NamesPage(Page):
     total: int
     """Number of entries on all pages."""
     next_href: str | None
-    """Address of the next page; None on the last."""
+    """URL of the next page; None on the last page."""
     new: NewEntry | None
     """Form for a new entry; None if the caller may not add entries."""
 
@@ -189,9 +187,11 @@ class EntryPage(Page):
     source: str
     explorer_href: str
     gpu_href: str | None
-    """Page of a cluster's GPU; None for other entries, and if the GPU is not in the list."""
+    """URL of the page of a cluster's GPU; None for other entries, and if the GPU is not in the
+    catalogue.
+    """
     remove_href: str | None
-    """Address to remove the entry; None if the caller may not remove it."""
+    """URL to remove the entry; None if the caller may not remove it."""
 
 
 @page_at(router, "/models", template="models.html", section="Models")
@@ -286,7 +286,7 @@ def cluster_context(name: str, store: StoreDep, principal: PrincipalDep) -> Entr
 def _entries_page(
     listing: Listing[Named], kind: RegistrationKind, principal: Principal, *, words: str, page: int
 ) -> tuple[list[Named], dict[str, Any]]:
-    """Return the entries of one page of a list, and the page's fields other than rows and title."""
+    """Return the entries on one page of a list, and the page's fields except rows and title."""
     added = {entry.name for entry in listing.registered}
     chosen = sorted(_entries_named(listing.items, words), key=lambda entry: entry.name not in added)
     last = page * PER_PAGE
@@ -310,7 +310,7 @@ def _entries_named(entries: Iterable[Entry], words: str) -> list[Entry]:
 def _add_routes(
     kind: RegistrationKind, page_of: Callable[[Store, Principal], ModelsPage | ClustersPage]
 ) -> None:
-    """Add routes by which forms register and remove entries of this kind."""
+    """Add the form routes that register and remove entries of this kind."""
 
     def add(fields: Form, store: StoreDep, principal: PrincipalDep) -> Response:
         form = NewEntry(
@@ -348,7 +348,7 @@ ASKED_AT: dict[Section, tuple[str, str]] = {
     "gpus": ("/explorer", "cluster.gpu"),
     "clusters": ("/explorer", "cluster"),
 }
-"""Page to query an entry, and the control that it fills."""
+"""Page with a query about an entry, and the query path that it sets."""
 
 
 def _entry_page(
@@ -393,7 +393,7 @@ def _entry_page(
 
 
 def _family_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields that differ from their defaults, and those that are always shown."""
+    """Return the fields that differ from their defaults, and those that are always shown."""
     defaults = {field.name: field.default for field in dataclasses.fields(ModelSpec)}
     return {
         name: value
@@ -424,7 +424,7 @@ def _href(section: Section, name: str) -> str:
 
 
 def _fact(field: str, value: Any) -> Fact:
-    """Return a field of a specification; its unit moves from the name to the value."""
+    """Return a field of a specification, with the unit next to the value instead of in the name."""
     unit = next((unit for unit in UNITS if field.endswith(unit)), "")
     name = field.removesuffix(unit)
     return Fact(

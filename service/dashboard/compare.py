@@ -1,4 +1,4 @@
-"""Pages /compare, /searches/ID/compare and .../runs/ID: configurations and runs side by side."""
+"""Pages /compare, /searches/ID/compare and .../runs/ID: compare configurations and runs."""
 
 import json
 import re
@@ -62,14 +62,14 @@ from service.dashboard.verdict import (
 from service.http.sample import SAMPLE
 
 EQUAL = 1e-3
-"""Relative changes below this count as equal."""
+"""Relative changes below this value count as no change."""
 
 MAX_COMPARED = 5
-"""Maximum number of configurations that are compared."""
+"""Maximum number of configurations to compare."""
 MAX_VALUE_CHARS = 24
 """Maximum number of characters of a setting's value in a name."""
 NUM_SEARCHES = 8
-"""Number of the newest searches whose runs are offered for a comparison."""
+"""Number of newest searches whose runs are offered for comparison."""
 More = Annotated[
     tuple[Annotated[str, Field(max_length=MAX_QUERY)], ...],
     QueryParameter(max_length=MAX_COMPARED, description="Further configurations"),
@@ -85,10 +85,10 @@ class Difference:
     """A field in which the configurations differ."""
 
     path: str
-    """As in `--set PATH=VALUE`."""
+    """PATH as in `--set PATH=VALUE`."""
     name: str
     values: tuple[str, ...]
-    """As in `--set PATH=VALUE`."""
+    """VALUE of each configuration, as in `--set PATH=VALUE`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +96,9 @@ class Choice:
     """A measured run that the page offers for comparison."""
 
     value: str
-    """Address of its page."""
+    """URL of its page."""
     place: int
-    """Position in its search, newest first."""
+    """Position of its search; 0 is the newest."""
     search: str
     arithmetic: str
     details: str
@@ -114,13 +114,13 @@ class MetricRow:
     unit: Unit
     values: tuple[float | None, ...]
     changes: tuple[float | None, ...]
-    """Relative change of each value from the first (value / first - 1); None for the first."""
+    """Relative change of each value against the first (value / first - 1); None for the first."""
     best: int | None
-    """Index of the best value; None if they are equal, or one configuration cannot run."""
+    """Index of the best value; None if all are equal or one configuration cannot run."""
     measured: bool = False
-    """Whether it is measured; the row above it, of the same name, is predicted."""
+    """Whether the row is measured. The predicted row of the same name precedes it."""
     repeats: bool = False
-    """Whether its changes equal those of the first row, or their inverse."""
+    """Whether its changes are equal to those of the first row, or to their inverse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,40 +133,42 @@ class ComparePage(Page):
     names: tuple[str, ...] = ()
     """Names of the views."""
     runs: tuple[ComparedRun | None, ...] = ()
-    """Run of each configuration that is a run; empty if none is."""
+    """The run of each configuration, None for other configurations; empty if there are no runs."""
     search_href: str | None = None
-    """Address of the search to which all runs belong."""
+    """URL of the search that all runs belong to."""
     speeds: tuple[Speed | None, ...] = ()
-    """Time of each view relative to the first; None for the first, and if nothing is known."""
+    """Time of each view relative to the first; None for the first, and if unknown."""
     without: tuple[str, ...] = ()
-    """For each view, the address of the comparison of the others; empty for two views."""
+    """For each view, the URL of the comparison without it; empty for two views."""
     choices: tuple[Choice, ...] = ()
-    """Runs to choose from, if the address names none."""
+    """Runs to choose from, if the URL names none."""
     recommended: int | None = None
-    """Index of the configuration to use; None if none can run or none is clearly faster."""
+    """Index of the recommended configuration; None if none can run or none is clearly faster."""
     verdict: str = ""
-    """Sentence: which to use, which is faster, by how much, and which does not fit."""
+    """Sentence: which configuration to use, which is faster and by how much, and which does not
+    fit.
+    """
     range_note: str = ""
-    """Explanation of the range in the verdict; empty if the verdict has no range."""
+    """Explanation of the verdict's range; empty without a range."""
     predicted: str = "predicted"
-    """Word for values without a run: `calibrated` if they were fitted to the search's runs."""
+    """Label for values that are not measured: `calibrated` if calibrated by the search's runs."""
     differences: tuple[Difference, ...] = ()
     rows: tuple[MetricRow, ...] = ()
     memory: Stack | None = None
-    """Fullest stage of each configuration."""
+    """Memory of the fullest stage of each configuration."""
     time: Stack | None = None
     error: ErrorFields | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """A compared configuration: a query, or a run of a search."""
+    """One side of a comparison: a query, or a run of a search."""
 
     query: Query
     run: RunRecord | None = None
-    """The run whose configuration it is; None for a query."""
+    """The run with this configuration; None for a query."""
     known: Estimate | InferenceEstimate | None = None
-    """Estimate from the run's search, which replaces that of the newest calibration."""
+    """Estimate of the run's search, used instead of the newest calibration's estimate."""
 
 
 @page_at(router, "/compare", template="compare.html", section="Compare", status=error_status)
@@ -199,7 +201,7 @@ def compare_context(
 
 
 def json_of(texts: Sequence[str]) -> str:
-    """Return the address of the JSON for the comparison of these configurations."""
+    """Return the URL of the JSON of this comparison."""
     names = dict(zip(("first", "second"), texts, strict=False))
     return address("/compare.json", {**names, "more": tuple(texts[2:])})
 
@@ -226,10 +228,10 @@ def _run_of(store: Store, search_id: str, run_id: str) -> tuple[SearchRecord, Ru
 
 
 def _read_side(named: str | tuple[SearchRecord, RunRecord], *, find: Find) -> Side:
-    """Return a query as text, or a run with its search.
+    """Parse a query, or return the query of a run in its search.
 
     Raises:
-        HpToolError: The query is invalid or of another version.
+        HpToolError: The query is invalid or belongs to another version.
     """
     if isinstance(named, str):
         return Side(query=read_query(named.encode(), find=find))
@@ -259,7 +261,7 @@ def run_context(
     )
     try:
         text = Configuration.from_row(run, query=schema.parse_query(record.query)).text()
-    except HpToolError as error:  # A query of another version.
+    except HpToolError as error:  # The query belongs to another version.
         json_href = f"/searches/{search_id}/runs/{run_id}.json"
         return ConfigurationPage(
             title="A configuration", json_href=json_href, error=error.as_dict()
@@ -284,9 +286,9 @@ def run_context(
 
 
 def _run_chart(run: ComparedRun, expected: Before, view: ConfigurationView | None) -> Stack | None:
-    """Return the run's step time as predicted before it, as measured, and as now calibrated.
+    """Plot the run's step time: predicted before the run, measured, and calibrated since then.
 
-    Returns None until it is measured, and if no prediction was stored.
+    Return None if the run has no measurement or no stored prediction.
     """
     measured, now = (
         next((metric for metric in metrics if metric.unit == "seconds"), None)
@@ -312,7 +314,7 @@ def _compared(
     calibrations: Calibrations | None,
     find: Find,
 ) -> ComparePage:
-    """Return the page that compares these configurations; on an error, the page with the error."""
+    """Return the page that compares these configurations, or the page that reports an error."""
     try:
         if len(named) > MAX_COMPARED:
             raise InputError(
@@ -378,8 +380,9 @@ def _ratios(
     estimates: Sequence[Estimate | InferenceEstimate],
     calibrations: Calibrations | None,
 ) -> list[Ratio | None]:
-    """Return the time of each configuration but the first relative to the first; for serving, per
-    output token and GPU.
+    """Return the time ratio of each configuration after the first to the first.
+
+    For serving, the ratio is of GPU time per output token.
     """
     known: list[Known] = []
     for side, estimate in zip(sides, estimates, strict=True):
@@ -396,9 +399,7 @@ def _ratios(
 
 
 def _range_note(ratios: Sequence[Ratio | None], views: Sequence[ConfigurationView]) -> str:
-    """Return what the range of a ratio covers, and how it compares with the intervals of the two
-    configurations.
-    """
+    """Explain what the range of a ratio covers, and why it differs from the two intervals."""
     widths = [_interval_width(view) for view in views]
     pairs = [
         (ratio[1][1] / ratio[1][0], min(widths[0], width))
@@ -418,8 +419,9 @@ def _range_note(ratios: Sequence[Ratio | None], views: Sequence[ConfigurationVie
 
 
 def _interval_width(view: ConfigurationView) -> float | None:
-    """Return the ratio of the upper to the lower bound of the interval of the compared figure: step
-    time, or output tokens.
+    """Return the upper bound of the compared figure's interval divided by its lower bound.
+
+    The figure is the step time, or the output tokens for serving.
     """
     names = (figures.STEP.label, figures.OUTPUT.label.replace("GPU", view.device))
     metric = next((each for each in view.metrics if each.name in names), None)
@@ -427,7 +429,7 @@ def _interval_width(view: ConfigurationView) -> float | None:
 
 
 def _replace_by_best(query: Query, calibrations: Calibrations | None) -> Query:
-    """Replace the query's configuration by the recommended one, if one fits."""
+    """Replace the query's configuration by the recommended one, if any fits."""
     free = replace(query, parallel=type(query.parallel)())
     best = problem_of(free).rank(top=1, calibrations=calibrations).recommendations
     return Configuration.from_row(best[0], query=free).query if best else query
@@ -436,8 +438,9 @@ def _replace_by_best(query: Query, calibrations: Calibrations | None) -> Query:
 def _names(
     views: Sequence[ConfigurationView], differences: Sequence[Difference]
 ) -> tuple[str, ...]:
-    """Return the arithmetic of each configuration; if two are equal, with the first setting that
-    distinguishes them.
+    """Return the arithmetic of each configuration.
+
+    If two are equal, add the first setting in which they differ.
     """
     names = tuple(view.heading.partition(" = ")[0] for view in views)
     for row in differences:
@@ -454,7 +457,7 @@ def _names(
 def _differences(
     queries: Sequence[Query], estimates: Sequence[Estimate | InferenceEstimate]
 ) -> tuple[Difference, ...]:
-    """Return the fields of `parallel` that differ, then the other fields that differ."""
+    """Return the differing fields of `parallel`, then the other differing fields."""
     configs = [
         {f"parallel.{name}": getattr(config, name) for name in config.__slots__}
         for config in (estimate.parallel for estimate in estimates)
@@ -472,7 +475,7 @@ def _differences(
 
 
 def _differing(all_fields: Sequence[dict[str, Any]]) -> list[Difference]:
-    """Return the fields whose values differ between any two of the mappings."""
+    """Return the fields that differ between any two of the mappings."""
     rows = {
         path: tuple(_text(fields.get(path)) for fields in all_fields)
         for path in dict.fromkeys(path for fields in all_fields for path in fields)
@@ -490,7 +493,7 @@ def _label(path: str) -> str:
 
 
 def _text(value: Any) -> str:
-    """Return a value as in `--set PATH=VALUE`; a dash if it is not set."""
+    """Format a value as in `--set PATH=VALUE`; a dash if it is not set."""
     if isinstance(value, Recompute):
         value = schema.to_dict(value)
     if value is None or isinstance(value, str):
@@ -501,11 +504,10 @@ def _text(value: Any) -> str:
 def _rows(
     views: Sequence[ConfigurationView], runs: Sequence[ComparedRun | None]
 ) -> tuple[MetricRow, ...]:
-    """Return a row for each figure: predicted, then measured if a run measured it."""
+    """Return a row per figure: predicted, then measured if a run measured it."""
     predicted = [{metric.name: metric for metric in view.metrics} for view in views]
     measured = [{metric.name: metric for metric in run.metrics} if run else {} for run in runs]
-    # A prediction of a configuration that cannot run never counts as better, nor does one compared
-    # with a measurement.
+    # A prediction is not marked as better if a configuration cannot run, or if others are measured.
     judged = all(view.feasible for view in views) and not any(runs)
     rows = [
         _row(
@@ -527,7 +529,7 @@ def _rows(
 def _repeats(row: MetricRow, first: MetricRow) -> bool:
     """Return whether a row has the same changes as the first row, or their inverse.
 
-    Rows of tokens per second count as different, so that they are always shown.
+    Rows of tokens per second never count as repetitions, so they are always shown.
     """
     pairs = [
         (one, other)
@@ -567,7 +569,7 @@ def _best_index(values: Sequence[float | None], unit: Unit) -> int | None:
 def _memory_chart(
     names: Sequence[str], views: Sequence[ConfigurationView], runs: Sequence[ComparedRun | None]
 ) -> Stack | None:
-    """Return bars of the predicted memory of the fullest stages, each above its measured peak."""
+    """Plot the predicted memory of the fullest stages, each above its measured peak."""
     rows = []
     for name, view, run in zip(names, views, runs, strict=True):
         if view.memory is not None:
@@ -589,7 +591,7 @@ def _memory_chart(
 def _time_chart(
     names: Sequence[str], views: Sequence[ConfigurationView], sides: Sequence[Side], predicted: str
 ) -> Stack | None:
-    """Return bars of the predicted time of each configuration, and below each the measured time."""
+    """Plot the predicted time of each configuration, each above its measured time."""
     has_runs = any(side.run for side in sides)
     rows = []
     for name, view, side in zip(names, views, sides, strict=True):

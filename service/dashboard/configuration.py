@@ -1,4 +1,4 @@
-"""Page /configurations: one configuration in full; its query is part of the address."""
+"""Page /configurations: one configuration in full. Its query is part of the URL."""
 
 import json
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ from service.dashboard.page import (
 from service.dashboard.verdict import Agreement, Before
 
 MAX_STAGES = 16
-"""Maximum number of drawn stages: the fullest and an even selection of the others."""
+"""Maximum number of stages to draw: the fullest one and an even sample of the others."""
 TONE_OF_FIT: dict[str, Tone] = {
     "fits": "good",
     "tight": "warn",
@@ -70,7 +70,9 @@ TONE_OF_FIT: dict[str, Tone] = {
     "unlikely to fit": "bad",
 }
 OF_THE_WHOLE = ("days", "hours", "dollars", "joules")
-"""Units of a complete training or service, which are omitted for configurations that do not fit."""
+"""Units of totals for a whole training or service. They are omitted if the configuration does not
+fit.
+"""
 QueryText = Annotated[
     str,
     QueryParameter(
@@ -86,44 +88,44 @@ class ConfigurationView(View):
 
     kind: Literal["training", "inference"]
     subject: str
-    """Model on cluster."""
+    """Model and cluster."""
     workload: str
-    """Work of one step or request."""
+    """Work per step or request."""
     device: str
-    """Name of one device: GPU, or device for a CPU process."""
+    """Name for one device: GPU, or device for a CPU process."""
     heading: str
     """Parallel sizes, such as TP 8 x PP 4 x DP 2 = 64 GPUs."""
     details: str
     familiarity: str
-    """How similar the nearest measured runs are, in a sentence."""
+    """Sentence on how similar the nearest measured runs are."""
     unmeasured: tuple[str, ...]
-    """Features without a published run, which widen the intervals."""
+    """Features that no published run has. They widen the intervals."""
     verdict: str
     verdict_note: str
-    """The probability of running out of memory, and its interval; empty if it fits."""
+    """Probability of running out of memory, and its interval; empty if it fits."""
     answer: str
-    """The main figures in a sentence; empty without any."""
+    """The main figures in a sentence; empty without figures."""
     chance: str
-    """Its probability of running out of memory, in words; empty for serving."""
+    """Probability of running out of memory, in words; empty for serving."""
     tone: Tone
     feasible: bool
     reasons: tuple[Reason, ...]
     fixes: tuple[FixRow, ...]
     metrics: tuple[Metric, ...]
     confidence: float | None
-    """Confidence of the metrics' ranges."""
+    """Confidence level of the metrics' intervals."""
     wide: str
-    """Why the step time's range extends far up; empty if no slow steps are expected."""
+    """Why the step time may be much longer; empty if no slow steps are expected."""
     narrower: str
-    """How to narrow the interval of its step time; empty without any way."""
+    """How to narrow the step-time interval; empty if there is no way."""
     left_open: tuple[str, ...]
-    """Step time with open settings set: CUDA graphs, the current recipe."""
+    """Step times for values of open settings, such as CUDA graphs or the current recipe."""
     evidence: str
-    """The measurements behind its figures."""
+    """Description of the measurements that its figures are based on."""
     evidence_href: str | None
-    """Page of the measurements behind its figures; None if no measurement calibrated them."""
+    """URL of the page with these measurements; None if no measurement calibrated the figures."""
     memory: Stack | None
-    """By pipeline stage."""
+    """Memory by pipeline stage."""
     shown_stages: int
     num_stages: int
     time: Stack | None
@@ -140,29 +142,29 @@ class ConfigurationPage(Page):
     view: ConfigurationView | None = None
     schedule: Schedule | None = None
     bubble_fraction: float | None = None
-    """The bubble's fraction of the whole step; the drawing may show only a part of the step."""
+    """Bubble's fraction of the whole step. The chart may show only a part of the step."""
     placement: Placement | None = None
     form_href: str | None = None
-    """Page that starts a search with this query."""
+    """URL of the form that starts a search with this query."""
     explorer_href: str | None = None
     compare_href: str | None = None
-    """Comparison with the recommended configuration of the same query; None if the query asks for a
-    number of GPUs.
+    """URL of the comparison with the recommended configuration of the query; None if the query lets
+    hp_tool choose the number of GPUs.
     """
     run: ComparedRun | None = None
-    """The run of a search, if the page is a run's."""
+    """The run, on the page of a search's run."""
     measured: Agreement | None = None
-    """The run's measurement, compared with the prediction before it."""
+    """The run's measurement compared with its prediction before the run."""
     before: Before | None = None
-    """Prediction of the run before it started."""
+    """Prediction before the run started."""
     steps: Stack | None = None
-    """The run's time as predicted before it, as measured, and as predicted now, on one axis."""
+    """Step time predicted before the run, measured, and predicted now, on one axis."""
     why: str = ""
-    """Reason why the search chose the run."""
+    """Why the search chose this run."""
     running: Running | None = None
-    """The run's progress until it has ended."""
+    """Progress of the run, until it has ended."""
     log: str = ""
-    """The end of the run's log, so far or for good."""
+    """End of the run's log, so far or final."""
     search_href: str | None = None
     search_name: str = ""
     error: ErrorFields | None = None
@@ -213,8 +215,7 @@ def configuration_page(
     calibrations: Calibrations | None,
     known: Estimate | InferenceEstimate | None = None,
 ) -> ConfigurationPage:
-    """Return the context of the page of the query's configuration; `known` is a search's estimate
-    of it.
+    """Return the page of the query's configuration; `known` is a search's estimate of it.
 
     Raises:
         HpToolError: The query is invalid.
@@ -231,7 +232,7 @@ def configuration_page(
         return page
     problem, config = configuration.problem, configuration.config
     this = Configuration(query=query, parallel=config)
-    # The explorer changes their number.
+    # The explorer then varies the number of GPUs.
     free = replace(
         query, parallel=replace(query.parallel, pipeline_layout=problem.parallel.pipeline_layout)
     )
@@ -241,7 +242,7 @@ def configuration_page(
         explorer_href=None if asked is None else asked.href(),
         compare_href=None
         if query.objective == "min_gpus"
-        else compare_href(this),  # It takes longer.
+        else compare_href(this),  # This comparison takes longer.
     )
     if estimate.time is None:
         return page
@@ -265,11 +266,11 @@ def configuration_view(
     with_fixes: bool = True,
     known: Estimate | InferenceEstimate | None = None,
 ) -> tuple[ConfigurationView, Estimate | InferenceEstimate]:
-    """Return predictions for the query's configuration, as pages show them, and the estimate.
+    """Return the view of the query's configuration, and its estimate.
 
     Args:
         configuration: The training query's configuration, if already resolved.
-        known: A search's estimate, which replaces that of the newest calibration.
+        known: A search's estimate, used instead of the newest calibration's estimate.
     """
     configuration = configuration or problem_of(query).configuration
     answer = answer_estimate(
@@ -293,7 +294,7 @@ def _view(
     stages: Sequence[StageAnatomy],
     calibrations: Calibrations | None,
 ) -> ConfigurationView:
-    """Return the view; `stages` are the pipeline stages of a legal training configuration."""
+    """Return the view. `stages` are the pipeline stages of a legal training configuration."""
     estimate, calibrated = answer.estimate, answer.calibrated_estimate
     mapping = schema.query_mapping(query)
     memory, device = None, formats.device_of(mapping)
@@ -420,7 +421,7 @@ def _answer(
 
 
 def _missed(known: Estimate | InferenceEstimate) -> list[str]:
-    """Return a sentence for each missed target, without the parts in the reason."""
+    """Return a sentence per missed target."""
     return [
         formats.sentence(reason.message.partition(": ")[0])
         for reason in known.reasons
@@ -439,9 +440,7 @@ def _between(metric: Metric) -> str:
 def _verdict(
     estimate: Estimate | InferenceEstimate, calibrated: Estimate | None
 ) -> tuple[str, Tone, str]:
-    """Return whether it fits, in the estimate's word, with probability and interval in case of
-    doubt.
-    """
+    """Return the fit as a word, its tone, and a note with probability and interval if in doubt."""
     known = calibrated or estimate
     fits = _fits(known)
     word = known.fit or ("fits" if fits else "does not fit")
@@ -468,9 +467,9 @@ def _fits(known: Estimate | InferenceEstimate) -> bool:
 
 
 def _memory(stages: Sequence[StageAnatomy], estimate: Estimate, known: Estimate) -> Stack:
-    """Return the memory by stage with the fullest stage's interval.
+    """Return the memory by stage, with the interval of the fullest stage.
 
-    A calibration in `known` applies to every stage.
+    If `known` is calibrated, the calibration applies to every stage.
     """
     assert estimate.memory is not None and known.memory is not None
     before, after = estimate.memory.parts_bytes, known.memory.parts_bytes

@@ -1,5 +1,6 @@
-"""The measurements behind the figures on a configuration's page: those of its search, else of the
-newest calibration.
+"""Describe the measurements that a configuration's figures are based on.
+
+They are those of a search or of the newest calibration.
 """
 
 from datetime import datetime
@@ -27,9 +28,9 @@ SearchId = Annotated[
 def estimate_of_search(
     record: SearchRecord, *, query: Query
 ) -> Estimate | InferenceEstimate | None:
-    """Return a search's calibrated estimate of a query's configuration.
+    """Return a search's calibrated estimate for a query's configuration.
 
-    Returns None unless the result of the search contains this configuration.
+    Return None if the search has no result, or its result does not contain the configuration.
     """
     of_search, this = schema.parse_query(record.query), _configuration_fields(query)
     for row in complete_rows(record):
@@ -48,7 +49,7 @@ def _configuration_fields(query: Query) -> dict[str, Any]:
 
 
 def calibration_words(calibrated: Estimate | None) -> str:
-    """Return the source of an estimate in words; `calibrated` is None without a calibration."""
+    """Describe the source of an estimate. `calibrated` is None without a calibration."""
     calibration = None if calibrated is None else calibrated.provenance.get("calibration")
     if not isinstance(calibration, dict):
         return ALONE
@@ -57,12 +58,12 @@ def calibration_words(calibrated: Estimate | None) -> str:
 
 
 def search_evidence_words(record: SearchRecord) -> str:
-    """Return the source of a search's estimates in words."""
+    """Describe the source of a search's estimates."""
     return f"the runs of search {record.label.name or record.id} and earlier runs"
 
 
 def calibration_in_words(value: Any) -> str:
-    """Return the version of a stored calibration, its measurements, and its factors."""
+    """Describe a stored calibration: its version, measurements and factors."""
     if not isinstance(value, dict):
         return formats.in_words(value)
     shown_elsewhere = (
@@ -97,14 +98,14 @@ def list_sources(
     }
     if estimate.intervals is not None and estimate.intervals.source:
         known["intervals"] = estimate.intervals.source
-    known.pop("stalls", None)  # Shown with the figures.
+    known.pop("stalls", None)  # These are shown with the figures.
     special = {"calibration": calibration_in_words, "assumed": _assumption_words}
     texts = {name: special.get(name, formats.in_words)(value) for name, value in known.items()}
     return tuple(Fact(name=formats.words(name), value=text) for name, text in texts.items() if text)
 
 
 def _assumption_words(value: Any) -> str:
-    """Return the keys that the query does not set, with the assumed values."""
+    """Describe the assumed values of keys that the query does not set."""
     if not isinstance(value, dict):
         return formats.in_words(value)
     return ", ".join(

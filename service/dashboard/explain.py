@@ -1,4 +1,4 @@
-"""Page /explain: traces or a log of a training, explained at upload; stored only on request."""
+"""Page /explain: explain an uploaded trace or log, and store it as a measurement on request."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from service.keys import Principal
 from service.settings import Settings
 
 KEEP = "keep"
-"""Field of the form: whether the step and its parts are stored as a measurement."""
+"""Form field: whether to store the step and its parts as a measurement."""
 MAX_RANKS = 32
 """Maximum number of ranks in the table, sorted by how long other ranks wait for them."""
 
@@ -59,7 +59,7 @@ class PartRow:
 
     @property
     def difference_s(self) -> float | None:
-        """Return measured minus predicted."""
+        """Measured minus predicted seconds."""
         return None if self.predicted_s is None else self.measured_s - self.predicted_s
 
 
@@ -93,11 +93,11 @@ class Explained:
     """Megatron's timers over all ranks, from a log."""
     matmul: str | None = None
     kept: str | None = None
-    """State of the measurement, if the step was stored as one."""
+    """State of the measurement, if the step was stored."""
     held_because: str | None = None
-    """Why the stored step waits for review."""
+    """Why the stored step is held for review."""
     not_kept: str | None = None
-    """Why it was not stored although requested."""
+    """Why the step was not stored, although requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,10 +105,10 @@ class ExplainPage(Page):
     """The form for traces; explanations are shown only in its response."""
 
     query: str = ""
-    """Query of the recorded configuration, as typed."""
+    """Query for the recorded configuration, as typed."""
     most_files: int = MAX_FILES
     megabytes: int = 0
-    """Maximum megabytes of one upload."""
+    """Maximum size of an upload, in MB."""
     error: ErrorFields | None = None
     explained: Explained | None = field(default=None)
 
@@ -128,7 +128,7 @@ def explain_context(settings: SettingsDep, query: QueryText = "") -> ExplainPage
 async def explain_upload(
     request: Request, settings: SettingsDep, find: FindDep, store: StoreDep, principal: PrincipalDep
 ) -> HTMLResponse:
-    """Explain the uploaded files, like POST /v1/explanations."""
+    """Explain the uploaded files, as POST /v1/explanations does."""
     page = explain_context(settings)
     try:
         page = await with_form(
@@ -143,7 +143,7 @@ async def explain_upload(
             "payload_too_large",
             "request_timeout",
             BUSY,
-        ):  # Nothing in the form is known.
+        ):  # The form was not read.
             raise
         page = replace(page, error=error.as_dict())
     status = HTTP_200_OK if page.error is None else HTTP_422_UNPROCESSABLE_CONTENT
@@ -189,7 +189,7 @@ def _with_measurement(
     store: Store,
     principal: Principal,
 ) -> Explained:
-    """Return the explained run with its step stored as a measurement, or the reason why not."""
+    """Return the explanation with its step stored as a measurement, or with the reason why not."""
     if isinstance(answer, LoggedExplanation):
         return replace(
             explained, not_kept="timers in a log do not cover every part of a step; upload a trace"
@@ -295,7 +295,7 @@ def _explain_log(answer: LoggedExplanation) -> Explained:
 
 
 def _figure(rows: tuple[PartRow, ...]) -> Stack:
-    """Return bars of the measured step and, with a query, of the predicted step."""
+    """Plot the measured step and, with a query, the predicted step."""
     bars = [BarSpec(label="Measured", parts={row.name: row.measured_s for row in rows})]
     if any(row.predicted_s is not None for row in rows):
         bars.append(

@@ -1,4 +1,4 @@
-"""/searches/ID/export: a search's best configuration, or that of one run, for other tools."""
+"""Export a search's best configuration, or that of a run, at /searches/ID/export."""
 
 import re
 import shlex
@@ -21,8 +21,7 @@ from hp_tool.store.columns import decode_configuration
 from service.api.dependencies import StoreDep
 
 COMMAND, FLAGS, YAML = "command", "flags", "yaml"
-"""Formats in addition to those of other tools: the usual launch command, its flags, and the
-query.
+"""Additional formats besides other tools': the usual launch command, its flags, and the query.
 """
 _PLAIN = re.compile(r"[\w./:=,+ -]*")
 
@@ -57,7 +56,7 @@ def export_text(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Best:
-    """The best configuration so far in a search's record."""
+    """The best configuration so far, as stored with a search."""
 
     parallel: RunConfig
     set: dict[str, Any]
@@ -81,7 +80,7 @@ def _tool(query: Query) -> str:
 
 
 def _flags(configuration: Configuration) -> str:
-    """Return options of the tool in one line if they are flags, else one per line."""
+    """Return the tool's options: flags on one line, keys one per line."""
     written = tool_options(configuration, _tool(configuration.query), as_predicted=True)
     if all(name.startswith("-") for name in written):
         return " ".join(f"{name} {_quoted(value)}".strip() for name, value in written.items())
@@ -93,5 +92,5 @@ def _quoted(value: str) -> str:
 
 
 def _yaml(configuration: Configuration) -> str:
-    """Return the query of only this configuration, for `hp-tool estimate`."""
+    """Return a query for this configuration only, for `hp-tool estimate`."""
     return yaml.safe_dump(configuration.mapping(), sort_keys=False)

@@ -1,6 +1,4 @@
-"""Charts as data: stacked bars, drawn by figures.html, and points and lines, drawn by plot.js as
-SVG.
-"""
+"""Chart data: stacked bars for figures.html, and points and lines that plot.js draws as SVG."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,16 +7,16 @@ from typing import Any, Literal
 from service.api.views import View
 
 MARGIN = 1.04
-"""Length of the axis relative to its longest bar."""
+"""Length of the axis, relative to its longest bar."""
 MAX_INTERVAL_RATIO = 2.0
-"""Maximum ratio of an interval's drawn end to the longest bar."""
+"""Maximum end of a drawn interval, relative to the longest bar."""
 MIN_SHARE = 0.002
-"""Parts narrower than this fraction of the axis are not drawn."""
+"""Minimum fraction of the axis from which a part is drawn."""
 
 Unit = Literal["bytes", "seconds"]
 Trace = dict[str, Any]
 Figure = dict[str, Any]
-"""A plot in the format of plot.js. Its colours are custom properties of tokens.css."""
+"""A plot in the format of plot.js. Its colours are CSS custom properties in tokens.css."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +26,7 @@ class Part:
     name: str
     value: float
     start: float
-    """Position on the axis."""
+    """Start position on the axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +39,14 @@ class Bar(View):
     parts: tuple[Part, ...]
     total: float
     over: bool
-    """Whether it exceeds the limit."""
+    """Whether the bar exceeds the limit."""
     interval: tuple[float, float] | None = None
-    """Prediction interval, drawn as a line with two ends."""
+    """Prediction interval, drawn as an error bar."""
     href: str | None = None
 
     @property
     def values(self) -> dict[str, float]:
-        """Return sizes of the parts by name."""
+        """Sizes of the parts, by name."""
         return {part.name: part.value for part in self.parts}
 
 
@@ -58,7 +56,7 @@ class Stack:
 
     unit: Unit
     names: tuple[str, ...]
-    """Names of the drawn parts, in order: the legend."""
+    """Names of the drawn parts, in the order of the legend."""
     bars: tuple[Bar, ...]
     limit: float | None
     scale: float
@@ -74,12 +72,15 @@ class BarSpec:
     note: str = ""
     limit: float | None = None
     interval: tuple[float, float] | None = None
-    """Interval of the whole bar."""
+    """Prediction interval of the bar's total."""
     href: str | None = None
 
 
 def stack(rows: Sequence[BarSpec], *, unit: Unit) -> Stack:
-    """Return bars on one axis. Each is compared with its own limit; the smallest limit is drawn."""
+    """Return bars on one axis.
+
+    Each bar is compared with its own limit; the line shows the smallest limit.
+    """
     totals = [sum(row.parts.values()) for row in rows]
     limits = [row.limit for row in rows if row.limit is not None]
     drawn_end = MAX_INTERVAL_RATIO * max([*totals, *limits], default=0.0)
@@ -120,7 +121,7 @@ def _stacked(parts: Mapping[str, float]) -> Iterator[Part]:
 
 
 def _ticks(scale: float, *, step_unit: float) -> tuple[float, ...]:
-    """Return four to eight round values, beginning at zero."""
+    """Return four to eight round values, starting at zero."""
     length = scale / step_unit
     step = 1e-9
     while length / step > 8.0:
@@ -141,7 +142,8 @@ def markers(
 ) -> Trace:
     """Return points.
 
-    `text` is the text of each, with line breaks; `marker` is colour, size and symbol.
+    `text` is the text of each point, possibly with line breaks. `marker` sets colour, size and
+    symbol.
     """
     return {
         "mode": "points",
@@ -156,5 +158,5 @@ def markers(
 def line(
     name: str, *, x: Iterable[object], y: Iterable[object], style: Mapping[str, object]
 ) -> Trace:
-    """Return a line; `style` is colour, width and dash."""
+    """Return a line. `style` sets colour, width and dash."""
     return {"mode": "lines", "name": name, "x": list(x), "y": list(y), **style}

@@ -1,4 +1,4 @@
-"""Page /find: pages, models, machines and searches by words of their names."""
+"""Page /find: find pages, models, machines and searches by words in their names."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ from service.dashboard.guide import guide_sections
 from service.dashboard.page import SECTIONS, Page, address, page_at
 
 MAX_PER_KIND = 5
-"""Maximum number of results of one kind."""
+"""Maximum number of results per kind."""
 NUM_RECENT = 100
-"""Number of the newest searches that are also found by model, cluster and id; older searches are
-found by their labels only.
+"""Number of newest searches that are also found by model, cluster and ID. Older searches are found
+only by their labels.
 """
 
 router = APIRouter(tags=["dashboard"])
@@ -65,7 +65,7 @@ def _contains(text: str, words: list[str]) -> bool:
 
 
 def _pages_named(store: Store, words: list[str]) -> Iterator[Found]:
-    """Yield pages; if words are given, models, GPUs, clusters and pages of the guide as well."""
+    """Yield pages; for a non-empty query, also models, GPUs, clusters and pages of the guide."""
     yield from (Found(kind="page", name=name, href=href) for _, name, href, _ in SECTIONS)
     machines = "/explorer?cluster.node_type=priced"
     yield Found(kind="page", name="Machines and prices", href=machines)
@@ -82,7 +82,7 @@ def _pages_named(store: Store, words: list[str]) -> Iterator[Found]:
 
 
 def _searches(store: Store, words: list[str]) -> Iterator[Found]:
-    """Yield searches with the words in their label, then recent ones with the words elsewhere."""
+    """Yield searches with the words in their labels, then recent ones with the words elsewhere."""
     labelled = store.list_searches(words=" ".join(words), limit=MAX_PER_KIND).items if words else ()
     recent = (
         record

@@ -1,4 +1,4 @@
-"""Changes that make an infeasible configuration feasible, with their cost, for its page."""
+"""Changes that make an infeasible configuration feasible, and their cost."""
 
 from dataclasses import dataclass, replace
 
@@ -22,10 +22,10 @@ class FixRow:
     href: str
     compare_href: str
     fit: Fit | None
-    """Whether the configuration then fits, in a word; None for serving."""
+    """Whether the changed configuration fits, as a word; None for serving."""
     out_of_memory_probability: float | None
     figures: tuple[Metric, ...]
-    """Figures of the fix; the same ones for every fix."""
+    """Figures of the changed configuration. All fixes have the same ones."""
     remaining: tuple[str, ...]
     """Targets that the changed configuration still misses."""
     price: str = ""
@@ -40,10 +40,10 @@ def fix_row(
     calibrated: Estimate | None,
     calibrations: Calibrations | None,
 ) -> FixRow:
-    """Return the row of a fix.
+    """Return the row for a fix.
 
-    `calibrated` is the requested configuration after calibration; the fix's figures are then
-    calibrated too.
+    `calibrated` is the requested configuration's calibrated estimate. If it is set, the fix's
+    figures are calibrated too.
     """
     fixed = Configuration.from_row(fix, query=of.query)
     if isinstance(fix, Fix) and calibrated is not None:

@@ -1,4 +1,4 @@
-"""Numbers, names and configurations in words, for pages; their JSON keeps the plain figures."""
+"""Format numbers, names and configurations for pages. The pages' JSON contains plain numbers."""
 
 import json
 import re
@@ -29,7 +29,7 @@ WORDS = {
     "price_per_gpu_hour": "$ per GPU-hour",
     "price_per_hour": "$ per hour",
 }
-"""Names that `words` cannot derive."""
+"""Labels that `words` cannot derive from the field name."""
 CONTROLS = {*range(0x20), *range(0x7F, 0xA0)} - set(map(ord, "\t\n\r"))
 DIRECTIONS = {0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
 """Characters that change the direction of text (Unicode Annex 9)."""
@@ -46,28 +46,26 @@ SPELLINGS = {
 
 
 def seconds(value: float | None) -> str:
-    """Return a duration as `12.34 s` or `12.3 ms`, as the command line and the sentences of an
-    answer write it.
-    """
+    """Format a duration as `12.34 s` or `12.3 ms`, as the command line does."""
     if not value:
         return ABSENT if value is None else "0 s"
     return f"{'-' if value < 0 else ''}{format_duration(abs(value))}".replace(" us", " µs")
 
 
 def count(value: float | None) -> str:
-    """Return a number as `12,345`, or `1.23` below a hundred."""
+    """Format a number as `12,345`, or as `1.23` below 100."""
     return ABSENT if value is None else _significant(value)
 
 
 def gib(value: float | None) -> str:
-    """Return bytes in GiB (2**30), or in MiB below 0.1 GiB."""
+    """Format bytes as GiB (2**30), or as MiB below 0.1 GiB."""
     if not value:
         return ABSENT if value is None else "0 GiB"
     return f"{value / 2**30:.2f} GiB" if value >= 0.1 * 2**30 else f"{value / 2**20:.1f} MiB"
 
 
 def billions(value: float | None) -> str:
-    """Return a number of parameters as `1.01 T`, `70.6 B` or `125 M`."""
+    """Format a number of parameters as `1.01 T`, `70.6 B` or `125 M`."""
     if value is None:
         return ABSENT
     if value >= 0.9995e12:
@@ -76,17 +74,17 @@ def billions(value: float | None) -> str:
 
 
 def per_second(value: float | None) -> str:
-    """Return bytes per second as GB/s (10**9)."""
+    """Format bytes per second as GB/s (10**9)."""
     return ABSENT if value is None else f"{value / 1e9:,.4g} GB/s"
 
 
 def tflops(value: float | None) -> str:
-    """Return FLOPs per second as TFLOP/s (10**12)."""
+    """Format FLOPs per second as TFLOP/s (10**12)."""
     return ABSENT if value is None else f"{value / 1e12:,.4g} TFLOP/s"
 
 
 def duration(value: float | None) -> str:
-    """Return a duration as `40 s`, `12 min` or `3.5 h`."""
+    """Format a duration as `40 s`, `12 min` or `3.5 h`."""
     if value is None:
         return ABSENT
     if value < 90:
@@ -95,8 +93,9 @@ def duration(value: float | None) -> str:
 
 
 def gpu_time(value: float | None, device: str = "GPU") -> str:
-    """Return GPU-seconds as GPU-hours, or unchanged below 0.1 GPU-hours; `device` is the GPU's
-    name.
+    """Format GPU-seconds as GPU-hours, or as GPU-seconds below 0.1 GPU-hours.
+
+    `device` is the name for one GPU.
     """
     if value is None:
         return ABSENT
@@ -108,7 +107,7 @@ def gpu_time(value: float | None, device: str = "GPU") -> str:
 
 
 def tick(value: float, unit: str) -> str:
-    """Return a round value of an axis without trailing zeros; bytes in GiB, without the unit."""
+    """Format a tick label without trailing zeros; bytes as GiB, without the unit."""
     if unit == "bytes":
         return f"{value / 2**30:,g}"
     return (
@@ -123,17 +122,17 @@ def tick(value: float, unit: str) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Return a signed fraction as a percentage: +3.1%."""
+    """Format a fraction as a signed percentage: +3.1%."""
     return ABSENT if value is None else f"{value * 100:+.1f}%".replace("-", "−")
 
 
 def risk(value: float) -> str:
-    """Return a probability of running out of memory, as on the command line."""
+    """Format a probability of running out of memory, as the command line does."""
     return fit.risk_words(value)
 
 
 def share(value: float | None) -> str:
-    """Return a fraction as a percentage: 41.3%, 0.15%."""
+    """Format a fraction as a percentage: 41.3%, 0.15%."""
     if not value:
         return ABSENT if value is None else "0%"
     percents = 100 * value
@@ -147,21 +146,19 @@ def share(value: float | None) -> str:
 
 
 def arrows(text: str) -> str:
-    """Return `TP 1 -> 8` with a typographic arrow."""
+    """Replace `->` in `TP 1 -> 8` by a typographic arrow."""
     return text.replace(" -> ", " → ")
 
 
 def visible(value: object) -> object:
-    """Return a value for a page with characters that would hide or reorder text escaped."""
+    """Escape characters that would hide or reorder text on a page."""
     return (
         value.translate(UNSEEN) if isinstance(value, str) and not value.isprintable() else value
-    )  # Most text needs no copy.
+    )  # Most texts need no copy.
 
 
 def words(name: str) -> str:
-    """Return the name of a part or field in words: `GPUs per node` for `gpus_per_node`, `layers`
-    for `num_layers`.
-    """
+    """Return the label of a part or field: `GPUs per node` for `gpus_per_node`."""
     if name in PARTS:
         return PARTS[name].label
     return WORDS.get(name) or " ".join(
@@ -170,37 +167,34 @@ def words(name: str) -> str:
 
 
 def colour(name: str) -> str:
-    """Return the CSS class of a bar's part: the palette colour of a known part, else the name
-    itself.
-    """
+    """Return the CSS class of a bar's part: a palette colour if known, else the name itself."""
     if name not in PARTS:
         return name
     return "idle" if PARTS[name].colour is None else f"series-{PARTS[name].colour}"
 
 
 def token(label: str) -> str:
-    """Return the custom property of a part's colour, by the part's label; for other labels, that of
-    measured values.
+    """Return the CSS custom property for the colour of a part's label.
+
+    Other labels have the colour of measured values.
     """
     key = next((part.key for part in PARTS.values() if part.label == label), None)
     return "--ink-soft" if key is None else f"--{colour(key)}"
 
 
 def coloured(parts: Mapping[str, float]) -> list[tuple[str, float, str]]:
-    """Return (label, seconds, colour) of each part of a bar that plot.js draws."""
+    """Return (label, seconds, colour) for each part of a bar in plot.js."""
     names = {"ideal compute": "compute", "below peak": "pipeline bubble"}
     return [(name, value, token(names.get(name, name))) for name, value in parts.items()]
 
 
 def plain_number(value: float) -> str:
-    """Return an integer in full, other numbers with four significant digits."""
+    """Format an integer in full, and other numbers with four significant digits."""
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
 def field_label(path: str) -> str:
-    """Return the label of a query's field in running text; its name in words if no form shows
-    it.
-    """
+    """Return a query field's label for running text; without a form label, its name in words."""
     known = next(
         (each for each in (form_fields("training"), form_fields("inference")) if path in each), None
     )
@@ -214,7 +208,7 @@ def field_label(path: str) -> str:
 
 
 def unmeasured_words(names: Iterable[str]) -> str:
-    """Return the meaning of a star on an interval, with the fields' labels."""
+    """Explain the star on an interval, with the fields' labels."""
     labelled = (
         f"{field_label(path)}{colon}{value}"
         for path, colon, value in (name.partition(": ") for name in names)
@@ -223,12 +217,12 @@ def unmeasured_words(names: Iterable[str]) -> str:
 
 
 def sentence(text: str) -> str:
-    """Return text with a capital first letter and a full stop."""
+    """Return the text with a capital first letter and a full stop."""
     return f"{capitalize_first(text).rstrip('.')}." if text else ""
 
 
 def in_words(value: Any, *, number: Callable[[float], str] = plain_number) -> str:
-    """Return a field's value in one line: yes or no, a text, a list, or a mapping.
+    """Format a field's value on one line: yes or no, a text, a list, or a mapping.
 
     `number` formats the numbers in it.
     """
@@ -252,7 +246,7 @@ def in_words(value: Any, *, number: Callable[[float], str] = plain_number) -> st
 
 
 def dotted(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return values of nested mappings by their dotted paths; `schema.lay` is the inverse."""
+    """Flatten nested mappings to values by dotted path. `schema.lay` is the inverse."""
     values: dict[str, Any] = {}
     for name, value in mapping.items():
         nested = isinstance(value, dict) and all(
@@ -263,46 +257,44 @@ def dotted(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def dollars(value: float) -> str:
-    """Return US dollars as `$1,234`, `$12.34` or `$0.0123`."""
+    """Format US dollars as `$1,234`, `$12.34` or `$0.0123`."""
     return f"${value:,.0f}" if value >= 100 else f"${value:.2f}" if value >= 1 else f"${value:.3g}"
 
 
 def number(value: float) -> str:
-    """Return a number with three significant digits: `14.1`, `1,234`."""
+    """Format a number with three significant digits: `14.1`, `1,234`."""
     return _significant(value)
 
 
 def days(value: float) -> str:
-    """Return days as `14.1 days`."""
+    """Format a number of days as `14.1 days`."""
     return UNITS["days"](value)
 
 
 def measured(value: float | str | None, unit: str) -> str:
-    """Return a figure in its unit; text is returned unchanged."""
+    """Format a figure in its unit; return texts unchanged."""
     if isinstance(value, str):
         return value or ABSENT
     return ABSENT if value is None else UNITS.get(unit, _significant)(value)
 
 
 def bare(value: float, unit: str) -> str:
-    """Return an end of an interval in its unit; for days without the word, which follows the
-    value.
-    """
+    """Format an interval bound in its unit, without the word `days`, which follows the value."""
     return number(value) if unit == "days" else measured(value, unit)
 
 
 def moment(value: datetime | None) -> str:
-    """Return date and minute in UTC."""
+    """Format a timestamp as a UTC date and time, to the minute."""
     return ABSENT if value is None else f"{value:%Y-%m-%d %H:%M} UTC"
 
 
 def when(value: datetime) -> Markup:
-    """Return date and minute in UTC, which times.js rewrites in the reader's time zone."""
+    """Return a UTC date and time that times.js rewrites in the reader's time zone."""
     return Markup('<time datetime="{}">{}</time>').format(value.isoformat(), moment(value))
 
 
 def subject(query: JsonObject) -> str:
-    """Return the model and cluster of a query: `llama-3-70b on 64 x h100-sxm-80gb`."""
+    """Return a query's model and cluster: `llama-3-70b on 64 x h100-sxm-80gb`."""
     model, cluster = query.get("model"), query.get("cluster")
     name = model.get("name") or "own model" if isinstance(model, dict) else str(model)
     if not isinstance(cluster, dict):
@@ -314,11 +306,11 @@ def subject(query: JsonObject) -> str:
 
 
 def workload(query: JsonObject) -> str:
-    """Return the workload of one step or request.
+    """Describe the workload of one step or request.
 
-    For example `8,192 tokens per sequence, batch 512, 1,000 billion tokens in total` or
-    `weights in fp8, 4,000 tokens in, 1,000 out, 64 in flight`. Distributions and traces of lengths
-    are omitted, like defaults.
+    For example `8,192 tokens per sequence, batch 512, 1,000 billion tokens in total` or `weights in
+    fp8, 4,000 tokens in, 1,000 out, 64 in flight`. Length distributions, traces and defaults are
+    omitted.
     """
     training, served = query.get("training") or {}, query.get("inference") or {}
     total = training.get("total_tokens")
@@ -341,24 +333,24 @@ def workload(query: JsonObject) -> str:
 
 
 def query_text(query: JsonObject) -> str:
-    """Return a stored query for an address."""
+    """Return a stored query as text for a URL."""
     return json.dumps(query, ensure_ascii=False, separators=(",", ":"))
 
 
 def device_of(query: JsonObject) -> str:
-    """Return the name of one device of a query's cluster; a CPU process is not a GPU."""
+    """Return the name for one device of a query's cluster. A CPU process is not called a GPU."""
     cluster = query.get("cluster")
     return "device" if isinstance(cluster, dict) and cluster.get("gpu") == "cpu" else "GPU"
 
 
 def arithmetic(parallel: ParallelConfig, device: str = "GPU") -> str:
-    """Return `TP 2 x PP 1 x DP 1 = 2 GPUs`, with context parallelism only if used."""
+    """Return `TP 2 x PP 1 x DP 1 = 2 GPUs`, with CP only if it is used."""
     sizes, number = parallel_sizes(parallel)
     return f"{sizes} = {number} {device}{'s' if number > 1 else ''}"
 
 
 def details(parallel: ParallelConfig) -> str:
-    """Return the rest of a configuration: micro-batch, recomputation, ZeRO stage and so on."""
+    """Describe the rest of a configuration: micro-batch, recomputation, ZeRO stage and so on."""
     recompute = recompute_name(parallel.recompute)
     parts = [f"micro-batch {parallel.micro_batch_size}"]
     if parallel.virtual_pipeline_parallel_size > 1:
@@ -386,7 +378,7 @@ def details(parallel: ParallelConfig) -> str:
 
 
 def serving_details(config: ServingConfig) -> str:
-    """Return the limits of a server."""
+    """Describe the limits of a server."""
     return (
         f"engine limit {config.max_num_seqs:,} (max_num_seqs), "
         f"{config.max_num_batched_tokens:,} tokens per pass"
@@ -394,14 +386,14 @@ def serving_details(config: ServingConfig) -> str:
 
 
 def code(text: str) -> Markup:
-    """Return escaped text with the text in backticks as code."""
+    """Escape the text, and mark text in backticks as code."""
     return Markup().join(
         _CODE.format(part) if n % 2 else part for n, part in enumerate(text.rstrip(".").split("`"))
     )
 
 
 def letters(text: str) -> Markup:
-    """Return escaped text with an explanation of each of the field's letters."""
+    """Escape the text, and explain abbreviations such as TP and PP."""
     parts = _LETTERS.split(text)
     return Markup().join(
         _ABBREVIATED.format(MEANINGS[part], part) if n % 2 else part for n, part in enumerate(parts)
@@ -416,7 +408,7 @@ _LETTERS = re.compile(
 
 
 def configuration_details(configuration: Configuration) -> str:
-    """Return the rest of a configuration, with settings chosen by rankings."""
+    """Describe the rest of a configuration, including settings that a ranking chose."""
     config, training = configuration.parallel, configuration.query.training
     if isinstance(config, ServingConfig):
         return serving_details(config)
@@ -434,11 +426,11 @@ def configuration_details(configuration: Configuration) -> str:
 
 
 DESCRIBED_KNOBS = ("training.offload", *FREE_PATHS)
-"""Keys that a ranking chooses and that _knobs describes."""
+"""Keys that a ranking chooses and that `_knobs` describes."""
 
 
 def _knobs(training: TrainingWorkload) -> Iterator[str]:
-    """Yield settings of a training that differ from the usual ones, in words."""
+    """Yield descriptions of training settings that differ from the defaults."""
     if training.offload not in (None, "none"):
         yield f"offload {training.offload}"
     if training.cuda_graphs:
@@ -450,7 +442,7 @@ def _knobs(training: TrainingWorkload) -> Iterator[str]:
 
 
 def slashed(text: str) -> Markup:
-    """Return escaped text that may break lines after each slash instead of within a word."""
+    """Escape the text, and allow line breaks after slashes but not within words."""
     return Markup("/<wbr>").join(str(visible(text)).split("/"))
 
 
@@ -473,11 +465,11 @@ UNITS: dict[str, Callable[[float], str]] = {
     "kilograms": lambda value: f"{_significant(value / 1e3)} t",
     "risk": risk,
 }
-"""Formats of figures by their unit."""
+"""Formatting functions, by unit."""
 
 
 def state_looks(states: Mapping[str, State]) -> dict[str, dict[str, object]]:
-    """Return the label and tone of each state, and whether it ended without a result."""
+    """Return each state's label and tone, and whether the search ended without a result."""
     return {
         key: {"label": state.label, "tone": state.tone, "failed": state.failed}
         for key, state in states.items()

@@ -1,4 +1,4 @@
-"""A GPU's fields in words: usable memory, values per GPU, and rental prices by region and date."""
+"""Describe GPU fields: usable memory, per-GPU values, and rental prices by region and date."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,21 +11,21 @@ from hp_tool.domain.query import Constraints
 from service.dashboard import formats
 
 TF32_OF_BF16 = (0.45, 0.55)
-"""Range of TF32's rate over that of bf16: a catalogue fp32 rate in this range is TF32."""
+"""Range of a GPU's TF32 rate relative to its bf16 rate. A catalogue fp32 rate in this range is the
+TF32 rate.
+"""
 PER_GPU = (
     "host_power_w",
     "host_memory_bytes",
     "host_memory_bandwidth_bytes_per_second",
     "inter_node_bandwidth_bytes_per_second",
 )
-"""Fields of a server's parts, which are divided by its number of GPUs."""
+"""Fields of whole servers, to be divided by the number of GPUs."""
 UNITS = ("_bytes_per_second", "_bytes", "_w")
 
 
 def gpu_facts(spec: GpuSpec, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a GPU's fields in words if a number alone is misleading; others
-    unchanged.
-    """
+    """Return a GPU's fields, with words for values that would mislead as plain numbers."""
     facts = {_per_gpu(name): value for name, value in values.items()}
     facts["kind"] = {"gpu": "GPU", "cpu": "CPU process"}[spec.kind]
     headroom = Constraints().memory_headroom_fraction
@@ -49,7 +49,7 @@ def _per_gpu(name: str) -> str:
 
 
 def _peak_rates(rates: Mapping[Any, float]) -> dict[str, float]:
-    """Return rates by precision; fp32 is marked if it is TF32's."""
+    """Return the rates by precision. The fp32 rate is marked if it is the TF32 rate."""
     least, most = (share * rates.get("bf16", 0.0) for share in TF32_OF_BF16)
     return {
         "fp32 (as TF32)" if name == "fp32" and least < rate < most else name: rate
@@ -58,9 +58,7 @@ def _peak_rates(rates: Mapping[Any, float]) -> dict[str, float]:
 
 
 def _price_words(spec: GpuSpec) -> str:
-    """Return the typical and the lowest on-demand price with their machines and dates; empty
-    without a price.
-    """
+    """Describe the typical and the lowest on-demand price; empty without a price."""
     listed = [
         (offer.on_demand, offer)
         for offer in offers()

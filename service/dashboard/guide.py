@@ -25,7 +25,7 @@ class GuideEntry:
     """A page of the guide."""
 
     name: str
-    """Name in its address."""
+    """Name in its URL."""
     title: str
     """Its heading."""
 
@@ -44,28 +44,24 @@ class GuidePage(Page):
 
     name: str
     text: str
-    """Markdown."""
+    """Text in Markdown."""
     sections: tuple[GuideSection, ...]
 
     @property
     def html(self) -> Markup:
-        """Return the text as HTML, with links within the guide."""
+        """The text as HTML, with links within the guide."""
         return _as_html(self.text)
 
 
 def guide_folder() -> Path:
-    """Return the folder of the documentation: in an installed service, or above it in a
-    checkout.
-    """
+    """Return the documentation folder, in the installed service or in a checkout."""
     installed = Path(__file__).parents[1] / "guide"
     return installed if installed.is_dir() else Path(__file__).parents[2] / "docs"
 
 
 @functools.cache
 def guide_sections() -> tuple[GuideSection, ...]:
-    """Return the pages by section, in the order of the documentation's site, without generated
-    pages.
-    """
+    """Return the pages by section in the site's order, without generated pages."""
     folder = guide_folder()
     site = next(
         path for path in (folder / "mkdocs.yml", folder.parent / "mkdocs.yml") if path.exists()
@@ -139,20 +135,20 @@ def _as_html(text: str) -> Markup:
     ):
         html = html.replace(f"<{tag}>", opening).replace(
             f"</{tag}>", end
-        )  # scrollable regions are reachable by keyboard
+        )  # scrollable regions are reachable by keyboard noqa: S704
     return Markup(html)  # noqa: S704
 
 
 @functools.cache
 def glossary_anchors() -> frozenset[str]:
-    """Return the anchors of the glossary's terms."""
+    """Return the anchors of the glossary terms."""
     text = (guide_folder() / "glossary.md").read_text(encoding="utf-8")
     return frozenset(map(_anchor, _TERM.findall(text)))
 
 
 @template_filter
 def ask_term(name: str) -> Markup:
-    """Return the escaped name, with a link to the first glossary term in it."""
+    """Escape the name, and link the first glossary term in it."""
     words = name.replace(",", "").split()
     known = next((word for word in (name, *words) if _anchor(word) in glossary_anchors()), None)
     return (
@@ -169,7 +165,7 @@ _ASKED = Markup(
 
 
 def _redirect_links(tokens: Iterable[Token]) -> None:
-    """Redirect links to pages of the guide; remove links to files of the repository."""
+    """Redirect links between pages to the guide, and remove links to files in the repository."""
     for token in tokens:
         if token.type == "image":
             token.attrSet("src", f"/guide/{token.attrGet('src')}")
@@ -183,5 +179,5 @@ def _redirect_links(tokens: Iterable[Token]) -> None:
 
 
 def _anchor(heading: str) -> str:
-    """Return the site's anchor of a heading: `### A heading, of words` -> `a-heading-of-words`."""
+    """Return a heading's anchor on the site: `### A heading, of words` -> `a-heading-of-words`."""
     return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())

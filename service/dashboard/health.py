@@ -1,4 +1,4 @@
-"""Health of a search's cluster from its runs: slower runs than expected, slow or failed nodes."""
+"""Detect problems of a search's cluster from its runs: slowdowns, and slow or failed nodes."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -12,11 +12,11 @@ from hp_tool.loop.tuning.preflight import EVENT
 from service.dashboard import formats
 
 NUM_RECENT_RUNS = 20
-"""Number of the newest runs considered."""
+"""Number of newest runs to use."""
 MIN_RUNS = 3
-"""Minimum number of runs for reporting a drift."""
+"""Minimum number of runs from which a drift is reported."""
 MIN_CLOCK_RATIO = 0.9
-"""Fraction of its peers' median clock below which a GPU is reported."""
+"""Fraction of the peers' median clock below which a GPU is reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,8 @@ class Health:
     """Signs that a cluster has changed."""
 
     drift_fraction: float | None = None
-    """Median of measured / expected - 1 of the newest runs; None until runs have calibrated
-    predictions.
+    """Median of measured / expected - 1 over the newest runs; None until predictions are calibrated
+    by runs.
     """
     runs: int = 0
     """Number of runs in the median."""
@@ -41,7 +41,7 @@ class Health:
 
 
 def cluster_health(store: Store, *, search_ids: Iterable[str]) -> Health:
-    """Return the health from the newest runs of these searches that the caller can see."""
+    """Return the cluster's health from the newest runs of the searches visible to the caller."""
     ratios: list[float] = []
     nodes: dict[str, str] = {}
     for search_id in search_ids:
@@ -79,9 +79,7 @@ def _relative_excess(run: RunRecord) -> float | None:
 
 
 def _lagging_hosts(runs: Sequence[RunRecord]) -> dict[str, str]:
-    """Return hosts of GPUs that throttle, have errors or run slower than the others of the same
-    run.
-    """
+    """Return hosts with GPUs that throttle, have errors, or are slower than others in a run."""
     lagging: dict[str, str] = {}
     for run in runs:
         devices: Sequence[DeviceState] = run.measurement.devices if run.measurement else ()

@@ -1,4 +1,4 @@
-"""A search's current runs on the cluster: their phase, start, and expected end."""
+"""Active runs of a search: their phase, start and expected end."""
 
 import statistics
 from dataclasses import dataclass
@@ -23,27 +23,28 @@ class Running:
     arithmetic: str
     details: str
     why: str
-    """Reason why it was chosen."""
+    """Why the run was chosen."""
     submitted_at: datetime | None
     expected_step_s: float | None
     seconds: float | None
     """Seconds since the job was submitted."""
     ends_at: datetime | None
-    """Expected end, from its own steps, else from the duration of earlier runs."""
+    """Expected end, from the run's own steps, or else from the duration of earlier runs."""
     usual_s: float | None
-    """Median seconds from submission to end of the search's earlier runs; None for the first."""
+    """Median seconds from submission to end of the search's earlier runs; None for the first run.
+    """
     phase: str | None
-    """Its current phase, in words; None until its worker has read its log."""
+    """Current phase in words; None until the worker has read the run's log."""
     steps: int
-    """Measured so far."""
+    """Number of steps measured so far."""
     of_steps: int
     """Maximum number of measured steps."""
     log_tail: str
-    """Last lines of its log so far."""
+    """Last lines of the run's log so far."""
 
 
 def list_running(store: Store, record: SearchRecord) -> tuple[Running, ...]:
-    """Return the runs of a search on the engine, in order."""
+    """Return the active runs of a search, in order."""
     ended = store.list_runs(
         search_id=record.id, state=RunState.FINISHED, limit=20, oldest_first=False
     ).items
@@ -58,14 +59,15 @@ def list_running(store: Store, record: SearchRecord) -> tuple[Running, ...]:
 
 
 def step_counts(query: JsonObject) -> tuple[int, int]:
-    """Return (warm-up steps, measured steps) of the runs of a search's query."""
+    """Return the numbers of warm-up steps and measured steps in a search's runs."""
     settings, usual = query.get("search") or {}, SearchSettings()
     return settings.get("warmup_steps", usual.warmup_steps), settings.get("steps", usual.steps)
 
 
 def get_log_tail(record: SearchRecord, run: RunRecord) -> str:
-    """Return the last lines of a run's log: as stored at its end, else as its worker last read
-    them; empty without any.
+    """Return the last lines of a run's log; empty if there are none.
+
+    They are stored when the run ends. Until then, they are those that its worker read last.
     """
     seen = _progress_of(record, run.id)
     log = (run.measurement and run.measurement.log_tail) or (run.account or {}).get("log_tail")

@@ -1,4 +1,4 @@
-"""Comparison of machines: rows, verdict, and a plot of days and cost."""
+"""Comparison of machines: rows, verdict, and a plot of days against cost."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Price:
 
     per_gpu_hour: float
     date: str | None = None
-    """Date of the price; None for the query's or the catalogue's price."""
+    """Date of the price; None for a price from the query or the GPU catalogue."""
     age_days: int | None = None
     line: str | None = None
     source: str | None = None
@@ -37,18 +37,18 @@ class MachineRow(View):
     machine: str
     num_gpus: int
     network_bandwidth_bytes_per_second: float | None
-    """Network bandwidth between nodes, per GPU; None if the machine's row uses one NVLink
+    """Network bandwidth between nodes, per GPU; None if the configuration stays within one NVLink
     domain.
     """
     network_assumed: bool
-    """Whether neither the query nor the price list names that network."""
+    """Whether the network is assumed, because neither the query nor the price list names it."""
     price: Price | None
     cost: float | None
-    """US dollars: of the training, or per hour of the service."""
+    """US dollars for the training, or per hour of the service."""
     cost_interval: tuple[float, float] | None
     per_million_tokens: float | None
-    """US dollars per million output tokens of a service, or trained tokens if the question has no
-    total.
+    """US dollars per million output tokens when serving; for training without a total, per million
+    trained tokens.
     """
     per_million_interval: tuple[float, float] | None
     days: float | None
@@ -58,7 +58,7 @@ class MachineRow(View):
     co2_kg: float | None
     configuration: RankedRow
     on_front: bool = False
-    """Whether it is Pareto-optimal in cost and days."""
+    """Whether it is on the Pareto front of cost and days."""
 
 
 def machine_rows(
@@ -113,7 +113,7 @@ def machine_verdict(
     misses: Sequence[MachineRow],
     query: Query,
 ) -> Iterator[str]:
-    """Return the cheapest and the fastest machine within the limits, in a sentence each."""
+    """Return a sentence each about the cheapest and the fastest machine within the limits."""
     limits, every = query.constraints, (*rows, *front)
     within = [] if limits.max_days is None else [f"{limits.max_days:g} days"]
     within += [formats.dollars(limits.max_cost)] if limits.max_cost is not None else []
@@ -174,7 +174,7 @@ def _cost_words(row: MachineRow) -> str:
 
 
 def _latency_words(row: RankedRow) -> str:
-    """Return `, 231 ms (180 ms to 290 ms) to the first token, ...`; empty for a training."""
+    """Return `, 231 ms (180 ms to 290 ms) to the first token, ...`; empty for training."""
     known = (
         (row.ttft_s, row.ttft_s_interval, LATENCIES["ttft_s"].per),
         (row.tpot_s, row.tpot_s_interval, LATENCIES["tpot_s"].per),
@@ -187,7 +187,7 @@ def _latency_words(row: RankedRow) -> str:
 
 
 def _target_words(query: Query) -> str:
-    """Return the targets that a ranked row meets, in words: `; it meets both targets`."""
+    """Describe the targets that the ranked rows meet: `; it meets both targets`."""
     count = 0 if query.targets is None else len(list(query.targets.limits()))
     return (
         ""
@@ -206,7 +206,7 @@ def _interval_words(ends: tuple[float, float] | None, written: Any) -> str:
 def days_and_dollars(
     rows: Sequence[MachineRow], front: Sequence[MachineRow], query: Query
 ) -> Figure | None:
-    """Plot days over dollars with their intervals, and the Pareto front as a line."""
+    """Plot days against dollars with their intervals, and the Pareto front as a line."""
     traces = []
     for name, shown, marker in (
         ("Machines", rows, {"color": "--series-1", "size": 7}),

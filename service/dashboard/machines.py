@@ -1,4 +1,4 @@
-"""Answer of the page that asks for several machines, ranked by cost and days."""
+"""Answer of the explorer page for several machines, ranked by cost and days."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from service.dashboard.machine_rows import (
 from service.dashboard.run import Way, as_text
 
 TOP = 40
-"""Number of machines listed."""
+"""Number of listed machines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,19 +39,19 @@ class MachinesAnswer:
     verdict: tuple[str, ...]
     rows: tuple[MachineRow, ...]
     misses: tuple[MachineRow, ...]
-    """Nearest misses if no machine meets the limits."""
+    """Nearest misses, if no machine meets the limits."""
     not_ranked: tuple[NotRanked, ...]
     figure: Figure | None
-    """Days over dollars, for plot.js."""
+    """Days against dollars, for plot.js."""
     legal: int
     pruned: int
     commands: tuple[Way, ...]
     enough: tuple[str, ...] = ()
-    """If no number of GPUs in the query meets the limits: the machines that do with more GPUs, in
-    words.
+    """Machines that would meet the limits with more GPUs, in words, if no number of GPUs in the
+    query does.
     """
     enough_href: str | None = None
-    """Address of the query with any number of GPUs."""
+    """URL of the query with an unrestricted number of GPUs."""
 
     @property
     def table(self) -> Table:
@@ -91,7 +91,7 @@ def machines_answer(
 
 
 def _with_any_number(query: Query) -> Query:
-    """Return the query with as many devices of each machine as its limits need."""
+    """Return the query with as many GPUs of each machine as its limits require."""
     clusters = query.cluster if isinstance(query.cluster, tuple) else (query.cluster,)
     several: Any = tuple(
         replace(each, num_gpus=None) if isinstance(each, ClusterQuery) else each

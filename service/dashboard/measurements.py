@@ -1,4 +1,4 @@
-"""Page /measurements: every measured run, whether it calibrates predictions, and its buttons."""
+"""Page /measurements: all measured runs, their use in calibration, and actions on them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -56,9 +56,9 @@ class MeasuredRow(View):
     source: str
     measured_s: float | None
     search_href: str | None
-    """None for a measurement that was reported or imported."""
+    """URL of its search; None for a measurement that was reported or imported."""
     configuration_href: str | None
-    """None if the stored query is empty or from another version."""
+    """URL of its configuration; None if the stored query is empty or belongs to another version."""
     created_at: datetime
 
     @staticmethod
@@ -85,8 +85,8 @@ ACCEPT, EXCLUDE = (
     Action(label="Exclude", state="excluded"),
 )
 TRUST = Action(label="Trust", state="accepted")
-"""Action of an administrator: a measurement that calibrates only its owner's predictions then
-calibrates everybody's.
+"""Administrators' action that makes a measurement calibrate everybody's predictions, not only its
+owner's.
 """
 DELETE = Action(label="Delete", state="deleted")
 ACTIONS: dict[MeasurementState, tuple[Action, ...]] = {
@@ -117,11 +117,11 @@ class MeasurementRow(MeasuredRow):
     state: MeasurementState
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
-    """Cause of its failure, unusual figures, and why it is not used, one sentence each."""
+    """Sentences: why the run failed, unusual values, and why it is not used."""
     actions: tuple[Action, ...]
-    """Actions available to the caller."""
+    """Actions that are available to the caller."""
     href: str
-    """Address of the actions."""
+    """URL to which the actions are posted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ def measurements_context(
         store.measurements, gpu=gpu or None, model=model or None, status=status, limit=MAX_ROWS
     )
     page = find(state=state, cursor=cursor)
-    # Measurements that wait for a decision come before older rows.
+    # Measurements waiting for review come first, even if they are old.
     waiting = () if state or cursor else find(state="held").items
     first = {record.id for record in waiting}
     filters = {"gpu": gpu, "model": model, "status": status, "state": state}
@@ -182,9 +182,7 @@ def measurements_context(
 def change(
     request: Request, fields: Form, store: StoreDep, measurement_id: str
 ) -> RedirectResponse:
-    """Change whether a measurement calibrates predictions, like PATCH and DELETE
-    /v1/measurements/{measurement_id}.
-    """
+    """Change whether a measurement calibrates predictions, as PATCH and DELETE do in the API."""
     store.get_measurement(measurement_id=measurement_id)
     state = next((each for each in STATES if each == fields.get("state")), None)
     if state is None:
@@ -239,7 +237,7 @@ def _notes(record: MeasurementRecord, *, used_for: str | None) -> Iterator[str]:
 
 
 def warning_words(record: MeasurementRecord) -> Iterator[str]:
-    """Return the figures in the record's `warnings`: `1,539 s, 25 times the predicted 61.57 s`."""
+    """Describe the values in the record's `warnings`: `1,539 s, 25 times the predicted 61.57 s`."""
     for name, distance in record.distances.items():
         if distance >= WARNING_RATIO:
             measured, predicted = (

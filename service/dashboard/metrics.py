@@ -23,7 +23,7 @@ class Metric:
     low: float | None = None
     high: float | None = None
     by_cost_model: float | None = None
-    """The cost model's value, if `value` is calibrated; None without measurements on this
+    """Value without calibration, if `value` is calibrated; None without measurements of this
     cluster.
     """
     note: str = ""
@@ -34,7 +34,7 @@ class ComparedRun:
     """A profile run of a configuration."""
 
     number: int
-    """0-based, in its search."""
+    """Number within its search, from 0."""
     state: str
     tone: Tone
     cause: str | None
@@ -42,11 +42,11 @@ class ComparedRun:
     reduced: bool
     """Whether its times are extrapolated from a reduced run."""
     metrics: tuple[Metric, ...]
-    """Measured figures, under the names of the predicted ones; empty if it failed."""
+    """Measured figures, named like the predicted ones; empty if the run failed."""
 
 
 def compared_run(run: RunRecord, device: str) -> ComparedRun:
-    """Return the results of a run; `device` is its GPU's name."""
+    """Return a run's results. `device` is the name for one GPU."""
     measurement = run.measurement
     return ComparedRun(
         number=run.number,
@@ -61,9 +61,9 @@ def compared_run(run: RunRecord, device: str) -> ComparedRun:
 def training_metrics(
     estimate: Estimate, calibrated: Estimate | None, device: str = "GPU"
 ) -> tuple[Metric, ...]:
-    """Return figures of a legal training configuration, calibrated if the cluster was measured.
+    """Return the figures of a training configuration, calibrated if the cluster was measured.
 
-    Empty for an illegal one. `device` is its GPU's name.
+    They are empty for an illegal configuration. `device` is the name for one GPU.
     """
     if estimate.time is None or estimate.memory is None:
         return ()
@@ -81,34 +81,32 @@ def training_metrics(
 
 
 def serving_metrics(estimate: InferenceEstimate, device: str = "GPU") -> tuple[Metric, ...]:
-    """Return figures of a legal serving configuration; empty for an illegal one."""
+    """Return the figures of a serving configuration; empty if it is illegal."""
     return _drop_unknown(figures.SERVING, estimate, device=device)
 
 
 def fix_metrics(fix: Fix | ServingFix) -> tuple[Metric, ...]:
-    """Return figures of a fix of an infeasible configuration, and their changes."""
+    """Return the figures after a fix, and their changes."""
     shown = figures.SERVED_AFTER_FIX if isinstance(fix, ServingFix) else figures.AFTER_FIX
     return tuple(_metric(each, fix) for each in shown)
 
 
 def measured_metrics(run: RunRecord, device: str = "GPU") -> tuple[Metric, ...]:
-    """Return measured figures of a run, under the names of the predicted ones; empty if it
-    failed.
-    """
+    """Return a run's measured figures, named like the predicted ones; empty if it failed."""
     measurement = run.measurement
     if measurement is None or measurement.status != "ok":
         return ()
     shown = figures.MEASURED if measurement.load is None else figures.SERVED_MEASURED
-    # A reduced run needs another amount of memory than the whole configuration.
+    # The memory of a reduced run differs from that of the full configuration.
     return _drop_unknown(
         (*shown, *([figures.PEAK] if run.fidelity.is_whole else [])), measurement, device
     )
 
 
 def measured_parts(run: RunRecord | None) -> dict[str, float]:
-    """Return the seconds of a measured step or request by measured part.
+    """Return the measured seconds of a step or request, by measured part.
 
-    One part if none was measured; empty without a time.
+    Without measured parts, the whole time is one part. Without a time, the result is empty.
     """
     measurement = run and run.measurement
     if not run or not measurement or measurement.status != "ok":
@@ -120,7 +118,7 @@ def measured_parts(run: RunRecord | None) -> dict[str, float]:
 
 
 def measured_peak(run: ComparedRun | None) -> float | None:
-    """Return the bytes of the fullest device; None for a reduced run, or one that failed."""
+    """Return the peak memory of the fullest device in bytes; None for failed or reduced runs."""
     return (
         next((each.value for each in run.metrics if each.name == figures.PEAK.label), None)
         if run
@@ -139,15 +137,16 @@ def _drop_unknown(
 
 
 def _metric(figure: Figure, source: object, *, alone: object = None, device: str = "GPU") -> Metric:
-    """Return a metric; `alone` is the estimate before calibration, for values that calibrations
-    lack.
+    """Return a metric.
+
+    `alone` is the uncalibrated estimate, for values that calibrations do not cover.
     """
     value, before = figure.value(source), figure.value(alone) if alone is not None else None
     low, high = figure.stored_interval(source) or (None, None)
     return Metric(
         name=figure.label.replace("GPU", device),
         value=before if value is None else value,
-        unit=cast(Unit, figure.unit),  # Numbers alone.
+        unit=cast(Unit, figure.unit),  # Numbers have no unit.
         low=low,
         high=high,
         by_cost_model=None if value is None else before,

@@ -1,6 +1,6 @@
-"""Page /searches/new: what a search of a query costs, its settings, and its submission.
+"""Page /searches/new: a search's expected cost, its settings, and its submission.
 
-The address contains the query, as on the page that asks, which links here.
+The URL contains the query, as on the explorer page, which links here.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ from service.dashboard.ranking import RankedRow, ranked_row
 from service.dashboard.run import Way, as_text
 
 OF_A_SEARCH = ("search.", "trainer")
-"""Beginnings of the paths that this page sets; the page that asks sets the others."""
+"""Prefixes of the paths that this page sets. The explorer page sets the others."""
 
 router = APIRouter(prefix="/searches/new", tags=["dashboard"])
 
@@ -58,35 +58,33 @@ class NewSearchPage(Page):
 
     kind: Kind
     values: dict[str, str]
-    """The query and the search's name, as texts by path; empty if the address names no model."""
+    """Values of the query and the search's name, by path; empty if the URL names no model."""
     sections: tuple[Section, ...]
     """Settings of the search."""
     trainers: tuple[str, ...]
     question_href: str
-    """Page that asks the same query, to change it."""
+    """URL of the explorer page with the same query."""
     error: ErrorFields | None = None
-    """Why the query or the search was rejected; the rest is then empty."""
+    """Why the query or the search was rejected. The other fields are then empty."""
     subject: str = ""
-    """Model on cluster."""
+    """Model and cluster."""
     workload: str = ""
-    """Work of one step or request."""
+    """Work per step or request."""
     best: RankedRow | None = None
-    """The configuration that ranks first by prediction; None if none fits."""
+    """Configuration that is predicted to be the best; None if none fits."""
     unsearchable: str | None = None
-    """Reason why profile runs cannot search this query; the predictions are valid."""
+    """Why profile runs cannot search this query. The predictions are still valid."""
     refused: bool = False
-    """Whether a search of it would be rejected. A search without a suitable worker waits for
-    one.
-    """
+    """Whether a search would be rejected. A search that lacks a suitable worker waits instead."""
     plan: SearchPlan | None = None
     """Predicted cost of the search; None for serving."""
     bill: tuple[str, ...] = ()
-    """The plan's cost in words: expected, and at worst."""
+    """Expected and maximum cost, in words."""
     commands: tuple[Way, ...] = ()
 
     @property
     def carried(self) -> dict[str, str]:
-        """The values without a field on this page."""
+        """Values that have no field on this page."""
         shown = {field.name for section in self.sections for field in section.fields}
         return {path: text for path, text in self.values.items() if path not in {*shown, "name"}}
 
@@ -111,9 +109,10 @@ def new_search_context(
     else:
         values = read_form(request.url.query)
         check_names(values, own=("name",))
-        with contextlib.suppress(InputError):  # The page reports it.
+        with contextlib.suppress(InputError):  # The page reports the error.
             named = {name: values[name] for name in ("name",) if name in values}
-            values = named | to_values(to_query(values))  # Paths without a field go into the YAML.
+            # Paths that have no field are part of the YAML.
+            values = named | to_values(to_query(values))
     page = _page(values)
     if not page.values:
         return page
@@ -122,7 +121,7 @@ def new_search_context(
 
 @router.post("", include_in_schema=False)
 def submit(values: Form, store: StoreDep, find: FindDep) -> Response:
-    """Queue the search and redirect to its page; on an error, show the page with the message."""
+    """Queue the search and redirect to its page. On an error, show the form with the message."""
     try:
         sent, label = to_query(values), schema.parse(Label, {"name": values.get("name", "")})
         record = store.create_search(
@@ -155,7 +154,7 @@ def _page(values: Mapping[str, str]) -> NewSearchPage:
 
 
 def _sections(kind: Kind) -> tuple[Section, ...]:
-    """Return the form's sections with the settings of a search."""
+    """Return the form sections with search settings."""
     parts = (
         replace(
             part, fields=tuple(each for each in part.fields if each.name.startswith(OF_A_SEARCH))
@@ -185,7 +184,8 @@ def _with_cost(
         (
             row
             for row in answer.recommendations
-            if isinstance(row, Recommendation | ServingRecommendation)  # Not several machines.
+            # Excludes comparisons of machines.
+            if isinstance(row, Recommendation | ServingRecommendation)
         ),
         None,
     )
@@ -214,6 +214,6 @@ def _unsearchable(query: Query, *, workers: Sequence[WorkerRecord]) -> str | Non
 
 
 def _plan(query: Query, *, store: Store) -> SearchPlan | None:
-    with contextlib.suppress(HpToolError):  # The reason why it cannot be prepare_search.
+    with contextlib.suppress(HpToolError):  # The page reports why the search cannot be prepared.
         return bill(query, store=store).plan
     return None

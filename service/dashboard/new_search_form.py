@@ -1,4 +1,4 @@
-"""Conversion between queries and the values of forms and addresses, which are texts by path."""
+"""Convert between queries and the values of forms and URLs, which are texts by path."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -24,28 +24,28 @@ class RecipeChoice:
 
 
 MAX_DIGITS = 10
-"""Digits of a number of layers."""
+"""Maximum number of digits of a layer count."""
 EXTRA = "extra"
-"""The form's last field: further fields of the query, as YAML."""
+"""Last field of the form: further fields of the query, as YAML."""
 
 
 def recipe_choices() -> tuple[RecipeChoice, ...]:
-    """Return all recipes of the catalogue."""
+    """Return all recipes in the catalogue."""
     return tuple(
         RecipeChoice(name=recipe.name, description=recipe.description) for recipe in list_recipes()
     )
 
 
 def kind_of(values: Mapping[str, Any]) -> Kind:
-    """Return the kind of query of a form or a query's mapping."""
+    """Return the kind of a query, given as form values or as a mapping."""
     return "inference" if values.get("kind") == "inference" else "training"
 
 
 def check_names(values: Mapping[str, str], *, own: Iterable[str] = ()) -> None:
-    """Reject names in an address that are neither query paths nor parameters of the page (`own`).
+    """Reject names in a URL that are neither query paths nor the page's parameters (`own`).
 
     Raises:
-        InputError: The address has such a name.
+        InputError: The URL has such a name.
     """
     known = {"kind", EXTRA, *own, *form_fields("training"), *form_fields("inference")}
     for name in values:
@@ -59,7 +59,7 @@ def check_names(values: Mapping[str, str], *, own: Iterable[str] = ()) -> None:
 
 
 def to_query(values: Mapping[str, str]) -> dict[str, Any]:
-    """Return the form's query, not yet validated.
+    """Return the form's query as a mapping that is not validated yet.
 
     Raises:
         InputError: The YAML is invalid.
@@ -76,8 +76,7 @@ def to_query(values: Mapping[str, str]) -> dict[str, Any]:
         raise InputError(
             "Select a registered cluster or describe a cluster, not both.", field="cluster"
         )
-    # An address may contain any path of a query; fields of the other kind are left over from its
-    # tab.
+    # A URL may contain any query path, including leftover fields from the tab of the other kind.
     unlisted = {
         name: _any_value(name, text)
         for name, text in values.items()
@@ -87,15 +86,15 @@ def to_query(values: Mapping[str, str]) -> dict[str, Any]:
 
 
 def to_values(query: Mapping[str, Any], known: Mapping[str, Field] | None = None) -> dict[str, str]:
-    """Return the form's values for a query; values that its fields cannot express go into its YAML.
+    """Return a query's form values. Values that the form's fields cannot express go into its YAML.
 
-    `known` contains its fields by path.
+    `known` contains the form's fields by path.
     """
     leaves = dotted({name: value for name, value in query.items() if name != "kind"})
     parallel = query.get("parallel")
     if isinstance(parallel, Mapping) and isinstance(
         recompute := parallel.get("recompute"), Mapping
-    ):  # A value, not a section.
+    ):  # This is a value, not a section.
         leaves = {
             path: value for path, value in leaves.items() if not path.startswith(f"{RECOMPUTE}.")
         } | {RECOMPUTE: recompute}
@@ -125,7 +124,7 @@ def _extra(text: str) -> dict[str, Any]:
 
 
 def _any_value(name: str, text: str) -> Any:
-    """Return the value of a field that the form does not list, parsed as YAML."""
+    """Parse the value of a field that the form does not list, as YAML."""
     try:
         return schema.read_yaml(f"value: {text}").get("value")
     except InputError as error:
@@ -139,8 +138,9 @@ def _value(field: Field, text: str) -> Any:
 
 
 def _scalar(field: Field, text: str) -> Any:
-    """Return the text as a number, boolean or detailed recomputation if the field accepts one;
-    other text is unchanged.
+    """Parse a number, boolean or detailed recomputation, if the field accepts it.
+
+    Other text is returned unchanged.
     """
     if field.text:
         return text
@@ -157,7 +157,7 @@ def _scalar(field: Field, text: str) -> Any:
 
 
 def _text(field: Field, value: Any) -> str | None:
-    """Return a value as shown in the field; None if the field cannot express it."""
+    """Format a value for the field; None if the field cannot express it."""
     text = (
         ", ".join(map(_scalar_text, value))
         if isinstance(value, list | tuple)
@@ -165,7 +165,7 @@ def _text(field: Field, value: Any) -> str | None:
     )
     if field.options and not field.several and text not in field.options:
         return None
-    # An input has one line without outer spaces; an empty one omits its field.
+    # An input contains one line without surrounding spaces. If it is empty, the field is omitted.
     return (
         text
         if text.strip() == text and text and text.isprintable() and _value(field, text) == value
@@ -180,7 +180,7 @@ def _scalar_text(value: Any) -> str:
 
 
 def recompute_text(value: Mapping[str, Any]) -> str:
-    """Return a recomputation's mapping in one line, as `recompute_value` reads it."""
+    """Return a recomputation mapping on one line, as `recompute_value` parses it."""
     parts = (part for part in value.values() if part is not None)
     return " ".join(
         "+".join(map(str, part)) if isinstance(part, list) else str(part) for part in parts
@@ -188,8 +188,9 @@ def recompute_text(value: Mapping[str, Any]) -> str:
 
 
 def recompute_value(text: str) -> str | dict[str, Any]:
-    """Return `selective layernorm+mlp` and `full block 4` as mappings; a single word is
-    unchanged.
+    """Parse texts such as `selective layernorm+mlp` and `full block 4` into mappings.
+
+    A single word is returned unchanged.
     """
     words = text.split()
     if len(words) < 2:

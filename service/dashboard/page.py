@@ -1,6 +1,4 @@
-"""Common parts of pages: contexts, routes, templates, forms, and addresses with the page's
-state.
-"""
+"""Common parts of pages: contexts, routes, templates, forms, and URLs with a page's state."""
 
 import hashlib
 import inspect
@@ -43,11 +41,11 @@ NOTICES: dict[str, str] = {
     "removed": "Removed.",
     "revoked": "Revoked.",
 }
-"""Confirmations after a form was sent, by the address's `done`."""
+"""Confirmation messages, by the value of `done` in the URL."""
 MAX_FIELDS = 100
-"""Maximum number of fields of one form."""
+"""Maximum number of fields in a form."""
 MAX_QUERY = 20_000
-"""Maximum characters of a query in an address."""
+"""Maximum length of a query in a URL, in characters."""
 STATIC = Path(__file__).parent / "static"
 SECTIONS = (
     ("Plan", "Ask", "/", "recommend"),
@@ -63,16 +61,16 @@ SECTIONS = (
     ("Service", "Keys", "/keys", "service"),
     ("Service", "Guide", "/guide", ""),
 )
-"""The navigation: group, name, address and page of the guide."""
+"""Navigation entries: group, name, path and page of the guide."""
 ASSETS = hashlib.sha256(
     b"".join(path.read_bytes() for path in sorted(STATIC.iterdir()))
 ).hexdigest()[:12]
-"""Digest of the static files, which is part of their URLs so that they can be cached forever."""
+"""Digest of the static files. It is part of their URLs, so that they can be cached forever."""
 
 _environment = Environment(
     loader=PackageLoader("service.dashboard"),
     autoescape=select_autoescape(default=True, default_for_string=True),
-    # A misspelt field fails a test instead of leaving an empty cell.
+    # With StrictUndefined, a misspelt field fails a test instead of rendering as empty text.
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
@@ -90,7 +88,7 @@ _environment.filters |= dict(inspect.getmembers(formats, inspect.isfunction))
 
 
 def template_filter(function: Callable[[str], Markup]) -> Callable[[str], Markup]:
-    """Make a function a filter of templates, under its name."""
+    """Register a function as a template filter under its name."""
     _environment.filters[function.__name__] = function
     return function
 
@@ -104,7 +102,7 @@ class Page:
 
     @property
     def csv_href(self) -> str:
-        """Return the address of the CSV file of the page's table."""
+        """URL of the page's table as CSV."""
         return self.json_href.replace(".json", ".csv", 1)
 
 
@@ -125,12 +123,11 @@ def page_at(
     status: Callable[[Any], int] = lambda context: HTTP_200_OK,
     csv: bool = False,
 ) -> Callable[[ContextFunction], ContextFunction]:
-    """Register the HTML page at `path` and its JSON for the decorated function, which returns the
-    page's context.
+    """Register the decorated function as the HTML page at `path` and as its JSON.
 
-    The function is a FastAPI dependency; its docstring describes the JSON in the API. `status`
-    computes the HTTP status of the page from the context. With `csv`, the context's `table` is also
-    available as a CSV file.
+    The function returns the page's context. It is a FastAPI dependency, and its docstring describes
+    the JSON in the API. `status` computes the HTTP status of the HTML page from the context. With
+    `csv`, the context's `table` is also available as a CSV file.
     """
 
     def register(context_function: ContextFunction) -> ContextFunction:
@@ -147,7 +144,8 @@ def page_at(
 
         name = context_function.__name__.removesuffix("_context")
         context_type = get_type_hints(context_function)["return"]
-        # If the path ends in a parameter, the HTML route would match its address too.
+        # The JSON route comes first: if the path ends in a parameter, the HTML route would match
+        # both URLs.
         router.add_api_route(
             f"{path}.json",
             json_page,
@@ -176,7 +174,7 @@ def page_at(
 
 
 def csv_response(table: Table, *, name: str) -> Response:
-    """Return a table as a file to download."""
+    """Return a table as a CSV download."""
     headers = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
     return Response(table.csv(), media_type="text/csv", headers=headers)
 
@@ -187,7 +185,7 @@ def error_status(context: Any) -> int:
 
 
 def render_html(template: str, **variables: Any) -> str:
-    """Return the HTML of `template` with these variables."""
+    """Render `template` to HTML with these variables."""
     variables.setdefault("notice", None)
     return _environment.get_template(template).render(variables)
 
@@ -200,9 +198,9 @@ def render(
     status: int = 200,
     notice: str | None = None,
 ) -> HTMLResponse:
-    """Return the HTML response of `template` with the context `page`.
+    """Return an HTML response with `template` and the context `page`.
 
-    `section` is marked in the navigation bar; `notice` confirms the reader's last action.
+    `section` is marked in the navigation bar. `notice` confirms the user's last action.
     """
     return HTMLResponse(
         render_html(template, page=page, section=section, notice=notice), status_code=status
@@ -219,8 +217,8 @@ def stream_page(
 ) -> StreamingResponse:
     """Stream the HTML of `template` in two parts.
 
-    The part before `{{ rest }}` is sent at once. The template `rest`, rendered with the result of
-    `whole`, follows as soon as it is computed.
+    The part before `{{ rest }}` is sent immediately. The template `rest` is rendered with the
+    result of `whole` and sent as soon as this result is available.
     """
     mark = Markup("<!-- the rest -->")
 
@@ -242,14 +240,12 @@ def done(href: str, what: Done) -> RedirectResponse:
 
 
 def none_if_blank(text: object) -> object:
-    """Return the text without surrounding spaces; None if nothing is left."""
+    """Strip the text; return None if nothing is left."""
     return text.strip() or None if isinstance(text, str) else text
 
 
 class _BlankIsNone:
-    """Marker that reads blank text as None and documents in the schema that blank text is
-    accepted.
-    """
+    """Marker that converts blank text to None, and allows blank text in the schema."""
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
@@ -263,11 +259,11 @@ class _BlankIsNone:
 
 
 BLANK_IS_NONE = _BlankIsNone()
-"""For filters in an address, because forms send unset ones as empty text."""
+"""For filters in a URL, because forms send unset filters as empty text."""
 
 
 def read_form(text: str | bytes) -> dict[str, str]:
-    """Return values by name, without blank ones; the last value of a repeated name counts.
+    """Parse a form into values by name. Blank values are omitted; the last repeated value wins.
 
     Raises:
         InputError: The form is malformed.
@@ -288,15 +284,13 @@ async def _fields(request: Request) -> dict[str, str]:
 
 
 Form = Annotated[dict[str, str], Depends(_fields)]
-"""Fields of the posted form. Its size and, through the Origin header, its source were already
-checked.
-"""
+"""Fields of the posted form. Its size and its Origin header are already checked."""
 
 
 def address(path: str, parameters: Mapping[str, object]) -> str:
-    """Return `path` with its query string.
+    """Return `path` with a query string.
 
-    Parameters that are None or empty are omitted, and those with several values repeated.
+    Parameters that are None or empty are omitted. Parameters with several values are repeated.
     """
     kept = {name: value for name, value in parameters.items() if value not in (None, "", ())}
     return f"{path}?{urlencode(kept, doseq=True)}" if kept else path
@@ -305,34 +299,30 @@ def address(path: str, parameters: Mapping[str, object]) -> str:
 def next_href(
     path: str, part: records.Page[Any], filters: Mapping[str, object] | None = None
 ) -> str | None:
-    """Return the address of the part of a list after `part`; None if there is none."""
+    """Return the URL of the next page of a list; None on the last page."""
     return (
         address(path, {**(filters or {}), "cursor": part.next_cursor}) if part.next_cursor else None
     )
 
 
 def json_href(href: str) -> str:
-    """Return the address of the JSON of the page at `href`."""
+    """Return the URL of the JSON of the page at `href`."""
     path, question_mark, parameters = href.partition("?")
     return f"{path}.json{question_mark}{parameters}"
 
 
 def configuration_href(configuration: Configuration, *, search_id: str | None = None) -> str:
-    """Return the address of the configuration's page; `search_id` is the search whose evidence it
-    uses.
-    """
+    """Return the URL of a configuration's page, with the evidence of the search `search_id`."""
     return address("/configurations", {"query": configuration.text(), "search": search_id})
 
 
 def compare_href(first: Configuration, second: Configuration | None = None) -> str:
-    """Return the address of the page that compares two configurations, or one with the recommended
-    one.
-    """
+    """Return the URL of a comparison with `second`, or else with the recommended configuration."""
     return address("/compare", {"first": first.text(), "second": second and second.text()})
 
 
 def stored_configuration(query: Mapping[str, Any] | None, row: Row) -> Configuration | None:
-    """Return the configuration of a row of a stored query; None if its version cannot be read."""
+    """Return the configuration in a row of a stored query; None if its version is not readable."""
     try:
         return Configuration.from_row(row, query=schema.parse_query(query)) if query else None
     except HpToolError:

@@ -1,4 +1,4 @@
-"""Routes of all pages and their static files."""
+"""Routes of all pages, and their static files."""
 
 from fastapi import FastAPI
 from fastapi.staticfiles import StaticFiles
@@ -27,18 +27,16 @@ from service.dashboard import (
 )
 from service.dashboard.page import ASSETS, STATIC
 
-# new_search before search, whose path /searches/{search_id} matches /searches/new too.
+# new_search precedes search, whose path /searches/{search_id} also matches /searches/new.
 MODULES = (
     *(new_search, searches, search, exports, labels, workers, access, calibration, measurements),
     *(catalogue, configuration, compare, explain, ask, run, watches, guide, find),
 )
-"""Modules with a router of pages."""
+"""Modules that have a router with pages."""
 
 
 class Assets(StaticFiles):
-    """Static files whose URL contains a digest of their content, so browsers can cache them
-    forever.
-    """
+    """Static files whose URLs contain a content digest, so that browsers cache them forever."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
@@ -47,7 +45,7 @@ class Assets(StaticFiles):
 
 
 def mount_assets(app: FastAPI) -> None:
-    """Add the pages' static files, and the guide's pictures, to the app."""
+    """Add the pages' static files and the guide's pictures to the app."""
     app.mount(
         "/guide/pictures",
         StaticFiles(directory=guide.guide_folder() / "pictures", check_dir=False),

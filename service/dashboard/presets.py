@@ -37,4 +37,4 @@ QUICKSTART: dict[str, Any] = {
     },
 }
 QUICKSTART_HREF = f"/searches/new?{urlencode(to_values(QUICKSTART))}"
-"""Page that starts the search."""
+"""URL of the form that starts this search."""

@@ -1,4 +1,4 @@
-"""Rows of rankings on all pages: answers, searches to start, and nearest misses."""
+"""Rows of rankings on all pages: answers, planned searches, and nearest misses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LAYOUT = (
     "context_parallel_size",
     "expert_parallel_size",
 )
-"""Axes that distinguish the layouts of a list."""
+"""Axes that distinguish the layouts in a list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,38 +41,38 @@ class RankedRow(View):
     arithmetic: str
     details: str
     unmeasured: tuple[str, ...] = ()
-    """Features without a published run, which widen its interval."""
+    """Features that no published run has. They widen the interval."""
     why_wide: str = ""
-    """Why slow steps widen its interval, in words."""
+    """Why slow steps widen the interval, in words."""
     parallel: RunConfig
     href: str
-    """Page of the configuration; its `query` is the configuration as text."""
+    """URL of the configuration's page, with the configuration as text in `query`."""
     run_href: str
-    """Page to run it in each tool."""
+    """URL of the page with launch commands for each tool."""
     settings_href: str | None = None
-    """The question's page with its controls at this configuration."""
+    """URL of the explorer page with its controls set to this configuration."""
     chosen: bool = False
-    """Whether the page shows this configuration."""
+    """Whether the page displays this configuration."""
     step_s: float | None = None
     step_s_interval: tuple[float, float] | None = None
     tokens_per_second_per_gpu: float | None = None
-    """For serving, output tokens."""
+    """For serving, output tokens only."""
     mfu: float | None = None
     ttft_s: float | None = None
     ttft_s_interval: tuple[float, float] | None = None
     tpot_s: float | None = None
     tpot_s_interval: tuple[float, float] | None = None
     waiting: str = ""
-    """Why requests wait for others, in words."""
+    """Why requests wait, in words."""
     users: int | None = None
-    """People who generate the load, each with one request at a time."""
+    """Number of users that generate the load, each with one request at a time."""
     memory_bytes: float | None = None
     capacity_bytes: float | None = None
     group: int | None = None
-    """Group of tied rows; 1 contains the best."""
+    """Group of tied rows. Group 1 contains the best row."""
     out_of_memory_probability: float | None = None
     fit: Fit | None = None
-    """Whether it fits, in a word; None for serving."""
+    """Whether it fits, as a word; None for serving."""
     reasons: tuple[str, ...] = ()
     """Why it is infeasible."""
 
@@ -84,7 +84,7 @@ def ranked_row(
     chosen: bool = False,
     settings_href: str | None = None,
 ) -> RankedRow:
-    """Return the row of a recommendation for a query as typed, with registered names."""
+    """Return the row for a recommendation. `query` is as typed, with registered names."""
     this, known, mapping = (
         Configuration.from_row(row, query=query),
         row.preferred_estimate,
@@ -118,8 +118,9 @@ def ranked_row(
 
 
 def best_by_layout(rows: Iterable[Recommendation]) -> list[Recommendation]:
-    """Return the first row of each layout, because other settings hardly change the throughput of
-    the first rows.
+    """Return the first row of each layout.
+
+    Among the first rows, settings other than the layout hardly change the throughput.
     """
     first: dict[tuple[int, ...], Recommendation] = {}
     for row in rows:
@@ -128,9 +129,7 @@ def best_by_layout(rows: Iterable[Recommendation]) -> list[Recommendation]:
 
 
 def _waiting(estimate: InferenceEstimate, config: ServingConfig) -> str:
-    """Return `40 of 64 requests fit in the KV cache; the others wait`; empty if all in flight
-    run.
-    """
+    """Return `40 of 64 requests fit in the KV cache; the others wait`; empty if none waits."""
     if not estimate.some_wait:
         return ""
     running, flying = estimate.running_requests, estimate.concurrency
@@ -143,5 +142,5 @@ def _waiting(estimate: InferenceEstimate, config: ServingConfig) -> str:
 
 
 def run_href(configuration: Configuration) -> str:
-    """Return the address of the page to run a configuration in each tool."""
+    """Return the URL of the page with the configuration's launch commands."""
     return address("/run", {"query": configuration.text()})

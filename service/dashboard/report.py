@@ -1,4 +1,4 @@
-"""A search as one HTML file that opens without a server, with inlined data, styles and scripts."""
+"""A search as one HTML file without external resources: data, styles and scripts are inlined."""
 
 import base64
 import re
@@ -15,7 +15,7 @@ STYLES = ("tokens.css", "app.css", "search.css", "schedule.css")
 
 
 def report_html(*, store: Store, search_id: str) -> str:
-    """Return HTML of the report.
+    """Return the report as HTML.
 
     Raises:
         NotFoundError: There is no such search.
@@ -41,8 +41,9 @@ def report_html(*, store: Store, search_id: str) -> str:
 
 @cache
 def _module(name: str) -> str:
-    """Return the source of a module with its imports inlined, because a page opened from a file
-    cannot fetch others.
+    """Return a module's source with its imports inlined.
+
+    A page that is opened from a file cannot fetch other files.
     """
 
     def inlined(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""Configurations of an ended search that did not run and are tied with its answer."""
+"""Untested configurations of a finished search that are tied with its answer."""
 
 import math
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ class Rival:
     arithmetic: str
     details: str
     step_s: float
-    """Calibrated seconds of a step or a request."""
+    """Calibrated seconds per step or request."""
     href: str | None
-    """Its page; None if the stored query cannot be read."""
+    """URL of its page; None if the stored query is not readable."""
 
 
 def list_rivals(record: SearchRecord) -> tuple[Rival, ...]:
-    """Return rows of the result that did not run and whose time may equal the first row's.
+    """Return the untested rows of the result that may be as fast as the first row.
 
-    The 90% interval of their ratio contains 1.
+    The 90% interval of their time ratio contains 1.
     """
     rows = complete_rows(record)
     if (
@@ -58,14 +58,15 @@ def list_rivals(record: SearchRecord) -> tuple[Rival, ...]:
 
 
 def _seconds_and_deviation(estimate: Estimate | InferenceEstimate) -> tuple[float, float] | None:
-    """Return the seconds of a step or a request, and the standard deviation of their logarithm;
-    None if unknown.
+    """Return the seconds per step or request, and the standard deviation of their logarithm.
+
+    Return None if either is unknown.
     """
     if estimate.intervals is None:
         return None
     if isinstance(estimate, Estimate):
         seconds, interval = estimate.time and estimate.time.step_s, estimate.intervals.step_s
-    else:  # Most of a request's seconds are those of its output tokens.
+    else:  # Output tokens take most of a request's time.
         seconds, interval = estimate.request_latency_s, estimate.intervals.tpot_s
     return (
         (seconds, math.log(interval[1] / interval[0]) / (2.0 * NORMAL_QUANTILE))

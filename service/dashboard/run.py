@@ -1,6 +1,6 @@
-"""Page /run: how to run a configuration in each tool, and what a tool lacks for it.
+"""Page /run: how to run a configuration in each tool, and which settings a tool lacks.
 
-Its query is part of the address.
+The query is part of the URL.
 """
 
 import json
@@ -35,11 +35,11 @@ class Way:
     title: str
     text: str = ""
     group: str = ""
-    """Kind: a launch, or the same query to hp_tool."""
+    """Group heading: launch commands, or the same query for hp_tool."""
     notes: tuple[str, ...] = ()
-    """What the tool does differently, and the cost."""
+    """What the tool does differently, and how much slower it is."""
     lacks: str | None = None
-    """Reason why this tool cannot run it; the text is then empty."""
+    """Why this tool cannot run the configuration. `text` is then empty."""
     download_href: str | None = None
 
 
@@ -58,7 +58,8 @@ class RunPage(Page):
     warning: str | None = None
     """Why the default tool of its framework or engine cannot run it, in words."""
     ways: tuple[Way, ...] = ()
-    """The default tool of its framework or engine first, those that cannot run it last."""
+    """The default tool of its framework or engine comes first; tools that cannot run it come last.
+    """
     error: ErrorFields | None = None
 
 
@@ -119,7 +120,7 @@ def run_file(
 
 
 def _tools(query: Query) -> tuple[str, ...]:
-    """Return the formats that can launch a query of this kind, the default one first."""
+    """Return the formats that can launch a query of this kind, the default format first."""
     runs = (
         query.training.framework
         if query.training
@@ -149,7 +150,7 @@ def _launch_way(this: Configuration, name: str) -> Way:
 
 
 def as_text(query: Query, *, server: str, task: str = "recommend") -> tuple[Way, ...]:
-    """Return the query as YAML, as a command line, as a request and in Python.
+    """Return the query as YAML, as a command, as an HTTP request and in Python.
 
     `task` is recommend or estimate.
     """

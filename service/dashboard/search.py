@@ -1,4 +1,4 @@
-"""Page /searches/ID: one search, its trials, logs and export, and its control buttons."""
+"""Page /searches/ID: one search with its trials, logs, exports and control buttons."""
 
 import json
 import re
@@ -48,7 +48,7 @@ from service.dashboard.ranking import run_href
 from service.dashboard.verdict import failure_words, runs_verdict
 
 START_UP_S = 20.0
-"""Assumed seconds of a run before its first step, for a limit that lets it end."""
+"""Assumed seconds before a run's first step, to choose a sufficient time limit."""
 LIMITS_S = (60, 120, 300, 600, 1200, 1800, 3600, 7200, 4 * 3600, 24 * 3600)
 
 router = APIRouter(tags=["dashboard"])
@@ -70,22 +70,22 @@ class SearchPage(Page, View):
     id: str
     kind: Kind
     subject: str
-    """Model on cluster."""
+    """Model and cluster."""
     device: str
-    """Name of one device: GPU, or device for a CPU process."""
+    """Name for one device: GPU, or device for a CPU process."""
     quantity: trials.Quantity
     trials_href: str
-    """JSON of its `TrialTable`."""
+    """URL of its `TrialTable` as JSON."""
     logs_href: str
-    """Prefix of a log's address; append the run's id."""
+    """Prefix of log URLs, to be followed by a run ID."""
     export_href: str | None
-    """Address of the best configuration for another tool, given as ?format=; None without one."""
+    """URL of the best configuration for another tool, given as ?format=; None without one."""
     run_href: str | None
-    """Page to run the recommended configuration in each tool."""
+    """URL of the page with launch commands for the recommended configuration."""
     best_href: str | None
-    """Page of the best configuration."""
+    """URL of the best configuration's page."""
     events_href: str | None
-    """Event stream of changes; None once the search has ended."""
+    """URL of the event stream; None once the search has ended."""
     state: SearchState
     label: Label
     tone: Tone
@@ -94,56 +94,52 @@ class SearchPage(Page, View):
     actions: tuple[Button, ...]
     error: dict[str, Any] | None
     longer_s: int | None
-    """Time limit in seconds for each run of another search, if this one failed because of its
+    """Suggested time limit per run in seconds for another search, if this one failed because of its
     limit.
     """
     limit_s: float | None
-    """That time limit, in seconds."""
+    """Time limit of the failed search in seconds."""
     slowest_step_s: float | None
-    """Longest expected step of those runs, in seconds."""
+    """Longest expected step of the failed runs, in seconds."""
     best: Best | None
     failed_so_far: str | None
-    """Results of all its runs, if none has succeeded and more are left."""
+    """Description of all its runs, if all failed and more runs are left."""
     axes: tuple[AxisEffect, ...]
-    """Effect of each setting, the largest first; empty until the search has ended."""
+    """Effect of each setting, largest first; empty until the search has ended."""
     schedule: Schedule | None
-    """The answer's pipeline schedule, for a training search with one; None until the search has
-    ended.
-    """
+    """Pipeline schedule of the answer; None for other searches, and until the search has ended."""
     bubble_fraction: float | None
-    """The bubble's share of its whole step."""
+    """Bubble's fraction of the whole step."""
     health: Health
     running: tuple[Running, ...]
-    """Runs on the engine."""
+    """Active runs."""
     ahead: int | None
-    """Number of queued searches that are claimed before this one, as far as the caller can see
-    them.
-    """
+    """Number of queued searches before this one, among those visible to the caller."""
     targets: dict[str, float]
-    """Maximum mean latencies of a serving search in seconds, by name."""
+    """Targets for mean latencies of a serving search, in seconds by name."""
     profile_runs: int
     budget_runs: int
     seconds_left: float | None
-    """Upper bound of the seconds until a budget is used up, at the current rate."""
+    """Upper bound on the seconds until a budget is used up at the current rate."""
     gpu_seconds: float
     grid_gpu_seconds: float | None
-    """Cost of running every feasible configuration."""
+    """GPU-seconds to run every feasible configuration."""
     saved_gpu_seconds: float | None
-    """`grid_gpu_seconds` minus the cost of the search; None if unknown."""
+    """`grid_gpu_seconds` minus the GPU-seconds of the search; None if unknown."""
     expected_gain_fraction: float | None
-    """Expected relative gain of another run."""
+    """Expected relative gain from four further runs."""
     queue_s: float
-    """Seconds that its jobs waited for devices."""
+    """Seconds for which its jobs waited for devices."""
     pending: str | None
-    """Why a job waits for devices, and its expected start; None if no job waits."""
+    """Why a job waits for devices, and when it is expected to start; None if no job waits."""
     waiting_for: str | None
     """Problem with the runs folder that prevents runs from starting."""
     stopped_because: str | None
     worker: str | None
     stalled: bool
-    """Whether the search is running but its worker no longer responds."""
+    """Whether the search is running, but its worker no longer responds."""
     no_worker: bool
-    """Whether the search is waiting and no worker is alive."""
+    """Whether the search is queued and there is no live worker."""
     created_at: datetime
     finished_at: datetime | None
     query_text: str
@@ -171,11 +167,11 @@ class RunsPage(Page):
     search_href: str
     runs: trials.TrialTable
     name: str
-    """Name of the search."""
+    """Search name."""
     verdict: str
-    """The best run and the number of failed ones; empty before the first has ended."""
+    """The best run and the number of failed ones; empty before the first run has ended."""
     order: tuple[int, ...]
-    """Indices of the rows, the fastest first."""
+    """Row indices, fastest run first."""
 
     @property
     def table(self) -> Table:
@@ -209,7 +205,7 @@ def log_text(search_id: str, run_id: str, store: StoreDep) -> PlainTextResponse:
 
 @router.post("/searches/{search_id}/budget", include_in_schema=False)
 def change_budget(search_id: str, values: Form, store: StoreDep) -> RedirectResponse:
-    """Change the maximum number of profile runs of the search."""
+    """Change a search's maximum number of profile runs."""
     budget_runs = parse_integer(values.get("budget_runs", ""), field="budget_runs")
     update_budget(store, search_id=search_id, change=BudgetChange(budget_runs=budget_runs))
     return done(f"/searches/{search_id}", "changed")
@@ -229,10 +225,9 @@ def run_longer(search_id: str, values: Form, store: StoreDep, find: FindDep) -> 
 
 
 def _longer_limit(view: SearchView, store: Store) -> tuple[int, float, float] | None:
-    """Return a sufficient time limit for runs that were cut off, their limit, and the longest
-    expected step, in seconds.
+    """Return a sufficient time limit per run, the current limit, and the longest expected step.
 
-    Returns None if the search failed for another reason.
+    All are in seconds. Return None unless the search failed because all runs exceeded the limit.
     """
     settings = view.query.get("search") or {}
     limit = settings.get("run_timeout_s", "auto")
@@ -261,7 +256,7 @@ def _handler(action: Action) -> Callable[..., RedirectResponse]:
     return handle
 
 
-for _action in ACTION_DESCRIPTIONS:  # Our own page sent the request.
+for _action in ACTION_DESCRIPTIONS:  # The request came from a page of this service.
     router.add_api_route(
         f"/searches/{{search_id}}/{_action}",
         _handler(_action),
@@ -271,7 +266,7 @@ for _action in ACTION_DESCRIPTIONS:  # Our own page sent the request.
 
 
 def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
-    """Return the context of one search's page."""
+    """Return the context of a search's page."""
     view = SearchView.of(record)
     account = get_account(view)
     best = best_of_search(record, store)
@@ -335,24 +330,18 @@ def search_page(record: SearchRecord, *, store: Store) -> SearchPage:
 
 
 def get_account(view: SearchView) -> JsonObject:
-    """Return the cost of a search, from its result, or from its progress if there is no result
-    yet.
-    """
+    """Return the cost of a search, from its result or else from its progress."""
     return view.progress | (view.summary or {})
 
 
 def saved_gpu_seconds(account: JsonObject) -> float | None:
-    """Return the cost of running every feasible configuration minus that of the search; None if
-    unknown.
-    """
+    """Return the GPU-seconds saved over running every feasible configuration; None if unknown."""
     grid, spent = account.get("grid_gpu_seconds"), account.get("gpu_seconds")
     return max(0.0, grid - spent) if grid and spent is not None else None
 
 
 def is_stalled(record: SearchRecord) -> bool:
-    """Return whether a running search's worker no longer responds, so that another may take
-    over.
-    """
+    """Return whether a running search's worker no longer responds; another may then take over."""
     return (
         record.state is SearchState.RUNNING
         and record.lease is not None
@@ -361,10 +350,10 @@ def is_stalled(record: SearchRecord) -> bool:
 
 
 def parse_integer(text: str, *, field: str) -> int:
-    """Return the integer in a form's field.
+    """Parse an integer in a form field.
 
     Raises:
-        InputError: It is not an integer.
+        InputError: The text is not an integer.
     """
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise InputError(f"Expected a whole number, got {text[:40]!r}.", field=field)
@@ -381,10 +370,9 @@ def _count_ahead(record: SearchRecord, store: Store) -> int | None:
 
 
 def seconds_left(view: SearchView, *, now: datetime | None = None) -> float | None:
-    """Return an upper bound of the remaining seconds: until the first budget is used up, at the
-    current rate.
+    """Return an upper bound on the seconds until the first budget is used up at the current rate.
 
-    Returns None if nothing is known.
+    Return None if it is unknown.
     """
     done, spent = view.progress.get("profile_runs", 0), view.progress.get("gpu_seconds", 0.0)
     if view.state is not SearchState.RUNNING or view.started_at is None or not done:

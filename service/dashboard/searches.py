@@ -1,4 +1,4 @@
-"""Page /searches: the list of searches; its filters are part of the address."""
+"""Page /searches: the list of searches. Its filters are part of the URL."""
 
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime, time
@@ -40,14 +40,14 @@ class SearchRow(View):
     state: SearchState
     tone: Tone
     worker: str | None
-    """Host and process of its worker."""
+    """Host and process ID of its worker."""
     stalled: bool
-    """Whether the search is running but its worker no longer responds."""
+    """Whether the search is running, but its worker no longer responds."""
     kind: Kind
     subject: str
-    """Model on cluster."""
+    """Model and cluster."""
     device: str
-    """Name of one device: GPU, or device for a CPU process."""
+    """Name for one device: GPU, or device for a CPU process."""
     label: Label
     model: str | None
     owner: str | None
@@ -59,14 +59,12 @@ class SearchRow(View):
     known: str
     """Basis of `best_step_s`: measured, calibrated or predicted."""
     failure: str
-    """Reason why it failed; empty if it did not."""
+    """Why the search failed; empty otherwise."""
     profile_runs: int
     budget_runs: int
     gpu_seconds: float
     saved_gpu_seconds: float | None
-    """Cost of running every feasible configuration minus the cost of the search; None if
-    unknown.
-    """
+    """GPU-seconds saved against running every feasible configuration; None if unknown."""
     created_at: datetime
 
 
@@ -77,11 +75,11 @@ class SearchFilters:
     state: Annotated[SearchState | None, BLANK_IS_NONE] = None
     kind: Annotated[Kind | None, BLANK_IS_NONE] = None
     model: Name = None
-    """The model's full name, because matching parts of names would read every row."""
+    """Full model name. Matching parts of names would have to read every row."""
     words: Name = None
-    """Words in a search's name, tags or note; all must match."""
+    """Words in a search's name, tags or note. All words must match."""
     owner: Name = None
-    """For callers who can see others' searches."""
+    """Only for callers who can see other owners' searches."""
     since: Annotated[
         Day | None,
         Query(description="Created on this day (UTC) or later, as 2026-01-31"),
@@ -94,23 +92,23 @@ class SearchesPage(Page):
     """The list of searches, newest first."""
 
     server: str
-    """Address of this service, for the hint on starting a search."""
+    """URL of this service, for instructions on how to start a search."""
     states: tuple[SearchState, ...]
     kinds: tuple[Kind, ...]
     filters: SearchFilters
     """The active filters."""
     filtered: bool
-    """At least one filter is set."""
+    """Whether a filter is set."""
     sees_others: bool
-    """Whether the caller can see searches of other owners."""
+    """Whether the caller can see other owners' searches."""
     gpu_seconds: float
-    """Spent by the searches on this page."""
+    """GPU-seconds used by the searches on this page."""
     saved_gpu_seconds: float
-    """Saved by the searches on this page."""
+    """GPU-seconds saved by the searches on this page."""
     live: bool
     """Whether a search on this page has not ended."""
     no_worker: bool
-    """Whether searches wait and no worker is alive."""
+    """Whether searches are queued and there is no live worker."""
     rows: tuple[SearchRow, ...]
     next_href: str | None
 
@@ -161,7 +159,7 @@ def searches_context(
 
 
 def list_newest(store: Store, *, most: int = 5) -> tuple[SearchRow, ...]:
-    """Return the rows of the newest searches that the caller can see."""
+    """Return the rows of the newest searches that are visible to the caller."""
     return tuple(_row(record) for record in store.list_searches(limit=most).items)
 
 
@@ -193,9 +191,7 @@ def _row(record: SearchRecord) -> SearchRow:
 
 
 def _best(progress: JsonObject) -> tuple[JsonObject | None, float | None, str]:
-    """Return (configuration, seconds, their basis) of the answer, or of the best run until there is
-    one.
-    """
+    """Return (configuration, seconds, basis) of the answer; before the answer, of the best run."""
     best_parallel = progress.get("best_parallel")
     run_s = progress.get("best_measured_s") or progress.get("best_step_s")
     answer: JsonObject | None = progress.get("answer")

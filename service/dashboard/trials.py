@@ -1,6 +1,4 @@
-"""Runs of a search: in words, as columns of its charts and table, and as predicted by the cost
-model.
-"""
+"""Runs of a search: as text, as columns for charts and tables, and as predicted."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -38,7 +36,7 @@ WHY = {
     "repeat": "repeat of the best run, to reduce noise",
     "baseline": "your baseline",
 }
-"""Reason why a run was chosen, by the search's code for it."""
+"""Descriptions of why a run was chosen, by the search's code for the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +44,12 @@ class Quantity:
     """Quantities by which a search's runs are compared: a time and a rate."""
 
     seconds: str
-    """Name of the time: step time, or for serving the request latency under the full load."""
+    """Name of the time: step time; for serving, request latency under full load."""
     charged: bool
     """Whether the search minimises this time plus a penalty for missed targets."""
     rate: str
     device: str
-    """Name of a GPU."""
+    """Name for one GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +60,7 @@ class Axis:
     """Field of `parallel`."""
     label: str
     values: tuple[AxisValue, ...]
-    """One per trial."""
+    """One value per trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +70,13 @@ class ServingColumns:
     """
 
     targets: dict[str, float]
-    """Maximum seconds by latency: ttft_s, tpot_s, request_latency_s."""
+    """Target in seconds, by latency: ttft_s, tpot_s, request_latency_s."""
     ttft_s: tuple[float | None, ...]
-    """Measured, like all columns that are not named predicted."""
+    """Measured, like all columns whose name does not start with `predicted`."""
     tpot_s: tuple[float | None, ...]
     request_latency_s: tuple[float | None, ...]
     misses: tuple[tuple[str, ...], ...]
-    """Targets that its measurement misses, in words."""
+    """Targets that the measurement misses, in words."""
     predicted_ttft_s: tuple[float | None, ...]
     """Predicted by the cost model, before calibration."""
     predicted_tpot_s: tuple[float | None, ...]
@@ -98,17 +96,17 @@ class TrialTable:
     run_id: tuple[str, ...]
     number: tuple[int, ...]
     counts: tuple[int, ...]
-    """For each trial, the index of its configuration's representative run, which differs for
-    repeats and reduced runs.
+    """For each trial, the index of the run that represents its configuration. For repeated and
+    reduced runs, this is another trial.
     """
     num_runs: tuple[int, ...]
-    """Number of runs that determine its configuration's step time, from `low_s` to `high_s`; 0 if
-    none.
+    """Number of runs that determine its configuration's step time, which ranges from `low_s` to
+    `high_s`; 0 if none.
     """
     low_s: tuple[float | None, ...]
     high_s: tuple[float | None, ...]
     why: tuple[str, ...]
-    """Reason why it was chosen."""
+    """Why the run was chosen."""
     arithmetic: tuple[str, ...]
     details: tuple[str, ...]
     state: tuple[str, ...]
@@ -118,39 +116,38 @@ class TrialTable:
     """
     cause: tuple[str | None, ...]
     predicted_step_s: tuple[float | None, ...]
-    """Predicted without calibration; this and every `step_s` is the time of `quantity`."""
+    """Predicted without calibration. This and every other `step_s` is the time named in `quantity`.
+    """
     calibrated_step_s: tuple[float | None, ...]
-    """Expected when the run was chosen, if that was stored, else by the calibration with all
+    """Prediction stored when the run was chosen; without one, the prediction calibrated with all
     runs.
     """
     calibrated_low_s: tuple[float | None, ...]
     calibrated_high_s: tuple[float | None, ...]
     final_step_s: tuple[float | None, ...]
-    """Predicted by the calibration with all runs of the search, which an ended training search
-    has.
-    """
+    """Prediction calibrated with all runs of the search; only for finished training searches."""
     final_low_s: tuple[float | None, ...]
     final_high_s: tuple[float | None, ...]
     measured_step_s: tuple[float | None, ...]
     reduced: tuple[bool, ...]
-    """Whether it is extrapolated from a reduced run."""
+    """Whether the time is extrapolated from a reduced run."""
     tokens_per_second_per_gpu: tuple[float | None, ...]
     peak_memory_bytes: tuple[int | None, ...]
     predicted_memory_bytes: tuple[float | None, ...]
     serving: ServingColumns | None = None
     """None for a training search."""
     logs: dict[str, str] | None = None
-    """Ends of logs by run, for a report in one file; None if the server provides them."""
+    """End of each run's log, for a report in one file; None if the server provides the logs."""
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Indices of the runs, the fastest first."""
+        """Indices of the runs, fastest first."""
         times = self.measured_step_s
         return tuple(sorted(range(len(times)), key=lambda i: (times[i] is None, times[i] or 0.0)))
 
     @property
     def listed(self) -> Table:
-        """The runs with their columns, the fastest first."""
+        """The runs with their columns, fastest first."""
         rows = [TrialRow(self, index) for index in self.order]
         named, further = self.quantity, {axis.name: axis.label for axis in self.axes}
         if self.serving is not None:
@@ -160,7 +157,7 @@ class TrialTable:
 
 
 class TrialRow:
-    """One run of a table: its settings and figures by column name."""
+    """One run as a table row: its settings and figures by column name."""
 
     def __init__(self, table: TrialTable, index: int) -> None:
         """Create the row at `index`."""
@@ -236,7 +233,7 @@ def trial_table(
 def _calibrated(
     run: RunFigures, prediction: dict[str, Any]
 ) -> tuple[float | None, float | None, float | None]:
-    """Return calibrated seconds with the ends of their interval."""
+    """Return the calibrated seconds and the bounds of their interval."""
     if run.expected_step_s is not None or not prediction:
         return (run.expected_step_s, *(run.expected_step_s_interval or (None, None)))
     low, high = prediction.get("step_s_interval") or (None, None)
@@ -244,8 +241,9 @@ def _calibrated(
 
 
 def _rates(runs: Sequence[RunFigures]) -> tuple[float | None, ...]:
-    """Return the tokens/s per GPU of each complete configuration; for a reduced run, from the
-    tokens of a complete step.
+    """Return the tokens/s per GPU of each full configuration.
+
+    For a reduced run, the rate uses the tokens of a full step.
     """
     done = (run for run in runs if run.status == "ok" and run.fidelity.is_whole)
     tokens = next(
@@ -267,10 +265,9 @@ def _rates(runs: Sequence[RunFigures]) -> tuple[float | None, ...]:
 
 
 def _best(record: SearchRecord, runs: Sequence[RunFigures], counts: Sequence[int]) -> int | None:
-    """Return the index of the search's best run: from the run's id while it runs, then from its
-    answer.
+    """Return the index of the search's best run: the best so far, or that of the answer.
 
-    Returns None for a search that failed or was cancelled.
+    Return None for a search that failed or was cancelled.
     """
     if record.state.failed:
         return None
@@ -296,7 +293,7 @@ def _serving(query: JsonObject, runs: Sequence[RunFigures]) -> ServingColumns:
             )
             for name in names
         }
-    except HpToolError:  # Only stored values are shown.
+    except HpToolError:  # Show only stored values.
         predicted = dict.fromkeys(names, (None,) * len(runs))
     return ServingColumns(
         targets=targets_of(query),
@@ -324,7 +321,7 @@ def _axes(runs: Sequence[RunFigures], axes: Sequence[LayoutAxis]) -> tuple[Axis,
 
 
 def axis_value(parallel: RunConfig, name: str) -> AxisValue:
-    """Return the value of an axis as tables show it."""
+    """Format the value of an axis for tables."""
     return _axis_value(name, getattr(parallel, name))
 
 
@@ -340,7 +337,7 @@ def is_serving(query: JsonObject) -> bool:
 
 
 def configuration_words(config: RunConfig, query: JsonObject) -> tuple[str, str]:
-    """Return the (arithmetic, details) of a configuration of a stored query."""
+    """Return the arithmetic and the details of a stored query's configuration."""
     if not isinstance(config, ServingConfig):
         return formats.arithmetic(config, formats.device_of(query)), formats.details(config)
     replicas = config.data_parallel_size // config.attention_data_parallel_size
@@ -351,12 +348,12 @@ def configuration_words(config: RunConfig, query: JsonObject) -> tuple[str, str]
 
 
 def reason_words(chosen_by: str | None) -> str:
-    """Return the reason why a run was chosen, in words; empty if nothing is stored."""
+    """Describe why a run was chosen; empty if no reason is stored."""
     return "" if chosen_by is None else WHY.get(chosen_by, formats.words(chosen_by))
 
 
 def compared_quantity(query: JsonObject) -> Quantity:
-    """Return the quantities by which a search compares the runs of its query."""
+    """Return the quantities by which a search compares its runs."""
     device = formats.device_of(query)
     if not is_serving(query):
         return Quantity(
@@ -372,13 +369,13 @@ def compared_quantity(query: JsonObject) -> Quantity:
 
 
 def targets_of(query: JsonObject) -> dict[str, float]:
-    """Return the query's targets for means in seconds, by the name of the latency."""
+    """Return the query's targets for mean latencies in seconds, by latency."""
     targets = query.get("targets") or {}
     return {name: targets[name] for name in TARGETS if targets.get(name) is not None}
 
 
 def missed_targets(latencies: Latencies, query: JsonObject) -> tuple[str, ...]:
-    """Return the query's targets that `latencies` miss, in words."""
+    """Describe the query's targets that `latencies` miss."""
     return tuple(
         missed_words(name, value=value, limit=limit)
         for name, limit, value in measured_targets(
@@ -389,10 +386,10 @@ def missed_targets(latencies: Latencies, query: JsonObject) -> tuple[str, ...]:
 
 
 def predicted_costs(query: JsonObject, configs: Sequence[RunConfig]) -> ServingCosts:
-    """Return the cost model's predictions of serving configurations under a stored query's load.
+    """Return the cost model's predictions for serving configurations under a stored query's load.
 
     Raises:
-        HpToolError: For example, a query of another version has names that no longer exist.
+        HpToolError: The query is invalid, for example because another version has other names.
     """
     problem = resolve_serving(schema.parse_query(query))
     serving = [config for config in configs if isinstance(config, ServingConfig)]

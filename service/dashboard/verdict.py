@@ -1,4 +1,4 @@
-"""Verdicts on runs and configurations in words; measured values come before predicted ones."""
+"""Verdicts on runs and configurations in words. Measured values precede predicted ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from service.dashboard.page import Tone
 from service.dashboard.trials import TrialTable
 
 PER = {STEP.label: "a step"} | {each.label: each.per for each in LATENCIES.values()}
-"""Unit of a measured time, by its label."""
+"""Unit that a measured time refers to, by the time's label."""
 RUN_NOISE = 0.05
 """Assumed relative difference between two runs of one configuration."""
 
@@ -35,7 +35,7 @@ class Speed:
 
     factor: float
     interval: tuple[float, float] | None
-    """90%; None for a ratio of measured times."""
+    """90% interval; None for a ratio of measured times."""
 
     @property
     def words(self) -> str:
@@ -61,7 +61,7 @@ class Before:
 
 
 def stored_prediction(record: RunRecord) -> Before:
-    """Return the prediction stored when the search chose the run."""
+    """Return the prediction that was stored when the search chose the run."""
     stored = record.predicted
     interval = stored.get("calibrated_step_s_interval")
     return Before(
@@ -79,18 +79,18 @@ class Agreement:
 
     text: str
     inside: bool | None
-    """Whether the interval contains the measurement; None without an interval."""
+    """Whether the measurement is within the interval; None without an interval."""
     word: str
-    """`outside its interval` or similar; empty without an interval."""
+    """Such as `outside its interval`; empty without an interval."""
     tone: Tone
 
 
 def compare_with_prediction(run: ComparedRun, record: RunRecord) -> Agreement:
-    """Compare a run with the prediction stored when the search chose it.
+    """Compare a run with the prediction that was stored when the search chose it.
 
-    Later predictions of the search are fitted on the run itself, so they do not test it. The result
-    is, for example: Measured 400 ms a step; predicted before the run 46.3 ms (35.6 ms to 60.1 ms):
-    8.6 times as long as predicted.
+    Later predictions are fitted to the run itself, so they would not be a test. The text is, for
+    example: Measured 400 ms a step; predicted before the run 46.3 ms (35.6 ms to 60.1 ms): 8.6
+    times as long as predicted.
     """
     timed = _measured_time(run)
     if timed is None:
@@ -102,7 +102,7 @@ def compare_with_prediction(run: ComparedRun, record: RunRecord) -> Agreement:
     objective_s = record.measurement.objective_s if record.measurement else None
     if (
         objective_s and abs(objective_s / measured_s - 1.0) > MAX_EQUAL_DIFFERENCE
-    ):  # The search predicts the quantity that it minimises.
+    ):  # Search predictions are of the quantity that the search minimises.
         text, compared_s = (
             f"{text}, {formats.seconds(objective_s)} with the penalty for missed targets",
             objective_s,
@@ -124,13 +124,13 @@ def compare_with_prediction(run: ComparedRun, record: RunRecord) -> Agreement:
 
 
 def _memory_words(run: ComparedRun, predicted: float | None) -> str:
-    """Return the memory peak in words if it exceeds the prediction, else an empty text.
+    """Describe the peak memory if it exceeds the prediction; otherwise return an empty text.
 
-    For example: Its memory peaked at 3.00 GiB, 20% above the 2.50 GiB that were predicted.
+    For example: Its memory peaked at 3.00 GiB, 20% above the 2.50 GiB predicted.
     """
     peak = measured_peak(run)
     if not peak or not predicted or peak <= (1.0 + MAX_EQUAL_DIFFERENCE) * predicted:
-        return ""  # Some of it is headroom.
+        return ""  # Part of the prediction is headroom.
     return (
         f" Its memory peaked at {formats.gib(peak)}, {difference_words(peak / predicted)} above "
         f"the {formats.gib(predicted)} predicted."
@@ -138,7 +138,7 @@ def _memory_words(run: ComparedRun, predicted: float | None) -> str:
 
 
 def _measured_time(run: ComparedRun | None) -> tuple[str, float] | None:
-    """Return the (label, seconds) of the run's step or request; None if it measured none."""
+    """Return (label, seconds) of the run's step or request; None if it measured none."""
     known = {each.name: each.value for each in run.metrics} if run else {}
     return next(
         ((name, value) for name in (STEP.label, REQUEST.label) if (value := known.get(name))), None
@@ -148,9 +148,9 @@ def _measured_time(run: ComparedRun | None) -> tuple[str, float] | None:
 def relative_speeds(
     runs: Sequence[ComparedRun | None], ratios: Sequence[Ratio | None]
 ) -> tuple[Speed | None, ...]:
-    """Return the time of each configuration but the first relative to the first one's.
+    """Return the time of each configuration after the first, relative to the first.
 
-    Measured times are compared if both were measured; the value is None if nothing is known.
+    If both were measured, the measured times are compared. The value is None if nothing is known.
     """
     first, *others = [_measured_time(run) for run in runs]
     return tuple(
@@ -168,10 +168,11 @@ def recommended_index(
     runs: Sequence[ComparedRun | None],
     speeds: Sequence[Speed | None],
 ) -> int | None:
-    """Return the index of the configuration to use; None if none can run or none is clearly faster.
+    """Return the index of the recommended configuration.
 
-    `unfit` has the reason why each cannot run, empty if it can. `speeds` are relative to the first
-    configuration. Two predictions differ clearly if the 90% interval of their ratio excludes 1.
+    Return None if none can run or none is clearly faster. `unfit` contains the reason why each
+    configuration cannot run, or an empty text. `speeds` are relative to the first configuration.
+    Two predictions differ clearly if the 90% interval of their ratio excludes 1.
     """
     usable = [
         index
@@ -201,12 +202,12 @@ def comparison_words(
     ratios: Sequence[Ratio | None],
     recommended: int | None = None,
 ) -> str:
-    """Return the comparison in words.
+    """Describe the comparison.
 
     For example: Use TP 8 x PP 4: TP 1 x PP 1 does not fit; TP 8 x PP 4 is 17% slower than TP 1 x PP
-    1 would be (+9% to +25%). If both sides were measured, the measurements are compared. A run that
-    failed is neither slower nor faster. `unfit` has the reason why each cannot run, empty if it
-    can; `recommended` is the index of the configuration to use.
+    1 would be (+9% to +25%). If both configurations were measured, the measurements are compared. A
+    failed run is neither slower nor faster. `unfit` contains the reason why each configuration
+    cannot run, or an empty text; `recommended` is the index of the recommended configuration.
     """
     timed = [_measured_time(run) for run in runs]
     failed = [run is not None and not run.metrics for run in runs]
@@ -257,7 +258,7 @@ def _unmeasured_words(
 ) -> str:
     """Return `, by predictions alone: TP 8 was not measured; Run 1 took 400 ms a step`.
 
-    Empty if neither was measured.
+    The text is empty if neither was measured.
     """
     if one is None and other is None:
         return ""
@@ -271,9 +272,9 @@ def _unmeasured_words(
 
 
 def runs_verdict(table: TrialTable) -> str:
-    """Return `Run 1 is best: 400 ms, measured; run 2 crashed.`; equal failures are counted.
+    """Return `Run 1 is best: 400 ms, measured; run 2 crashed.`
 
-    For example `3 runs ran out of memory`.
+    Equal failures are counted: `3 runs ran out of memory`.
     """
     best = table.best
     seconds = None if best is None else table.measured_step_s[best]

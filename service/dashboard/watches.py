@@ -1,6 +1,4 @@
-"""Page /watches: running jobs compared with their past and expected pace, and advice after a lost
-node.
-"""
+"""Page /watches: running jobs against their past and expected pace, and advice on lost nodes."""
 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -34,9 +32,9 @@ TONES: dict[str, Tone] = {
     "slower_than_it_should_be": "warn",
 }
 MAX_INTERVAL_RATIO = 3.0
-"""Maximum ratio of an interval's end to the expected step for which it is drawn."""
+"""Maximum ratio of an interval's upper bound to the expected step at which it is drawn."""
 MAX_EXPECTED_RATIO = 4.0
-"""Maximum ratio of the expected step to the slowest drawn step for which it is drawn."""
+"""Maximum ratio of the expected step to the slowest drawn step at which it is drawn."""
 
 router = APIRouter(tags=["dashboard"])
 
@@ -49,16 +47,16 @@ class WatchRow(View):
     name: str
     owner: str | None
     subject: str
-    """Model and cluster; empty without an expectation."""
+    """Model and cluster; empty without a prediction."""
     status: str
     tone: Tone
     expected_s: float | None
     now_s: float | None
-    """Its current steady pace in seconds per step."""
+    """Current steady pace, in seconds per step."""
     slower_fraction: float | None
-    """Slowdown relative to its past, or else to the expected pace; None without either."""
+    """Slowdown against the job's past, or else against the expected pace; None without either."""
     query_doubted: bool
-    """Whether the job is so much faster than expected that the query probably belongs to another
+    """Whether the job is so much faster than expected that its query probably describes another
     job.
     """
     loss_per_day: Loss | None
@@ -103,8 +101,8 @@ class LossAdvice:
     step_s: float
     """Predicted step time in seconds."""
     own_step_s: float | None
-    """The job's current pace times the predicted ratio, in seconds per step; None until the pace is
-    known.
+    """The job's current pace times the predicted slowdown, in seconds per step; None until the pace
+    is known.
     """
     idle_gpus: int
     href: str
@@ -118,18 +116,18 @@ class WatchPage(Page):
     row: WatchRow
     verdict: Verdict
     faster: str
-    """Sentence that the job is faster than expected; empty if it is not."""
+    """Sentence that the job is faster than expected; empty otherwise."""
     configuration_href: str | None
     webhook_state: str | None
     last_error: str | None
     teaching: str | None
     measurement_id: str | None
     slower_since: datetime | None
-    """About when its slowdown began."""
+    """Approximate time at which the slowdown began."""
     figure: Figure | None
-    """Plot of step times by number, for plot.js; None before the first steady step."""
+    """Plot of step times against step numbers, for plot.js; None before the first steady step."""
     expected_off_chart: bool
-    """Whether the expected step is too slow to be drawn in the plot."""
+    """Whether the expected step is too slow to be drawn."""
     may_delete: bool
     lost_nodes: int | None = None
     loss: LossAdvice | None = None
@@ -216,18 +214,18 @@ def watch_context(
 
 @router.post("/watches/{watch_id}/delete", include_in_schema=False)
 def delete(watch_id: str, fields: Form, store: WatchStoreDep) -> RedirectResponse:
-    """Delete a job, like DELETE /v1/watches/{watch_id}."""
+    """Delete a job, as DELETE /v1/watches/{watch_id} does."""
     store.delete_watch(watch_id=watch_id)
     return done("/watches", "removed")
 
 
 def _step_time_of_day(last: datetime, course: Course, step: int) -> datetime:
-    """Estimate when a step ended from the last report and the step times since; ignores pauses."""
+    """Estimate when a step ended, from the last report and the step times since; ignores pauses."""
     return last - timedelta(seconds=course.seconds_after(step))
 
 
 def _figure(course: Course, verdict: Verdict, last: datetime) -> Figure | None:
-    """Plot steps, the median of each steady stretch, and the expected pace."""
+    """Plot the steps, the median of each steady stretch, and the expected pace."""
     if not course.steps:
         return None
     text = (
@@ -281,7 +279,7 @@ def _is_off_chart(course: Course, verdict: Verdict) -> bool:
 
 
 def _expected(expected: Expected, *, from_step: int, to_step: int) -> list[Figure]:
-    """Return lines of the expected step time and its 90% interval."""
+    """Return lines for the expected step time and its 90% interval."""
     across = [from_step, to_step]
     middle = line(
         "Expected", x=across, y=[expected.step_s] * 2, style={"color": "--series-3", "width": 2}
@@ -294,5 +292,5 @@ def _expected(expected: Expected, *, from_step: int, to_step: int) -> list[Figur
     )
     near = [
         (name, end) for name, end in ends if end < MAX_INTERVAL_RATIO * expected.step_s
-    ]  # One far above would compress all others.
+    ]  # A bound far above the steps would compress everything else.
     return [middle, *(line(name, x=across, y=[end] * 2, style=dashed) for name, end in near)]

@@ -16,7 +16,7 @@ from service.dashboard.page import Page, Tone, page_at
 from service.dashboard.search import is_stalled
 
 MAX_SEARCHES = 5
-"""Maximum number of searches of a cluster whose runs are considered."""
+"""Maximum number of searches per cluster whose runs are considered."""
 UNKNOWN = "unknown"
 
 router = APIRouter(tags=["dashboard"])
@@ -29,12 +29,10 @@ class RunningSearch:
     id: str
     cluster: str
     holder: str
-    """Host and process of a worker, or of an `hp-tool tune` that shares the database."""
+    """Host and process ID of a worker, or of an `hp-tool tune` that shares the database."""
     seen_at: datetime
     stalled: bool
-    """Whether the holder no longer responds, so that a worker that can run the search takes
-    over.
-    """
+    """Whether the holder no longer responds. A suitable worker then takes over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,15 +41,15 @@ class ClusterLoad:
 
     name: str
     running: int
-    """Searches that are not stalled."""
+    """Number of running searches that are not stalled."""
     stalled: int
     queued: int
     workers: int
-    """Live workers with this launcher."""
+    """Number of live workers with this launcher."""
     health: str
     tone: Tone
     runs: Health
-    """Health from the newest runs of its running searches."""
+    """Health, from the newest runs of its running searches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
