@@ -1,9 +1,10 @@
-"""Server-side cache of analytical answers, and ETags for clients.
+"""Server-side cache of estimates and recommendations, and ETags for clients.
 
-A cache key is the query's bytes, its route, its parameters and its owner. The answer depends only
-on these, the catalogue files and the stored calibrations. An entry is dropped when a catalogue file
-changes or a calibration that it used has a successor. Both are checked at most once per second, and
-after this process fits a calibration. Queries that use registered names are not cached.
+A cache key consists of the query's bytes, the route, its parameters and the owner. The answer
+depends only on these, on the catalogue files and on the stored calibrations. An entry is dropped
+when a catalogue file changes, or when a calibration that it used has a newer version. Both are
+checked at most once per second, and after this process fits a calibration. Queries that use
+registered names are not cached.
 """
 
 import hashlib
@@ -28,8 +29,8 @@ from service.http.metrics import Metrics
 MAX_BYTES = 64 * 2**20
 MAX_ANSWER_BYTES = 2**20
 ENTRY_OVERHEAD_BYTES = 8 * 1024
-"""Memory of one entry in addition to its body: 3 to 5 KiB for a resolved problem, and as much for
-the rest.
+"""Memory per entry in addition to its body: 3 to 5 KiB for a resolved problem, and as much for
+everything else.
 """
 CHECK_EVERY_S = 1.0
 ROUTES = {
@@ -39,16 +40,16 @@ ROUTES = {
 
 PREFIX = "/v1/"
 UNTAGGED = ("/v1/keys", "/v1/audit")
-"""Responses that clients must not cache."""
+"""Routes whose responses clients must not cache."""
 Key = tuple[str | None, str, bytes, bytes]
-"""Owner, route, parameters and digest of the query."""
+"""Owner, route, parameters, and digest of the query."""
 Learnt = list[tuple[Calibrations, TrainingProblem, JsonObject | str | None]]
-"""Calibrations that an answer requested: the problem, and the calibration that was used."""
+"""Calibrations that an answer looked up: the problem, and the calibration that was applied."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
-    """A cached answer and the data that it depends on."""
+    """A cached answer, and the data that it depends on."""
 
     body: bytes
     learnt: Learnt
@@ -61,7 +62,7 @@ class Entry:
 
 
 class AnswerCache:
-    """A least-recently-used cache of answers, for use on one event loop only."""
+    """A least-recently-used cache of answers. Use it on one event loop only."""
 
     def __init__(
         self, *, max_bytes: int = MAX_BYTES, clock: Callable[[], float] = time.monotonic
@@ -92,12 +93,12 @@ class AnswerCache:
                 self._drop(key)
                 return None
             entry.checked_at = now
-        if key in self._entries:  # Another request may have dropped it.
+        if key in self._entries:  # Another request may have dropped the entry.
             self._entries.move_to_end(key)
         return entry.body
 
     def put(self, key: Key, body: bytes, *, learnt: Learnt) -> None:
-        """Store an answer unless it is so large that it would evict many others."""
+        """Store an answer, unless it is so large that it would evict many others."""
         if len(body) > MAX_ANSWER_BYTES:
             return
         self._drop(key)
@@ -107,7 +108,7 @@ class AnswerCache:
             self._drop(next(iter(self._entries)))
 
     def recheck(self) -> None:
-        """Check every entry again at its next use, because of a new calibration. Thread-safe."""
+        """Check every entry at its next use, because there is a new calibration. Thread-safe."""
         self._recheck_after = self._clock()
 
     def _drop(self, key: Key) -> None:
@@ -145,7 +146,7 @@ class CachedAnswers:
         if body is None:  # The client disconnected.
             return
         path: str = scope["path"]
-        owner = scope["state"]["principal"].owner  # An owner's reports may correct the answer.
+        owner = scope["state"]["principal"].owner  # The owner's own reports may affect the answer.
         key = (owner, path, scope["query_string"], hashlib.blake2b(body, digest_size=16).digest())
         cached = await self.cache.get(key)
         self.metrics.count_cached(route=path, hit=cached is not None)
@@ -210,7 +211,9 @@ def _is_json(start: Message) -> bool:
 
 
 def _add_etag(start: Message, body: Message, known: str) -> Message:
-    """Return the body with its start message and ETag; an empty 304 if If-None-Match has the tag.
+    """Return the body message, with the start message and its ETag under `start`.
+
+    If the ETag is in If-None-Match, the response is an empty 304.
 
     Args:
         start: Start message of the response.

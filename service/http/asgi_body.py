@@ -8,14 +8,14 @@ from starlette.types import Message, Receive
 from hp_tool.errors import HpToolError
 
 MAX_PAUSE_S = 30.0
-"""Maximum pause within a body, in seconds."""
+"""Maximum pause while a body is received, in seconds."""
 MAX_BODY_S = 120.0
-"""Maximum duration of a body, in seconds. Uploads may take longer, in proportion to their size."""
+"""Maximum time to receive a body, in seconds. Uploads have longer, in proportion to their size."""
 MIN_BYTES_PER_SECOND = 65_536
 
 
 def too_large(limit: int) -> HpToolError:
-    """Return the error for a body above the limit."""
+    """Return the error for a body over the limit."""
     return HpToolError(f"The body is larger than {limit} bytes.", code="payload_too_large")
 
 
@@ -37,7 +37,7 @@ def limit_size(receive: Receive, limit: int) -> Receive:
 def limit_time(receive: Receive) -> Receive:
     """Wrap `receive` so that it raises `request_timeout` if the body pauses or is too slow.
 
-    For bodies that are answered only after their end, because their sender then waits for nothing.
+    Use it for bodies that are answered only at their end: their sender has no answer to wait for.
     """
     loop = asyncio.get_running_loop()
     began_s, received_bytes, complete = loop.time(), 0, False

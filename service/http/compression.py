@@ -5,14 +5,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 MIN_BYTES = 1024
 LEVEL = 1
-"""Level of gzip. Level 6 makes responses a fifth smaller, but takes two to three times as long."""
+"""Gzip level. Level 6 makes responses 20% smaller but takes two to three times as long."""
 
 
 class Compression:
-    """Compress responses to GET requests, except event streams.
+    """Compresses responses to GET requests, except event streams.
 
-    Responses to POST are not compressed: for a cached recommendation that would take longer than
-    the lookup, and the size of the page with a new key must not depend on the secret.
+    Responses to POST are not compressed. For a cached recommendation, compression would take longer
+    than the lookup, and the size of the page with a new key must not depend on the secret.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,4 +1,4 @@
-"""Show errors to browsers as HTML pages with a link back, instead of JSON."""
+"""Show errors to browsers as HTML pages with a link back, instead of as JSON."""
 
 import json
 from urllib.parse import unquote, urlsplit

@@ -1,4 +1,4 @@
-"""Prometheus metrics: requests of this process, and the state of the database."""
+"""Prometheus metrics: requests to this process, and the state of the database."""
 
 import logging
 import statistics
@@ -17,7 +17,7 @@ from hp_tool.loop.tuning.retention import run_roots
 log = logging.getLogger(__name__)
 
 ERROR_WINDOW = 100
-"""Number of measurements in the prediction error."""
+"""Number of newest measurements in the prediction error."""
 SOURCES: tuple[Literal["profile", "reported"], ...] = ("profile", "reported")
 DURATION_BUCKETS_S = (
     0.002,
@@ -68,7 +68,7 @@ class Metrics:
 
         Args:
             method: HTTP method.
-            route: Pattern, not path, to limit the number of label values.
+            route: Route pattern rather than path, to limit the number of label values.
             status: HTTP status.
             seconds: Duration.
         """
@@ -76,11 +76,11 @@ class Metrics:
         self._seconds.labels(method, route).observe(seconds)
 
     def count_cached(self, *, route: str, hit: bool) -> None:
-        """Count an analytical query by whether the answer was cached."""
+        """Count an estimate or recommendation by whether its answer was cached."""
         self._cached.labels(route, "hit" if hit else "miss").inc()
 
     def text(self) -> bytes:
-        """Return the metrics in Prometheus's text format. Queries the database."""
+        """Return the metrics in Prometheus's text format. This queries the database."""
         return generate_latest(self._registry)
 
 

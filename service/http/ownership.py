@@ -1,8 +1,8 @@
-"""The store restricted to one caller. Routes get no other store, so none can skip the owner check.
+"""The store restricted to one caller. Routes have no other store, so none can skip the owner check.
 
 Searches, runs and measurements are visible to their owner and to administrators. Calibrations are
 visible to everybody, unless they use reports that only their owner trusts. Another owner's search
-is reported as missing, so that its existence does not leak.
+is reported as missing, so that its existence is not disclosed.
 """
 
 import inspect
@@ -31,11 +31,11 @@ from service.keys import Principal
 from service.settings import Settings
 
 SHARED = frozenset({"live_workers", "measured_clusters"})
-"""Methods of the store whose results contain no owner's data."""
+"""Store methods whose results contain no owner's data."""
 
 
 class PrincipalStore:
-    """A `Store` limited to what its caller may see and spend. The caller owns what it writes."""
+    """A `Store` limited to what its caller may see and spend. New records belong to the caller."""
 
     def __init__(self, *, store: AccessStore, principal: Principal, settings: Settings) -> None:
         self._store = store
@@ -43,8 +43,9 @@ class PrincipalStore:
         self._settings = settings
 
     def create_search(self, *, query: JsonObject, **options: Any) -> SearchRecord:
-        """Queue a search that the caller owns. If budgets are limited, add a missing GPU-second
-        budget.
+        """Queue a search that belongs to the caller.
+
+        If budgets are limited, a query without a GPU-second budget receives one.
 
         Raises:
             InputError: No live worker can run the search (`launcher_mismatch`), or its budget is
@@ -108,7 +109,7 @@ class PrincipalStore:
         return record
 
     def add_measurement(self, *, measurement: NewMeasurement, **options: Any) -> MeasurementRecord:
-        """Store a measurement of the caller. Trusted reporters' calibrate all predictions."""
+        """Store the caller's measurement. Trusted reporters' calibrate all predictions."""
         everybody = (
             self._settings.trusted_reports == "everybody" or self._principal.scope >= Scope.ADMIN
         )
@@ -129,8 +130,8 @@ class PrincipalStore:
     ) -> MeasurementRecord:
         """Change a measurement's state.
 
-        If an administrator accepts it, it calibrates all predictions; if its owner does, the
-        owner's predictions.
+        If an administrator accepts it, it calibrates all predictions. If its owner accepts it, it
+        calibrates the owner's predictions.
         """
         record = self.get_measurement(measurement_id=measurement_id)
         everybody = (
@@ -156,14 +157,14 @@ class PrincipalStore:
         )
 
     def list_calibrations(self, **which: Any) -> Page[CalibrationRecord]:
-        """Return the shared calibrations and the caller's own; administrators get all."""
+        """Return the shared calibrations and the caller's own; all of them for administrators."""
         owners = None if self._principal.scope >= Scope.ADMIN else ("", self._principal.owner or "")
         return self._store.list_calibrations(owners=owners, **which)
 
     def put_registration(
         self, *, owner: str | None = None, **registration: Any
     ) -> RegistrationRecord:
-        """Register a name for `owner`, None for everybody. Others' names require scope admin."""
+        """Register a name for `owner` (None: everybody). Names of others require scope admin."""
         return self._store.put_registration(owner=self._registrant(owner), **registration)
 
     def get_registration(self, *, kind: RegistrationKind, name: str) -> RegistrationRecord | None:
@@ -181,7 +182,7 @@ class PrincipalStore:
         self._store.remove_registration(owner=self._registrant(owner), **registration)
 
     def __getattr__(self, name: str) -> Any:
-        """Return any other method, restricted by its parameters to the caller's data.
+        """Return any other store method, with its parameters restricted to the caller's data.
 
         A method that cannot be restricted requires scope admin.
         """
@@ -202,7 +203,7 @@ class PrincipalStore:
         raise HpToolError(f"{name} requires scope admin", code="forbidden")
 
     def _store_of(self, search_id: str, method: str) -> AccessStore:
-        """Return the store that contains the search; raise if the caller may not see it."""
+        """Return the store that contains the search; raise if it is not visible to the caller."""
         if search_id == SAMPLE:
             if method not in READING:
                 raise ConflictError(

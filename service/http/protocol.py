@@ -1,7 +1,7 @@
 """uvicorn's HTTP/1.1 protocol with limits on idle time, headers and connections per address.
 
-Without them, uvicorn waits for headers forever, accepts headers of any size, and lets one address
-use all connections. All of this happens before a key is checked.
+Without these limits, uvicorn waits for headers forever, accepts headers of any size, and lets one
+address use all connections. All of this happens before a key is checked.
 """
 
 import asyncio
@@ -17,27 +17,27 @@ from service.settings import Settings
 HEADER_TIMEOUT_S = 10.0
 """Seconds within which a connection must send complete headers."""
 RESERVE_PER_ADDRESS = 4
-"""Maximum number of connections of an address that may use the reserve."""
+"""Maximum number of connections with which an address may still use the reserve."""
 _IPV6_NETWORK = 64
-"""Prefix length of the IPv6 network that a provider assigns to a subscriber."""
+"""Prefix length of the IPv6 network that providers assign to a subscriber."""
 
 
 class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Close connections with late or too large headers, or of addresses with too many."""
+    """Rejects late or oversized headers, and addresses with too many connections."""
 
     headers_s = HEADER_TIMEOUT_S
     max_header_bytes: ClassVar[int]
     max_per_address: ClassVar[int]
     max_unreserved: ClassVar[int]
-    """Number of connections beyond which only addresses with few connections may open one."""
+    """Number of open connections above which only addresses with few connections may open more."""
     per_address: ClassVar[Counter[str]]
     _timeout: asyncio.TimerHandle | None = None
     _peer: str | None = None
     _refused = False
     _message_bytes = 0
-    """Size of the current message's target, headers and trailers in bytes."""
+    """Size of the current message's request target, headers and trailers, in bytes."""
     _unread_bytes = 0
-    """Bytes since the parser last completed something, because it stores partial headers."""
+    """Bytes since the parser last completed an element. It buffers incomplete headers."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -105,12 +105,12 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Send status 400 for a parser's error, unless this class caused it and has responded."""
+        """Send status 400 for a parser error, unless this class caused it and has responded."""
         if not self._refused:
             super().send_400_response(msg)
 
     def _count_header_bytes(self, size: int) -> None:
-        """Count the bytes of headers. Above the limit, stop the parser with an expected error."""
+        """Count header bytes. Above the limit, stop the parser with an error that is expected."""
         self._unread_bytes = 0
         self._message_bytes += size
         if self._message_bytes > self.max_header_bytes:
@@ -151,7 +151,7 @@ class BoundedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 
 def protocol_class(settings: Settings) -> type[BoundedProtocol]:
-    """Return the protocol class of a server, with its limits and its counts of connections."""
+    """Return a server's protocol class, with its limits and connection counts."""
     limits = {
         "max_header_bytes": settings.max_header_kib * 1024,
         "max_per_address": settings.connections_per_address,

@@ -1,4 +1,4 @@
-"""Limits of a request: CPU time, open requests per key, cancellation on disconnect."""
+"""Limits per request: CPU time, open requests per key, and cancellation on disconnect."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from service.http.routes import AGENTS_PATH, UPLOADS
 from service.settings import Settings
 
 WAITING = ("/events", "/result", AGENTS_PATH)
-"""Ends of the paths of requests that only wait, for a search or for other requests."""
+"""Path suffixes of requests that only wait, for a search or for other requests."""
 RETRY_AFTER_S = 1.0
 LISTEN_AFTER_S = 0.05
 """Seconds before the middleware listens for a disconnect. Most requests are answered sooner."""
@@ -24,13 +24,15 @@ _LAST_CHECK_S: ContextVar[float] = ContextVar("seen_s")
 
 
 class RequestLimits:
-    """Innermost middleware, which cached answers do not reach."""
+    """Innermost middleware. Cached answers do not reach it."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
         self.settings = settings
         self.under_way: Counter[str | None] = Counter()
-        """Number of open requests by key, waiting ones separately; None without a limit."""
+        """Number of open requests by key, with separate counts for waiting ones; None is not
+        limited.
+        """
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -72,7 +74,7 @@ class RequestLimits:
             with apply_bounds(bounds):
                 await self.app(scope, reader.receive, send)
         finally:
-            # A thread may still work for a request that the server cancelled at shutdown.
+            # A thread may still be working for a request that the server cancelled at shutdown.
             meter.stop()
             reader.close()
             self.under_way[key_id] -= 1
@@ -81,7 +83,7 @@ class RequestLimits:
 
 
 class Meter:
-    """Count a request's combinations, limit its CPU time, and stop it if the client disconnects."""
+    """Counts a request's combinations, limits its CPU time, and stops it on disconnect."""
 
     def __init__(self, *, max_s: float) -> None:
         self._max_s = max_s
@@ -114,7 +116,7 @@ class Meter:
 
 
 class RequestReader:
-    """Read a request; after a delay one message ahead of the routes, to detect disconnects."""
+    """Reads a request; after a delay, one message ahead of the route, to detect disconnects."""
 
     def __init__(self, receive: Receive, *, hung_up: Callable[[], None]) -> None:
         self._receive, self._hung_up = receive, hung_up
@@ -140,7 +142,7 @@ class RequestReader:
         return message
 
     def close(self) -> None:
-        """Stop listening because the request was answered."""
+        """Stop listening, because the request was answered."""
         self._timer.cancel()
         if self._listening is not None:
             self._listening.cancel()
@@ -161,7 +163,7 @@ class RequestReader:
             while (message := await self._receive())["type"] != "http.disconnect":
                 await heard.put(message)
         except Exception as error:
-            await heard.put(error)  # such as a body over the limit: the route reports it
+            await heard.put(error)  # Such as a body over the limit. The route reports the error.
         else:
             self._hung_up()
             await heard.put(message)

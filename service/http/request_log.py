@@ -1,4 +1,4 @@
-"""Request ids, log lines and metrics of all requests, and audit rows of changing ones."""
+"""Request IDs, log lines and metrics of all requests, and audit rows of those that change data."""
 
 import logging
 import re
@@ -25,11 +25,11 @@ ACCEPTED_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 METHODS = SAFE_METHODS | {"POST", "PUT", "PATCH", "DELETE"}
 UNMATCHED = "unmatched"
 SLOW_S = 1.0
-"""Seconds above which a successful read is logged at level info instead of debug."""
+"""Duration in seconds above which a successful read is logged at level info instead of debug."""
 
 
 class RequestLog:
-    """Outermost middleware, so that requests that the gate rejects are logged, too."""
+    """Outermost middleware, so that requests that the gate rejects are also logged."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, store: AccessStore) -> None:
         self.app = app
@@ -125,8 +125,7 @@ class RequestLog:
 
 
 def created_path(path: str, *, location: str) -> str:
-    """Return the path of the created resource, if `Location` is below the request's path; else the
-    request's path.
+    """Return the path of the created resource, if `Location` is below the request's path.
 
     Otherwise return the request's path.
     """
@@ -135,9 +134,10 @@ def created_path(path: str, *, location: str) -> str:
 
 
 def route_of(scope: Scope) -> str:
-    """Return the pattern that the request matched, such as `/v1/searches/{search_id}`.
+    """Return the pattern of the matching route, such as `/v1/searches/{search_id}`.
 
-    A route has only its own part of the pattern, but the prefix of its router has no parameters.
+    A route knows only its own part of the pattern. The prefix of its router has no parameters, so
+    it is taken from the path.
     """
     pattern = getattr(scope.get("route"), "path_format", None)
     if not isinstance(pattern, str):

@@ -4,13 +4,13 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 BATCH_PATH = "/v1/batch"
 AGENTS_PATH = "/mcp"
-"""Route of the tools for agents. They call other routes with the caller's key, which check and
-record changes.
+"""Route of the tools for agents. They call other routes with the caller's key; those routes check
+and record changes.
 """
 EXPLANATIONS_PATH = "/v1/explanations"
 EXPLAIN_PAGE = "/explain"
 UPLOADS = frozenset({EXPLANATIONS_PATH, EXPLAIN_PAGE})
-"""Routes that accept traces and have their own limit of CPU time."""
+"""Routes that accept traces. They have their own CPU time limit."""
 STREAMED = frozenset({BATCH_PATH, "/v1/measurements/bulk", *UPLOADS})
 """Routes whose bodies may have any length and are not stored."""
 COMPUTING = frozenset(
@@ -28,5 +28,5 @@ COMPUTING = frozenset(
         *(AGENTS_PATH, *UPLOADS),
     }
 )
-"""Routes that only compute. They use POST because a query is large."""
+"""Routes that only compute. They use POST because queries are large."""
 ADMINISTRATION = ("/v1/keys", "/v1/audit", "/keys", "/audit")

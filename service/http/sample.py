@@ -1,4 +1,4 @@
-"""A finished sample search that everybody may view: published runs of an 8B model on 64 H100."""
+"""A finished sample search that everybody may see: published runs of an 8B model on 64 H100."""
 
 import json
 from functools import cache
@@ -8,9 +8,9 @@ from hp_tool.store.sample import open_sample
 from hp_tool.store.sql import SqlStore
 
 SAMPLE = "sample"
-"""Id of the sample search."""
+"""ID of the sample search."""
 READING = frozenset({"runs", "list_runs", "run_figures", "get_run", "events"})
-"""Methods of the store that read the sample."""
+"""Store methods that read the sample."""
 RECORDED = Path(__file__).with_name("sample.json")
 
 

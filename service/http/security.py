@@ -40,16 +40,20 @@ RESPONSE_HEADERS = {
 RAW_HEADERS = tuple(
     (name.lower().encode(), value.encode()) for name, value in RESPONSE_HEADERS.items()
 )
-"""SECURITY_HEADERS as bytes, in the lower case of the framework's headers."""
+"""SECURITY_HEADERS as bytes, with names in lower case as the framework requires."""
 MAX_BUCKETS = 10_000
 AUDITED_REFUSALS_PER_SECOND = 1 / 60
-"""Audited rejections per second of one revoked or expired key, to limit the audit log."""
+"""Audited rejections per second for one revoked or expired key, which limits the audit log's
+growth.
+"""
 BURST_S = 5.0
-"""Seconds whose requests a rate limit allows at once, such as for a page with images."""
+"""Number of seconds' worth of requests that a rate limit allows at once, such as a page with its
+images.
+"""
 
 
 class Gate:
-    """Reject requests with a problem+json response before they reach a route.
+    """Rejects requests with a problem+json response before they reach a route.
 
     Starlette's middleware would respond in plain text and delay streams.
     """
@@ -96,7 +100,7 @@ class Gate:
             receive = asgi_body.limit_size(receive, limit)
             if scope["path"] in UPLOADS and scope["method"] == "POST":
                 receive = asgi_body.limit_time(receive)
-            # Read here, so that layers below never see a body that exceeds the limit halfway.
+            # Read here, so that inner layers never see a body that exceeds the limit halfway.
             if scope["path"] not in STREAMED:
                 body = await asgi_body.read_body(receive)
                 if body is None:  # The client disconnected.
@@ -105,7 +109,7 @@ class Gate:
         except HpToolError as error:
             await problem(error)(scope, receive, send_with_headers)
             return
-        # The server omits the body of a HEAD response.
+        # The server omits the body of responses to HEAD.
         if scope["method"] == "HEAD" and not scope["path"].endswith("/events"):
             scope = {**scope, "method": "GET"}
         await self.app(scope, receive, send_with_headers)
@@ -113,8 +117,8 @@ class Gate:
     async def _principal(self, scope: AsgiScope, request: Headers) -> Principal:
         """Return the caller of a request.
 
-        An address that sent many wrong keys is rejected without a check, to prevent guessing. Keys
-        that were recognized earlier still work from there.
+        After too many wrong keys from an address, the address is rejected without a check, which
+        prevents guessing. Keys that were recognized earlier still work from there.
         """
         address = (scope.get("client") or ("",))[0]
         try:
@@ -142,7 +146,7 @@ class Gate:
 
 
 class RateLimits:
-    """Token buckets by key, owner or address in this process, for use on one event loop only."""
+    """Token buckets by key, owner or address in this process. Use them on one event loop only."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -197,9 +201,9 @@ def check_text(scope: AsgiScope) -> None:
 
 
 def check_origin(method: str, headers: Headers) -> None:
-    """Raise HpToolError for changing requests from pages of other sites (CSRF).
+    """Raise HpToolError for changing requests from other sites' pages (CSRF).
 
-    Browsers send Sec-Fetch-Site, older ones Origin. Programs send neither.
+    Browsers send Sec-Fetch-Site, or Origin if they are older. Programs send neither.
     """
     if method in SAFE_METHODS:
         return
@@ -215,7 +219,10 @@ def check_origin(method: str, headers: Headers) -> None:
 
 
 def check_scope(principal: Principal, *, method: str, path: str) -> None:
-    """Raise HpToolError if the key's scope is too small; other changing routes need `submit`."""
+    """Raise HpToolError if the key's scope does not allow the route.
+
+    Administration requires `admin`, reading and computing require `read`, all else `submit`.
+    """
     reads = method in SAFE_METHODS or path in COMPUTING
     needed = (
         Scope.ADMIN if path.startswith(ADMINISTRATION) else Scope.READ if reads else Scope.SUBMIT

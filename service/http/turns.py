@@ -10,14 +10,13 @@ from contextlib import asynccontextmanager
 from hp_tool.errors import LimitError
 
 BUSY = "busy"
-"""Code of the error of a request that waited too long for its turn."""
+"""Error code for a request that waited too long for its turn."""
 
 
 class Turns:
-    """A queue per key. Keys take turns, so that many requests of one key delay another key by one
-    request.
+    """A queue per key, served in turns: many requests of one key delay another key by one request.
 
-    For use on one event loop only, so that no lock is needed.
+    Use it on one event loop only, so that no lock is needed.
     """
 
     def __init__(self, *, at_once: int, at_once_per_key: int, max_wait_s: float) -> None:
@@ -27,7 +26,7 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, key: str | None) -> AsyncIterator[None]:
-        """Wait for a turn of `key` (None: the operator), and occupy it until the context ends.
+        """Wait for a turn of `key` (None: the operator), and hold it until the context ends.
 
         Raises:
             LimitError: The wait exceeded the limit (`busy`).
@@ -48,7 +47,7 @@ class Turns:
                 await granted
         except BaseException as error:
             if granted.done() and not granted.cancelled():
-                # The turn was granted at the moment of the timeout.
+                # The turn was granted just when the timeout expired.
                 self._end(turn_key)
             else:
                 self._leave(turn_key, granted)
