@@ -1,4 +1,4 @@
-"""`service.client.Client` for an event loop, with the same methods, answers and errors."""
+"""Asynchronous version of `service.client.Client`, with the same methods, answers and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class AsyncClient(Endpoints):
-    """A connection to a service that any number of tasks of one event loop may use."""
+    """A connection to a service, which any number of tasks on one event loop may share."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class AsyncClient(Endpoints):
         await self._http.aclose()
 
     async def send(self, call: Call[T]) -> T:
-        """Return the answer to one call."""
+        """Return the answer to a call."""
         try:
             return call.read(await self._http.send(call.request(self._http)))
         except httpx.TransportError as error:
@@ -98,8 +98,9 @@ class AsyncClient(Endpoints):
         on_event: Callable[[EventView], object] = lambda event: None,
         patience_s: float = MAX_UNREACHABLE_S,
     ) -> JsonObject:
-        """Wait for a search to end and return its result, across broken connections and restarts of
-        the server.
+        """Wait for a search to end and return its result.
+
+        Survives lost connections and server restarts.
 
         Raises:
             HpToolError: As in `Client.wait`.

@@ -35,16 +35,17 @@ from service.settings import read_secret
 T = TypeVar("T")
 BATCH_LINES = 256
 BATCH_BYTES = 1 << 16
-"""Maximum size of one request of a batch, which is small compared with socket buffers."""
+"""Maximum size of a batch request in bytes. It is small compared with socket buffers."""
 SILENCE_S = 60.0
-"""Seconds without data after which an event stream counts as dead. The service sends something
-every 15 s.
+"""Seconds without data after which an event stream counts as dead. The service sends data every 15
+s.
 """
 
 
 def client_settings(*, server: str, api_key: str | None) -> tuple[str, dict[str, str]]:
-    """Return the base URL and the headers of a client. `api_key` defaults to HP_API_KEY, or to the
-    content of the file that HP_API_KEY_FILE names.
+    """Return the base URL and the headers of a client.
+
+    `api_key` defaults to HP_API_KEY, or to the content of the file that HP_API_KEY_FILE names.
     """
     if not server.startswith(("http://", "https://")):
         raise InputError(f"{server!r} is not an http(s) URL", field="server")
@@ -53,7 +54,7 @@ def client_settings(*, server: str, api_key: str | None) -> tuple[str, dict[str,
 
 
 class Lines:
-    """Split a stream into lines.
+    """Splits a stream into lines.
 
     httpx would also split at separators that JSON may contain within a line (U+2028).
     """
@@ -68,7 +69,7 @@ class Lines:
 
 
 class EventStream:
-    """Parse the server-sent events of one connection."""
+    """Parses the server-sent events of one connection."""
 
     def __init__(self, *, search_id: str, after: int) -> None:
         """Create the parser.
@@ -78,7 +79,7 @@ class EventStream:
         """
         self.after = after
         self.ended = False
-        """True if the search has ended. A stream that stops before that was interrupted."""
+        """True if the search has ended. A stream that stops earlier was interrupted."""
         self.call: Call[EventView] = Call(
             path=f"/v1/searches/{path_segment(search_id)}/events",
             answer=EventView,
@@ -106,12 +107,13 @@ class EventStream:
 
 
 def split_batches(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the bodies of requests, each with at most BATCH_LINES lines. A body ends with the line
-    that exceeds BATCH_BYTES.
+    """Yield request bodies with at most BATCH_LINES lines each.
+
+    A body ends early after the line with which it exceeds BATCH_BYTES.
     """
     body, count = bytearray(), 0
     for line in lines:
-        if not line.strip():  # An empty line has no answer.
+        if not line.strip():  # Empty lines have no answer.
             continue
         body += line.rstrip(b"\n") + b"\n"
         count += 1
@@ -157,7 +159,7 @@ class Client(Endpoints):
         self._http.close()
 
     def send(self, call: Call[T]) -> T:
-        """Return the answer to one call."""
+        """Return the answer to a call."""
         try:
             return call.read(self._http.send(call.request(self._http)))
         except httpx.TransportError as error:
@@ -185,12 +187,11 @@ class Client(Endpoints):
         top: int = 10,
         calibration: bool = True,
     ) -> Iterator[str]:
-        """Yield one answer per line, in order, as the answers arrive. Neither side stores all
-        lines.
+        """Yield one answer per line, in order, as the answers arrive.
 
-        Lines are sent in small requests. The server answers while a request is still being sent, so
-        a large request would fill the buffers in both directions, and each side would wait for the
-        other to read.
+        Neither side stores all lines; they are sent in small requests. The server answers while it
+        is still receiving a request. A large request could therefore fill the buffers in both
+        directions, and client and server would wait for each other to read.
         """
         params: dict[str, str | int] = {
             "task": task,
@@ -247,8 +248,9 @@ class Client(Endpoints):
         on_event: Callable[[EventView], object] = lambda event: None,
         patience_s: float = MAX_UNREACHABLE_S,
     ) -> JsonObject:
-        """Wait for a search to end and return its result, across broken connections and restarts of
-        the server.
+        """Wait for a search to end and return its result.
+
+        Survives lost connections and server restarts.
 
         Raises:
             HpToolError: The search ended without any result, as it would in this process.

@@ -1,4 +1,4 @@
-"""Code that both clients of the service use. Importing it requires the extra `client`."""
+"""Shared code of both clients. Importing it requires the extra `client`."""
 
 from hp_tool.extras import require
 

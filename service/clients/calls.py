@@ -1,4 +1,4 @@
-"""Typed requests of the clients, and the conversion of problems to exceptions."""
+"""Typed client requests, and the conversion of problem responses to exceptions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ERROR_BY_STATUS: dict[int, type[HpToolError]] = {
-    # LimitError is raised separately, because it needs the wait.
+    # LimitError is raised separately, because it needs the waiting time.
     **{status: kind for kind, status in STATUS_BY_CLASS if kind is not LimitError},
     **dict.fromkeys((401, 403, 413), InputError),
 }
@@ -54,7 +54,7 @@ ERROR_BY_CODE: dict[str, type[HpToolError]] = {
 }
 """Exception class by error code, for failed searches, which store only the code."""
 PROBLEM_KEYS = {"type", "title", "status", "detail", "code", "field"}
-"""Standard keys of a problem. Other keys are details of the error."""
+"""Standard keys of a problem response. Other keys are the error's details."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +67,15 @@ class Call(Generic[T]):
     """Type of the response, for pydantic."""
     json: Mapping[str, Any] | list[Mapping[str, Any]] | None = None
     files: Sequence[tuple[str, Any]] | None = None
-    """Parts of a form, as in httpx. Open files are streamed."""
+    """Parts of a form, as for httpx. Open files are streamed."""
     params: Mapping[str, Any] | None = None
-    """Query parameters; None omits a parameter."""
+    """Query parameters; parameters that are None are omitted."""
     headers: Mapping[str, str] | None = None
     timeout: Any = httpx.USE_CLIENT_DEFAULT
     """Timeout in seconds, or an httpx.Timeout."""
     may_be_pending: bool = False
-    """True if a 202 may be returned, which means no result yet and becomes None."""
+    """True if the response may be a 202 (no result yet), which is returned as None.
+    """
 
     def request(self, http: httpx.Client | httpx.AsyncClient) -> httpx.Request:
         """Build the request for an httpx client."""
@@ -88,7 +89,7 @@ class Call(Generic[T]):
         return http.build_request(self.method, self.path, timeout=self.timeout, **arguments)
 
     def read(self, response: httpx.Response) -> T:
-        """Parse a response; raise the error that it reports."""
+        """Parse a response, or raise the error that it reports."""
         raise_problem(response)
         if self.may_be_pending and response.status_code == httpx.codes.ACCEPTED:
             return cast(T, None)
@@ -96,7 +97,7 @@ class Call(Generic[T]):
 
 
 class Endpoint(Generic[P, T]):
-    """A method of both clients, which returns the response, or an awaitable in `AsyncClient`."""
+    """A method of both clients. In `AsyncClient`, it returns an awaitable of the answer."""
 
     def __init__(self, call: Callable[Concatenate[Any, P], Call[T]]) -> None:
         self._call = call
@@ -120,7 +121,7 @@ class Endpoint(Generic[P, T]):
 
 
 def require_result(answer: JsonObject) -> JsonObject:
-    """Return an answer with a result or an error; raise the error of an answer without result."""
+    """Return the answer if it has recommendations; otherwise raise its error."""
     if "recommendations" in answer:
         return answer
     error = answer["error"]
@@ -137,7 +138,7 @@ def unreachable_error(server: object, error: httpx.TransportError | str) -> Stor
 
 
 def raise_problem(response: httpx.Response) -> None:
-    """Raise the exception that an error response reports, as in a local call."""
+    """Raise the exception that an error response reports, as a local call would."""
     if response.is_success:
         return
     kind = ERROR_BY_STATUS.get(response.status_code, HpToolError)

@@ -23,11 +23,11 @@ from service.clients.calls import Call, Endpoint, JsonObject, drop_none
 
 
 class Endpoints:
-    """Methods that make a single request."""
+    """Methods that each make a single request."""
 
     @Endpoint
     def estimate(self, *, query: Mapping[str, Any]) -> Call[JsonObject]:
-        """Estimate the query's configuration: {id, status, estimate}."""
+        """Estimate the configuration of a query: {id, status, estimate}."""
         return Call(method="POST", path="/v1/estimates", answer=JsonObject, json=query)
 
     @Endpoint
@@ -68,7 +68,7 @@ class Endpoints:
     def explain(
         self, *, traces: Sequence[BinaryIO], query: Mapping[str, Any] | None = None
     ) -> Call[JsonObject]:
-        """Explain traces, one open binary file per rank, as `hp-tool explain --json`.
+        """Explain traces like `hp-tool explain --json`; pass one open binary file per rank.
 
         The server does not store them.
         """
@@ -84,7 +84,7 @@ class Endpoints:
     def export(
         self, *, result: Mapping[str, Any], format: str, rank: int = 1, rerank: bool = False
     ) -> Call[JsonObject]:
-        """Export a configuration in a tool's format: {format, text}; with `rerank` its cost."""
+        """Export a configuration in a tool's format: {format, text}; its cost with `rerank`."""
         body = {"result": result, "format": format, "rank": rank, "rerank": rerank}
         return Call(method="POST", path="/v1/exports", answer=JsonObject, json=body)
 
@@ -97,7 +97,7 @@ class Endpoints:
         webhook: str | None = None,
         priority: int = 0,
     ) -> Call[SearchView]:
-        """Queue a search. Repeating the key returns the same search.
+        """Queue a search. Repeated calls with one key return the same search.
 
         Args:
             query: The query.
@@ -373,7 +373,7 @@ class Endpoints:
 
 
 def path_segment(name: str) -> str:
-    """Quote an id or name as a path segment; raise NotFoundError if it cannot be one."""
+    """Quote an ID or name as a path segment; raise NotFoundError if it cannot be one."""
     if name in ("", ".", ".."):
         raise NotFoundError(f"{name!r} is not a valid id or name.")
     return quote(name, safe="")

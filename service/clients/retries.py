@@ -10,27 +10,27 @@ from hp_tool.errors import StoreError
 from service.http.routes import COMPUTING, SAFE_METHODS
 
 MAX_RETRY_AFTER_S = 10.0
-"""Maximum Retry-After, in seconds, that a client waits for. A daily quota takes longer, so the
-caller decides.
+"""Maximum Retry-After in seconds that a client waits for. After a used-up daily quota, it is
+longer, and the caller decides.
 """
 MAX_ATTEMPTS = 5
 MAX_LOST_ATTEMPTS = 3
 FIRST_WAIT_S = 0.2
-"""Seconds to wait after the first lost response. The time doubles with each attempt."""
+"""Seconds to wait after the first lost response. The wait doubles with each attempt."""
 UNAVAILABLE_STATUSES = frozenset({502, 503, 504})
-"""HTTP statuses that occur while a server or its database restarts."""
+"""HTTP statuses of a server that is restarting, or whose database is."""
 MAX_UNREACHABLE_S = 300.0
-"""Seconds for which an unreachable server is retried while a search is followed; an update takes
-less.
+"""Seconds for which a client that follows a search retries an unreachable server. This is longer
+than an update takes.
 """
 MAX_RECONNECT_WAIT_S = 5.0
 Outcome = httpx.Response | httpx.TransportError
 
 
 def wait_s(request: httpx.Request, outcome: Outcome, *, attempt: int) -> float | None:
-    """Return the seconds to wait before repeating a request; None if the outcome is final.
+    """Return the seconds to wait before repeating a request; None if its outcome is final.
 
-    A 429 means that nothing was done, so any request is repeated. After a lost response, or a 503
+    After a 429, nothing was done, so every request is repeated. After a lost response, or a 503
     with Retry-After, a request is repeated only if it changes nothing or has an Idempotency-Key.
 
     Args:
@@ -66,14 +66,14 @@ def wait_s(request: httpx.Request, outcome: Outcome, *, attempt: int) -> float |
 
 
 class ReconnectPolicy:
-    """Waiting times between attempts to reconnect, with a limit on their sum."""
+    """Waits between attempts to reconnect, with a limit on their sum."""
 
     def __init__(self, *, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._patience_s, self._clock = patience_s, clock
         self._unreachable_since: float | None = None
 
     def connected(self) -> None:
-        """Reset the waiting times after a response."""
+        """Reset the waits after a response."""
         self._unreachable_since = None
 
     def wait_s(self, error: StoreError) -> float:
@@ -89,7 +89,7 @@ class ReconnectPolicy:
 
 
 class RetryTransport(httpx.BaseTransport):
-    """Repeats requests as `wait_s` decides."""
+    """Transport that repeats requests according to `wait_s`."""
 
     def __init__(
         self, inner: httpx.BaseTransport, *, sleep: Callable[[float], object] = time.sleep
@@ -116,7 +116,7 @@ class RetryTransport(httpx.BaseTransport):
 
 
 class AsyncRetryTransport(httpx.AsyncBaseTransport):
-    """`RetryTransport` for an event loop."""
+    """Asynchronous version of `RetryTransport`."""
 
     def __init__(
         self,
