@@ -1,11 +1,11 @@
-"""Tools for language-model agents (Model Context Protocol) over the service's routes."""
+"""Tools for language-model agents (Model Context Protocol), built on the service's routes."""
 
 from pathlib import Path
 
 from hp_tool.extras import require
 
 SKILL = Path(__file__).parent / "skills/hp-tool/SKILL.md"
-"""Guide for agents as an agent skill, which can be installed by copying its folder."""
+"""Guide for agents in the agent skill format. To install the skill, copy its folder."""
 
 
 def require_sdk() -> None:

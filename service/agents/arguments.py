@@ -68,7 +68,7 @@ class QueryArgument(BaseModel):
     """Serving: {ttft_s, tpot_s, ttft_p99_s, ...}"""
 
     def mapping(self) -> dict[str, Any]:
-        """Return the query as a mapping, with short keys in their sections."""
+        """Return the query as a mapping, with the short keys moved to their sections."""
         return as_mapping(None, **self.model_dump(exclude_none=True))
 
 
@@ -79,7 +79,7 @@ class ImportArgument(ImportRequest):
     """Catalogue name of the device, which scripts rarely contain."""
 
     def options(self) -> dict[str, Any]:
-        """Return the request's fields without the command."""
+        """Return the fields of the request, without the command."""
         options = self.model_dump(exclude={"command", "gpu"})
         if self.gpu is not None:
             options["overrides"] = {**self.overrides, "cluster.gpu": self.gpu}

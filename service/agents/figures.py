@@ -1,4 +1,4 @@
-"""Answers for agents: a few figures with interval and basis, and lists of bounded length."""
+"""Short answers for agents: a few figures with interval and basis, and lists of limited length."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -12,7 +12,7 @@ from hp_tool.wording import figures as render
 Answer = Mapping[str, Any]
 Basis = Literal["measured", "fitted", "extrapolated"]
 STEP_PROPORTIONAL = ("days", "effective_days", "gpu_hours", "cost")
-"""Figures that are proportional to the step time."""
+"""Figures that scale with the step time."""
 TRAINING = (
     render.STEP,
     render.MEMORY,
@@ -32,13 +32,13 @@ SERVING = (
     render.OUTPUT_PRICE,
 )
 LOAD = ("concurrency", "users", "max_concurrency", "highest_load")
-"""Fields of a serving estimate's load: requests in flight, users, capacity, and the maximum within
-the targets.
+"""Load fields of a serving estimate: requests in flight, users, capacity, and the highest load that
+meets the targets.
 """
 IDLE = {axis.key: axis.idle for axis in AXES if axis.idle is not None} | {
     "data_parallel_shard_size": 0
 }
-"""Values of `parallel` that mean that a layout does not use the axis. They are omitted."""
+"""Values of `parallel` for axes that a layout does not use. They are omitted."""
 ROW_FIELDS = (
     "rank",
     "group",
@@ -46,27 +46,28 @@ ROW_FIELDS = (
     "set",
     *(field.name for field in fields(Priced)),
 )
-"""Fields of a row in addition to its estimate: its position, and costs if machines are compared."""
+"""Fields of a row besides its estimate: its rank and group, and costs if machines are compared."""
 MAX_ROWS = 20
 MAX_ITEMS = 40
 MAX_TEXT = 300
 
 
 def figure(value: float, interval: Sequence[float] | None, basis: Basis) -> dict[str, Any]:
-    """Return {value, interval, basis} with four significant digits."""
+    """Return {value, interval, basis}, rounded to four significant digits."""
     bounds = None if interval is None else [_round(end) for end in interval]
     return {"value": _round(value), "interval": bounds, "basis": basis}
 
 
 def calibrated_estimate(answer: Answer) -> Answer:
-    """Return the estimate of an answer or row; the calibrated one, if there is one."""
+    """Return the estimate of an answer or row, calibrated if possible."""
     estimate: Answer = answer.get("calibrated_estimate") or answer["estimate"]
     return estimate
 
 
 def basis_of(estimate: Answer) -> tuple[Basis, list[str]]:
-    """Return `fitted` if the constants were fitted to similar runs, else `extrapolated` and what
-    was not measured.
+    """Return the basis, and the features without measurements.
+
+    The basis is `fitted` if the constants were fitted to similar runs, else `extrapolated`.
     """
     provenance = estimate.get("provenance") or {}
     if "calibration" in provenance and "calibration_unused" not in provenance:
@@ -86,7 +87,7 @@ def basis_of(estimate: Answer) -> tuple[Basis, list[str]]:
 
 
 def estimate(answer: Answer) -> dict[str, Any]:
-    """Return a summary of an estimate: configuration, figures, and memory and time by part."""
+    """Summarize an estimate: configuration, figures, and memory and time by part."""
     basis, extrapolated_because = basis_of(answer)
     intervals, memory = answer.get("intervals") or {}, answer.get("memory") or {}
     time = answer.get("time") or {}
@@ -119,7 +120,7 @@ def estimate(answer: Answer) -> dict[str, Any]:
 
 
 def recommendation(row: Answer) -> dict[str, Any]:
-    """Return a summary of a ranking's row, with its measurement, if any."""
+    """Summarize a row of a ranking, with its measurement, if any."""
     summary = estimate(calibrated_estimate(row))
     shown = (
         "feasible",
@@ -143,7 +144,7 @@ def recommendation(row: Answer) -> dict[str, Any]:
 
 
 def measurement(row: Answer) -> dict[str, Any]:
-    """Return a summary of a measurement, for a reduced run with the extrapolated step time."""
+    """Summarize a measurement; for a reduced run, with the extrapolated step time."""
     if not row:
         return {}
     figures = {
@@ -171,7 +172,7 @@ def measurement(row: Answer) -> dict[str, Any]:
 
 
 def run(trial: Answer) -> dict[str, Any]:
-    """Return a summary of a profile run: its prediction and its measurement."""
+    """Summarize a profile run: its prediction and its measurement."""
     prediction = trial["predicted"]
     step_s = prediction.get("calibrated_step_s", prediction.get("step_s"))
     return _without_empty(
@@ -188,7 +189,7 @@ def run(trial: Answer) -> dict[str, Any]:
 
 
 def rule_value(row: Answer) -> dict[str, Any]:
-    """Return a summary of a value from a published rule, with the range of other rules' values."""
+    """Summarize a value from a published rule, with the range of values from other rules."""
     values = [*(row.get("alternatives") or {}).values(), row["value"]]
     spread = (
         [min(values), max(values)] if len(values) > 1 and all(map(_is_number, values)) else None
@@ -209,7 +210,7 @@ def rule_value(row: Answer) -> dict[str, Any]:
 
 
 def parallel(config: Answer) -> dict[str, Any]:
-    """Return a configuration as valid input, without the axes that it does not use."""
+    """Return a configuration as valid input, without unused axes."""
     return {
         name: value
         for name, value in config.items()
@@ -218,7 +219,7 @@ def parallel(config: Answer) -> dict[str, Any]:
 
 
 def limit_items(items: Iterable[Any], *, max_items: int = MAX_ITEMS) -> list[Any]:
-    """Return the first items with long texts cut, and the number of omitted items."""
+    """Return the first items, with long texts truncated, and the number of omitted items."""
     rows = [
         item if not isinstance(item, str) or len(item) <= MAX_TEXT else item[:MAX_TEXT] + " ..."
         for item in items
@@ -231,7 +232,7 @@ def limit_items(items: Iterable[Any], *, max_items: int = MAX_ITEMS) -> list[Any
 
 
 def sizing(answer: Answer) -> dict[str, Any]:
-    """Return a summary of a sizing: model, tokens, hyperparameters and days."""
+    """Summarize a sizing: model, tokens, hyperparameters and days."""
     row = answer.get("recommendation")
     estimate = calibrated_estimate(row) if row else {}
     ratios = (
@@ -322,7 +323,7 @@ def _without_empty(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def explanation(answer: Answer) -> dict[str, Any]:
-    """Return a summary of an explanation of traces or of a log."""
+    """Summarize an explanation of traces or of a log."""
     changes = [
         {
             "change": suggestion["change"],
@@ -349,7 +350,7 @@ def explanation(answer: Answer) -> dict[str, Any]:
 
 
 def watched(job: Answer) -> dict[str, Any]:
-    """Return a summary of a watched job and its verdict."""
+    """Summarize a watched job and its verdict."""
     verdict = job["verdict"]
     paces = {
         name: {

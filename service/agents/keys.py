@@ -1,4 +1,4 @@
-"""List the keys of a query by section, from the schema that validates it."""
+"""List the query keys of each section, from the schema that validates queries."""
 
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ Section = Literal[
 
 
 def keys_of(section: Section) -> dict[str, Any]:
-    """Return the types and descriptions of a section's keys, by name."""
+    """Return the types and descriptions of a section's keys, by key."""
     adapter = schema.described_adapter(SizingQuery if section == "sizing" else Query)
     path = () if section in ("top", "sizing") else (section,)
     meanings: dict[str, Any] = {}
@@ -55,7 +55,7 @@ def _types(option: dict[str, Any]) -> list[str]:
 
 
 def _in_words(declared: dict[str, Any], types: list[str]) -> str:
-    """Return a key's description: `integer or null, default 1: Sequences per replica`."""
+    """Describe a key: `integer or null, default 1: Sequences per replica`."""
     kinds = " or ".join(dict.fromkeys(kind for kind in types if kind != "null"))
     default = declared.get("default")
     words = (

@@ -1,4 +1,4 @@
-"""The route /mcp, which imports the MCP SDK at the first request."""
+"""The route /mcp. It imports the MCP SDK at the first request."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 class AgentsRoute:
-    """The /mcp endpoint, which works while `open` is active. It raises MissingExtraError without
-    the SDK.
+    """The /mcp endpoint, which serves requests while `open` is active.
+
+    Without the SDK, requests raise MissingExtraError.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,7 @@ class AgentsRoute:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Open the endpoint while the application runs."""
+        """Open the endpoint for the lifetime of the application."""
         async with anyio.create_task_group() as self._tasks:
             yield
             self._mounted = None

@@ -1,4 +1,4 @@
-"""MCP server: over stdio for a local agent, or at /mcp of the service, with its keys."""
+"""MCP server, over stdio for a local agent or as the service's route /mcp with its keys."""
 
 import difflib
 import subprocess
@@ -79,7 +79,7 @@ def build(tools: Tools) -> MCPServer:
 
 
 class _Tool(Tool):
-    """A tool whose errors name the invalid argument and list the valid ones."""
+    """A tool that reports invalid arguments by name and lists the valid ones."""
 
     async def run(
         self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False
@@ -116,7 +116,7 @@ def _tool(tools: Tools, name: str, annotations: ToolAnnotations) -> Tool:
 
 
 def run_stdio(*, server: str | None, database_url: str | None) -> None:
-    """Serve one agent over stdio, with the service at `server` or one in this process."""
+    """Serve one agent over stdio, with the service at `server` or with one in this process."""
 
     async def run() -> None:
         connection = AsyncClient(server=server) if server else _local_service(database_url)
@@ -161,12 +161,12 @@ def _run_in_background(search_id: str) -> None:
 
 
 class MountedServer:
-    """The server as a route of the service. Tools call the service with the caller's key."""
+    """The MCP server as a route of the service. Tools call the service with the caller's key."""
 
     def __init__(self) -> None:
         server = build(Tools(connect=_as_caller))
-        # The gate has checked Host and origin. Requests are stateless, so that no session outlives
-        # its key.
+        # The gate has already checked Host and Origin. Requests are stateless, so that no session
+        # outlives its key.
         security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
         server.streamable_http_app(
             stateless_http=True, json_response=True, transport_security=security
@@ -182,7 +182,7 @@ class MountedServer:
 
 
 def _as_caller(context: Context) -> AbstractAsyncContextManager[AsyncClient]:
-    """Return a client with the caller's key, so that all checks of a route apply."""
+    """Return a client with the caller's key, so that each route checks the caller's rights."""
     request = context.request_context.request
     assert isinstance(request, Request)  # The transport is HTTP.
     transport = httpx.ASGITransport(request.app, raise_app_exceptions=False)

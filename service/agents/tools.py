@@ -32,9 +32,9 @@ from service.async_client import AsyncClient
 P = ParamSpec("P")
 Answer = dict[str, Any]
 MAX_EXPORT = 60_000
-"""Maximum length of an exported text in characters."""
+"""Maximum length of an exported text, in characters."""
 MAX_QUERY = 8_000
-"""Maximum length of a query that an answer repeats, in characters."""
+"""Maximum length of a query that is repeated in an answer, in characters."""
 FOLLOWED_RUNS = 10
 MAX_RECORDINGS = 16
 Options = Annotated[dict[str, Any], Field(max_length=100)]
@@ -50,7 +50,7 @@ def compact_answers(tool: Callable[P, Awaitable[Answer]]) -> Callable[P, Awaitab
     async def answered(*args: P.args, **arguments: P.kwargs) -> CallToolResult:
         try:
             answer = schema.to_dict(await tool(*args, **arguments))
-            if len(json.dumps(answer.get("query"))) > MAX_QUERY:  # includes local files
+            if len(json.dumps(answer.get("query"))) > MAX_QUERY:  # The query includes local files.
                 answer["query"] = "omitted because of its length; pass your own query again"
             text = json.dumps(answer, separators=(",", ":"), ensure_ascii=False)
             return CallToolResult(
@@ -64,11 +64,11 @@ def compact_answers(tool: Callable[P, Awaitable[Answer]]) -> Callable[P, Awaitab
 
 
 ARGUMENTS = {"--set": "overrides", "--file": "files", "--ignore": "ignore", "--var": "variables"}
-"""Arguments of import_config, by the equivalent option of `hp-tool import`."""
+"""Arguments of import_config, by the equivalent `hp-tool import` option."""
 
 
 def with_tool_arguments(error: HpToolError) -> str:
-    """Return the error's message with import_config's arguments for command-line options."""
+    """Return the error's message, with import_config's arguments for command-line options."""
     message = error.message
     for missing in error.details.get("missing", ()):
         field, example = missing["field"], missing.get("example")
@@ -80,7 +80,7 @@ def with_tool_arguments(error: HpToolError) -> str:
 
 
 def _argument(field: str, example: str) -> str:
-    """Return the argument for a field, such as `overrides {"model": "llama-3-8b"}`."""
+    """Return the argument that sets a field, such as `overrides {"model": "llama-3-8b"}`."""
     argument = {"cluster.gpu": "gpu", "cluster.num_gpus": "num_gpus"}.get(field)
 
     value = json.dumps(example) if field == "model" else example
@@ -93,14 +93,14 @@ def _argument(field: str, example: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Tools:
-    """The tools of one connection to a service."""
+    """The tools for one connection to a service."""
 
     connect: Callable[[Context], AbstractAsyncContextManager[AsyncClient]]
-    """Function that opens a client with the rights of the tool's caller."""
+    """Opens a client with the rights of the tool's caller."""
     own_files: bool = False
-    """True if arguments may name files of this machine, which only its own user may do."""
+    """True if arguments may name local files, which is allowed only for the machine's own user."""
     run: Callable[[str], None] = lambda search_id: None
-    """Function that runs a queued search if no worker does."""
+    """Runs a queued search if there is no worker."""
 
     def request(self, query: QueryArgument) -> Answer:
         """Return the query for the service, with local files replaced by their content."""
@@ -108,7 +108,7 @@ class Tools:
         return schema.query_mapping(schema.parse_own_query(mapping)) if self.own_files else mapping
 
     def text(self, argument: str) -> str:
-        """Return the argument; if it names a local file, the content of that file."""
+        """Return the argument, or the content of the local file that it names."""
         names_file = (
             self.own_files
             and "\n" not in argument
@@ -328,7 +328,7 @@ class Tools:
         return figures.explanation(answer)
 
     def recording(self, argument: str) -> BinaryIO:
-        """Return the argument as an open file, or the open file that it names."""
+        """Return the text as an open file, or open the local file that it names."""
         path = (
             Path(argument)
             if self.own_files and "\n" not in argument and len(argument) < 4096
