@@ -1,4 +1,4 @@
-"""Signed webhooks of ended searches and watched jobs (https://www.standardwebhooks.com)."""
+"""Signed webhooks for finished searches and watched jobs (https://www.standardwebhooks.com)."""
 
 from service.webhooks.signing import verify
 

@@ -31,9 +31,9 @@ POLL_S = 2.0
 OVERDUE_CHECK_S = 60.0
 MAX_TEXT_LENGTH = 1000
 DELIVERY_TIMEOUT_S = 10.0
-"""Timeout of a delivery in seconds, from the lookup of the name to the response's headers."""
+"""Timeout of a delivery in seconds, from the DNS lookup to the response headers."""
 MAX_CONCURRENT, MAX_CONCURRENT_PER_OWNER = 8, 2
-"""Maximum number of concurrent messages of a worker: in total, and per owner."""
+"""Maximum number of concurrent deliveries of a worker: in total, and per owner."""
 FAILURES = (
     httpcore.NetworkError,
     httpcore.TimeoutException,
@@ -44,7 +44,7 @@ FIGURES = ("profile_runs", "gpu_seconds", "grid_gpu_seconds")
 
 
 class DeliveryError(Exception):
-    """A failed delivery. The text gives the reason without the receiver's response."""
+    """A failed delivery. The text gives the reason, without content of the receiver's response."""
 
 
 def send_message(
@@ -58,17 +58,17 @@ def send_message(
 ) -> None:
     """Send a message.
 
-    The URL comes from a user. Its name is resolved once, and only to admitted addresses. Redirects
-    are not followed, no proxy is used, and everything ends after `limit_s`. Only the status of the
-    response is read.
+    The URL is user input. Its host name is resolved once, and only allowed addresses are contacted.
+    Redirects are not followed, and no proxy is used. Everything must finish within `limit_s`. Only
+    the status of the response is read.
 
     Args:
         url: Target.
-        settings: Admitted networks.
+        settings: Allowed networks.
         body: JSON body.
         headers: Headers with the signature.
         limit_s: Timeout in seconds.
-        ssl_context: By default that of httpx.
+        ssl_context: Default: that of httpx.
 
     Raises:
         DeliveryError: The response is not 2xx, or there is none.
@@ -109,21 +109,21 @@ def send_message(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A claimed attempt of a delivery."""
+    """A claimed attempt to deliver a message."""
 
     owner: str | None
     url: str = field(repr=False)
     body: bytes
     message_id: str
-    """Id of the message, equal for every attempt so that receivers can drop duplicates."""
+    """ID of the message. All attempts have the same ID, so that receivers can drop duplicates."""
     settle: Callable[[str | None], None]
-    """Function that stores the outcome: an error message, or None for success."""
+    """Stores the outcome: an error message, or None for success."""
     words: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deliveries:
-    """Deliver due messages, a few at a time. Any number of workers may use a database."""
+    """Delivers due messages, a few at a time. Any number of workers may share a database."""
 
     store: AccessStore
     settings: WebhookSettings
@@ -131,9 +131,9 @@ class Deliveries:
     poll_s: float = POLL_S
     send: Callable[..., None] = send_message
     _under_way: Counter[str | None] = field(default_factory=Counter)
-    """Number of messages being sent, by owner."""
+    """Number of deliveries in progress, by owner."""
     _ended: threading.Condition = field(default_factory=threading.Condition)
-    """Condition that is notified when a message is done."""
+    """Notified when a delivery has finished."""
 
     def run(self) -> None:
         """Deliver messages until `stopping` is set."""
@@ -149,15 +149,16 @@ class Deliveries:
                         self._ended.wait(self.poll_s)
 
     def step(self) -> bool:
-        """Make one attempt that is due; return False if none is."""
+        """Make one attempt that is due; return False if none is due."""
         claim = self._claim()
         if claim is not None:
             self._deliver(claim)
         return claim is not None
 
     def _claim(self) -> Claim | None:
-        """Claim a message of an owner below its limit, so that slow receivers delay only their
-        owner's messages.
+        """Claim a message of an owner below its limit.
+
+        Because of the limit, slow receivers delay only messages of their own owner.
         """
         with self._ended:
             if self._under_way.total() >= MAX_CONCURRENT:
@@ -230,7 +231,7 @@ class Deliveries:
 def warn_of_overdue(
     *, store: AccessStore, stopping: threading.Event, check_interval_s: float = OVERDUE_CHECK_S
 ) -> None:
-    """Warn the operator once if messages are overdue. Runs if no signing secret is set."""
+    """Warn the operator once if messages are overdue. Runs if there is no signing secret."""
     while not stopping.is_set():
         with suppress(HpToolError):  # The worker itself reports an unreachable database.
             if overdue := store.state().overdue_webhooks:
@@ -245,13 +246,13 @@ def warn_of_overdue(
 
 
 def message_id(search: SearchRecord) -> str:
-    """Return the id of the message about this end of the search, equal for every attempt."""
+    """Return the message ID for this end of the search. It is the same for every attempt."""
     assert search.finished_at is not None
     return f"{search.id}-{round(search.finished_at.timestamp() * 1e6)}"
 
 
 def message(search: SearchRecord) -> bytes:
-    """Return the message about an ended search: outcome, cost, and path of its result."""
+    """Return the message about a finished search: outcome, cost, and the path of its result."""
     assert search.finished_at is not None
     summary = (search.result or {}).get("search") or {}
     error = search.error and {
@@ -303,7 +304,7 @@ def _cut(value: Any) -> str | None:
 
 
 class GuardedBackend(httpcore.NetworkBackend):
-    """Connect to a host only if all its addresses are admitted.
+    """Connects to a host only if all its addresses are allowed.
 
     The connection uses a checked address, so that a second lookup cannot return another one (DNS
     rebinding).
@@ -339,7 +340,7 @@ class GuardedBackend(httpcore.NetworkBackend):
 
 
 class DeadlineStream(httpcore.NetworkStream):
-    """A connection with one deadline for all operations, which a slow receiver cannot extend."""
+    """A connection with one deadline for all operations. A slow receiver cannot extend it."""
 
     def __init__(self, inner: httpcore.NetworkStream, *, deadline: float) -> None:
         self._inner = inner
@@ -378,7 +379,7 @@ def left_s(deadline: float) -> float:
 
 
 def _resolve_host(host: str, port: int, *, limit_s: float) -> list[Address]:
-    """Return the addresses of a host. The lookup runs in a thread, because it has no timeout."""
+    """Resolve a host's addresses in a thread, because DNS lookups have no timeout."""
     outcome: queue.SimpleQueue[list[Address] | None] = queue.SimpleQueue()
 
     def look_up() -> None:

@@ -15,9 +15,9 @@ SPECIAL_NETWORKS = tuple(
         ("192.0.0.0/24", "192.88.99.0/24", "3fff::/20", "5f00::/16", "2001::/23"),
     )
 )
-"""Networks in IANA's special-purpose registries. Python's own lists differ by release."""
+"""Networks in IANA's special-purpose registries. Python's own lists depend on its release."""
 ANYCAST = tuple(map(ipaddress.ip_address, ("192.0.0.9", "192.0.0.10")))
-"""Global addresses within SPECIAL_NETWORKS."""
+"""Globally reachable addresses within SPECIAL_NETWORKS."""
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 TRANSLATED_NETWORKS = tuple(
@@ -26,25 +26,25 @@ TRANSLATED_NETWORKS = tuple(
         ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "::ffff:0:0:0/96", "::/96", "fec0::/10"),
     )
 )
-"""IPv6 addresses that are translated to IPv4 addresses, which may be private (NAT64, 6to4, SIIT,
+"""IPv6 networks that are translated to IPv4 addresses, which may be private (NAT64, 6to4, SIIT,
 IPv4-compatible), and deprecated site-local addresses.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings:
-    """The operator's settings of webhooks."""
+    """The operator's webhook settings."""
 
     key: bytes = field(repr=False)
-    """Key of the HMAC."""
+    """HMAC key."""
     networks: tuple[Network, ...] = ()
     """Private networks that are allowed as targets."""
 
     def check(self, url: str) -> httpx.URL:
-        """Parse and check a URL. The addresses of its host are checked only when connecting.
+        """Parse and validate a URL.
 
-        The URL must use https, or http to a loopback address in `networks`, and contain no user or
-        fragment.
+        The addresses of its host are checked only on connection. The URL must use https, or http to
+        a loopback address in `networks`, and have no user or fragment.
 
         Raises:
             InputError: The URL is not allowed (`webhook_refused`).
@@ -70,8 +70,9 @@ class WebhookSettings:
         return parsed
 
     def admits(self, address: Address, *, encrypted: bool) -> bool:
-        """Return True if a connection to this address is allowed. Connections without encryption
-        are allowed only to loopback.
+        """Return True if connections to this address are allowed.
+
+        Unencrypted connections are allowed only to loopback addresses.
         """
         mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
         address = mapped or address

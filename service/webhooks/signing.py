@@ -1,4 +1,4 @@
-"""Sign messages by the Standard Webhooks specification, for which many languages have libraries."""
+"""Sign messages by the Standard Webhooks specification, which has many implementations."""
 
 import base64
 import binascii
@@ -12,12 +12,12 @@ from hp_tool.errors import InputError
 
 PREFIX = "whsec_"
 MIN_SECRET_BYTES = 24
-"""Minimum number of bytes of a secret, which the specification requires."""
+"""Minimum number of bytes of a secret, according to the specification."""
 TOLERANCE_S = 300.0
 
 
 def secret_bytes(secret: str) -> bytes:
-    """Return the HMAC key of a secret: the base64 text after `whsec_`, else the text itself.
+    """Return the HMAC key in a secret: base64 after `whsec_`, else the text itself.
 
     Raises:
         InputError: The secret is too short or not base64.
@@ -42,7 +42,7 @@ def secret_bytes(secret: str) -> bytes:
 
 
 def signed_headers(*, key: bytes, message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """Return the three headers of a message sent at `timestamp`, in Unix seconds."""
+    """Return the three signature headers for a message sent at `timestamp`, in Unix seconds."""
     return {
         "webhook-id": message_id,
         "webhook-timestamp": str(timestamp),
@@ -53,7 +53,7 @@ def signed_headers(*, key: bytes, message_id: str, timestamp: int, body: bytes) 
 def verify(
     *, secret: str, headers: Mapping[str, str], body: bytes, tolerance_s: float = TOLERANCE_S
 ) -> None:
-    """Verify that somebody with `secret` signed a message within `tolerance_s` of now.
+    """Verify that a message was signed with `secret` within `tolerance_s` of now.
 
     Args:
         secret: The shared secret.
@@ -75,7 +75,7 @@ def verify(
             code="webhook_invalid",
         )
     expected = _signature(secret_bytes(secret), message_id, sent_at, body).encode()
-    # Several space-separated signatures are allowed while a secret is rotated.
+    # While a secret is rotated, there may be several signatures, separated by spaces.
     if not any(hmac.compare_digest(expected, item.encode()) for item in signatures.split()):
         raise InputError(
             "No signature matches the message.", field="webhook-signature", code="webhook_invalid"
