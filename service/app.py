@@ -1,4 +1,4 @@
-"""The web application: its routes and middleware, with one store."""
+"""The web application: routes and middleware around one store."""
 
 import logging
 import threading
@@ -56,10 +56,10 @@ at fault."""  # noqa: E501
 def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastAPI:
     """Return the application for `store`.
 
-    Without a store, the application opens the database in the settings, and closes it at its end.
+    Without `store`, the application opens the database in the settings, and closes it at shutdown.
 
     Raises:
-        StoreError: The database does not respond, or another version wrote its schema.
+        StoreError: The database does not respond, or its schema belongs to another version.
     """
     opened = store or open_store(settings.database_url)
     agents = AgentsRoute()
@@ -80,8 +80,8 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
         version=__version__,
         description=DESCRIPTION,
         lifespan=lifespan,
-        # FastAPI's own documentation pages load scripts from other hosts, which the content
-        # security policy forbids.
+        # FastAPI's documentation pages load scripts from other hosts, which the content security
+        # policy forbids.
         docs_url=None,
         redoc_url=None,
     )
@@ -114,8 +114,8 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
     app.state.watch = Watch(heads=opened.heads, poll_s=settings.poll_s)
     app.state.metrics = metrics = Metrics(store=opened)
     app.state.answers = AnswerCache()
-    # More threads would compete for the interpreter and its caches, so that all finish later; and a
-    # long ranking must not delay short estimates.
+    # More threads would compete for the interpreter and its caches and delay all requests.
+    # Estimates have their own turns, so that a long ranking does not delay them.
     app.state.ranking_turns, app.state.estimate_turns = (
         Turns(at_once=1, at_once_per_key=1, max_wait_s=settings.max_queue_s) for _ in range(2)
     )
@@ -134,8 +134,9 @@ def create_app(settings: Settings, *, store: AccessStore | None = None) -> FastA
 
 
 def _refit(store: AccessStore) -> tuple[MadeCalibration, ...]:
-    """Return the result of `learning.refit`. If it fails, return nothing; answers then report the
-    fit as pending.
+    """Return the result of `learning.refit`, or nothing if it fails.
+
+    After a failure, answers report the fit as pending.
     """
     with logs.log_errors("fit due calibrations", log):
         return refit(store=store)
@@ -143,7 +144,7 @@ def _refit(store: AccessStore) -> tuple[MadeCalibration, ...]:
 
 
 def serve(*, settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT; open event streams get a few seconds to end."""
+    """Serve until SIGTERM or SIGINT. Open event streams have a few seconds to end."""
     logs.configure_logging(form=settings.log_form, level=settings.log_level)
     app = create_app(settings)
     threading.Thread(
@@ -158,7 +159,7 @@ def _render_front_page(app: FastAPI) -> None:
 
 
 def server_options(settings: Settings) -> dict[str, Any]:
-    """Return the options with which uvicorn runs the application."""
+    """Return the uvicorn options for the application."""
     return {
         "log_config": None,
         "host": settings.host,
@@ -169,7 +170,7 @@ def server_options(settings: Settings) -> dict[str, Any]:
         "limit_concurrency": int(settings.max_connections),
         "http": protocol_class(settings),
         "h11_max_incomplete_event_size": settings.max_header_kib * 1024,
-        # Every uvicorn worker would be a process with its own pool. Requests are short, so one
-        # process with threads suffices.
+        # Each uvicorn worker would be a process with its own connection pool. Requests are short,
+        # so one process with threads suffices.
         "workers": 1,
     }

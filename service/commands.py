@@ -1,6 +1,6 @@
-"""Commands of the service, which the entry-point group hp_tool.commands registers.
+"""Commands of the service. The entry-point group hp_tool.commands registers them.
 
-Imports inside the functions keep the web framework from loading at every start.
+Imports are inside the functions, so that other commands do not load the web framework.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 keys = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys of the service.")
 SearchArgument = Annotated[str, typer.Argument(metavar="SEARCH", help="Id of the search.")]
 ScopeName = Literal["read", "submit", "admin"]
-"""Names of scopes. Each scope includes the previous ones."""
+"""Names of scopes. Each scope includes those before it."""
 ServerOption = Annotated[
     str | None,
     typer.Option(
@@ -310,7 +310,7 @@ def _apply_change(
     on_server: Callable[[Client], SearchView],
     in_store: Callable[[AccessStore], SearchRecord],
 ) -> SearchView:
-    """Change a search through the server if given, else in the database; return the search."""
+    """Change a search through the server, if given, or else in the database, and return it."""
     from hp_tool.errors import InputError
     from service.api.views import SearchView
 
@@ -436,10 +436,10 @@ def revoke(
 
 
 def _audit(store: AccessStore, action: str, key_id: str) -> None:
-    """Write the action to the audit log under the user's name, because commands need no key."""
+    """Record the action in the audit log under the user's name, because commands have no key."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # A container's user without a name.
+    except (KeyError, OSError):  # The user of a container may have no name.
         user = "unknown user"
     store.add_audit(
         owner=f"{user} (command line)"[:200],

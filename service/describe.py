@@ -1,4 +1,4 @@
-"""Write the API's description, as in /openapi.json, to a file or to standard output.
+"""Write the OpenAPI description, as in /openapi.json, to a file or to standard output.
 
 `python -m service.describe [FILE]`
 """
@@ -15,10 +15,8 @@ from service.settings import Settings
 
 
 def api_description() -> str:
-    """Return the description as text with keys in a fixed order, so that versions can be compared
-    line by line.
-    """
-    # The application needs a store, though its description reads nothing.
+    """Return the description as text with sorted keys, so that versions can be diffed."""
+    # The application needs a store, although its description reads nothing.
     with (
         tempfile.TemporaryDirectory() as folder,
         closing(open_store(f"sqlite:///{folder}/empty.sqlite3")) as store,

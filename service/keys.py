@@ -1,8 +1,8 @@
 """API keys: issue and recognize them, and determine the caller of a request.
 
-A key is `hp_ID_SECRET`. The id identifies the row, which stores the SHA-256 digest of the 256-bit
-secret. Slow hashes protect passwords that people can remember. A random secret of this size cannot
-be guessed from its digest, and every request hashes it.
+A key is `hp_ID_SECRET`. The ID identifies the row, which stores the SHA-256 digest of the 256-bit
+secret. Slow hashes are for passwords that people choose. A random secret of this size cannot be
+guessed from its digest, and the digest is computed for every request.
 """
 
 import base64
@@ -24,8 +24,8 @@ from hp_tool.errors import HpToolError, NotFoundError
 
 FORM = re.compile(r"hp_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 REMEMBERED_S = 5.0
-"""Seconds for which a key is valid without asking the database. A revoked key may still work for
-this long in other processes.
+"""Seconds for which a key is valid without a database lookup. In other processes, a revoked key may
+keep working for this long.
 """
 MOST_REMEMBERED = 10_000
 
@@ -38,7 +38,7 @@ class Principal:
     """Owner of the data; None for the operator."""
     scope: Scope
     key: KeyRecord | None = None
-    """The stored key; None if the request needed none."""
+    """The stored key; None if the request has no stored key."""
 
     @property
     def key_id(self) -> str | None:
@@ -47,8 +47,7 @@ class Principal:
 
 
 OPERATOR = Principal(owner=None, scope=Scope.ADMIN)
-"""Caller that runs the service: it sends HP_API_KEY, or uses the service's machine if no key is
-needed.
+"""The operator: a caller with HP_API_KEY, or any caller on this machine if no key is set.
 """
 
 
@@ -61,7 +60,7 @@ def issue(
     requests_per_second: float | None = None,
     gpu_seconds_per_day: float | None = None,
 ) -> tuple[KeyRecord, str]:
-    """Return a new key, and the token that its owner sends, which cannot be shown again."""
+    """Create a key; return its record, and the token, which cannot be retrieved later."""
     key_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
     key = NewKey(
         id=key_id,
@@ -75,7 +74,7 @@ def issue(
 
 
 class ForbiddenKeyError(HpToolError):
-    """A key of this service that is no longer valid, and its owner."""
+    """The key belongs to this service but is no longer valid. `key` is its record."""
 
     def __init__(self, key: KeyRecord, message: str, *, code: str) -> None:
         super().__init__(message, code=code)
@@ -83,14 +82,14 @@ class ForbiddenKeyError(HpToolError):
 
 
 class Keyring:
-    """Recognize keys. Each process has one instance, which it uses on its event loop only."""
+    """Recognizes keys. Each process has one instance, which is used on its event loop only."""
 
     def __init__(self, *, find: Callable[[str], KeyRecord], api_key: str | None) -> None:
         """Create the keyring.
 
         Args:
-            find: Returns a stored key by its id; raises NotFoundError.
-            api_key: The operator's key; None if a request without a key is the operator's.
+            find: Returns a stored key by its ID; raises NotFoundError.
+            api_key: The operator's key. If None, requests without a key are the operator's.
         """
         self._find = find
         self._api_key = api_key
@@ -106,7 +105,8 @@ class Keyring:
         if token is None and self._api_key is None:
             return OPERATOR
         token = token or ""
-        # In constant time, so that the duration does not reveal how much of the key was right.
+        # Compare in constant time, so that the duration does not reveal how much of the key
+        # matches.
         if self._api_key is not None and hmac.compare_digest(
             token.encode(), self._api_key.encode()
         ):
@@ -127,7 +127,7 @@ class Keyring:
         return Principal(owner=key.owner, scope=key.scope, key=key)
 
     def recognises(self, headers: Headers) -> bool:
-        """Return True if these headers contain a stored key that was valid before."""
+        """Return True if these headers contain a stored key that was valid recently."""
         form = FORM.fullmatch(token_of(headers) or "")
         if form is None:
             return False
@@ -135,7 +135,7 @@ class Keyring:
         return remembered is not None and remembered[0].id == form[1]
 
     def forget(self, key_id: str) -> None:
-        """Remove a key from the cache, because it was revoked in this process."""
+        """Remove a key from the cache, because this process revoked it."""
         self._remembered = {
             digest: known for digest, known in self._remembered.items() if known[0].id != key_id
         }
@@ -161,8 +161,9 @@ class Keyring:
 
 
 def token_of(headers: Headers) -> str | None:
-    """Return the key in the Authorization header (`Bearer KEY`, or Basic with the key as password);
-    None without one.
+    """Return the key in the Authorization header; None without one.
+
+    The header is `Bearer KEY`, or Basic with the key as password.
     """
     authorization = headers.get("authorization")
     if authorization is None:

@@ -1,6 +1,6 @@
-"""Write logs as JSON lines, or as text for people.
+"""Write logs as JSON lines or as plain text.
 
-Each line contains the ids of the request and the search to which it belongs.
+Each line contains the IDs of the request and the search that it belongs to.
 """
 
 import json
@@ -18,15 +18,17 @@ from hp_tool.errors import HpToolError
 Form = Literal["json", "text"]
 
 _IDS: ContextVar[Mapping[str, str]] = ContextVar("ids", default=MappingProxyType({}))
-"""Ids (request_id, search_id) of the lines that are logged in this context."""
+"""IDs (request_id, search_id) that are added to the lines logged in this context."""
 
 _FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
-"""Attributes that every log record has. All others come from `extra`."""
+"""Attributes that every log record has. All other attributes come from `extra`."""
 
 
 class JsonLines(logging.Formatter):
-    """Format records as JSON lines: {"at", "level", "logger", "message", "request_id"?,
-    "search_id"?, "error"?} and the fields of `extra`.
+    """Formats records as JSON lines.
+
+    A line contains {"at", "level", "logger", "message", "request_id"?, "search_id"?, "error"?} and
+    the fields of `extra`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -44,7 +46,7 @@ class JsonLines(logging.Formatter):
 
 
 class Text(logging.Formatter):
-    """Format records as text: time, message, and the ids at the end."""
+    """Formats records as text: time, message, and the IDs at the end."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
@@ -54,8 +56,9 @@ class Text(logging.Formatter):
         return f"{super().format(record)} {ids}".rstrip()
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the base class's name
-        """Return the line with line ends and escape sequences escaped, so that a path or name
-        cannot imitate another line.
+        """Return the line with line breaks and escape sequences escaped.
+
+        A path or name can therefore not imitate another log line.
         """
         record.message = "".join(
             c if c.isprintable() else c.encode("unicode_escape").decode() for c in record.message
@@ -64,7 +67,7 @@ class Text(logging.Formatter):
 
 
 def configure_logging(*, form: Form, level: str) -> None:
-    """Log to stderr: the service and its server from `level`, libraries from warnings."""
+    """Log to stderr: the service and its server from `level`, libraries from level warning."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if form == "json" else Text())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
@@ -74,7 +77,7 @@ def configure_logging(*, form: Form, level: str) -> None:
 
 @contextmanager
 def log_context(*, request: str | None = None, search: str | None = None) -> Iterator[None]:
-    """Return a context in which every logged line contains these ids."""
+    """Add these IDs to all lines logged within the context."""
     ids = {"request_id": request, "search_id": search}
     token = _IDS.set({**_IDS.get(), **{name: value for name, value in ids.items() if value}})
     try:
@@ -85,9 +88,7 @@ def log_context(*, request: str | None = None, search: str | None = None) -> Ite
 
 @contextmanager
 def log_errors(task: str, log: logging.Logger) -> Iterator[None]:
-    """Return a context that logs an error of `task` instead of raising it, for loops that must
-    continue after a failure.
-    """
+    """Log errors of `task` instead of raising them, so that a loop continues after a failure."""
     try:
         yield
     except HpToolError as error:

@@ -34,7 +34,7 @@ AMOUNTS = {
     "max_gpu_seconds_per_search": "HP_MAX_GPU_SECONDS_PER_SEARCH",
     "max_gpu_seconds_per_day": "HP_MAX_GPU_SECONDS_PER_DAY",
 }
-"""Settings that must be above 0, and the variables that set them."""
+"""Settings that must be above 0, and their environment variables."""
 LOGGING = {"log_form": "HP_LOG_FORMAT", "log_level": "HP_LOG_LEVEL"}
 VARIABLES = {
     "database_url": "HP_DATABASE_URL",
@@ -44,13 +44,13 @@ VARIABLES = {
     **LOGGING,
     **AMOUNTS,
 }
-"""Environment variables of settings that are plain text."""
+"""Environment variables of text settings."""
 Level = Literal["info", "debug", "warning"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings of the API process. `repr`, and therefore logs, omit secrets."""
+    """Settings of the API process. Secrets are omitted from `repr`, and therefore from logs."""
 
     database_url: str | None = field(default=None, repr=False)
     """SQLAlchemy URL; None for the SQLite file in the user's data folder. May contain a
@@ -61,78 +61,77 @@ class Settings:
     port: int = 8000
     api_key: str | None = field(default=None, repr=False)
     """The operator's key, which allows everything. If set, every request except health checks must
-    send it or a stored key. None: a request without a key is the operator's, on loopback only.
+    contain it or a stored key. If None, requests without a key are the operator's; this is allowed
+    on loopback only.
     """
     allowed_hosts: tuple[str, ...] = ()
-    """Host names that a request's Host header may have. Empty: the loopback names on loopback, any
-    name elsewhere.
+    """Host names that are accepted in the Host header. Empty: the loopback names on loopback, any
+    name otherwise.
     """
     requests_per_second: float = 100.0
     """Default rate limit of a stored key, in requests per second."""
     requests_per_second_per_owner: float = 400.0
-    """Rate limit of all stored keys of one owner together. A key with a higher rate keeps it."""
+    """Rate limit of all stored keys of one owner together. Keys with a higher rate keep theirs."""
     wrong_keys_per_second: float = 5.0
-    """Wrong keys per second from one address. Beyond the limit, the address must wait with any key
-    that was not valid before.
+    """Wrong keys per second from one address. Above the limit, keys from this address must wait,
+    unless they were valid before.
     """
     max_gpu_seconds_per_search: float | None = None
     """Maximum budget of one search in GPU-seconds; None for no limit."""
     max_gpu_seconds_per_day: float | None = None
     """Maximum GPU-seconds of all searches per day (UTC); None for no limit."""
     trusted_reports: Literal["administrators", "everybody"] = "administrators"
-    """Owners whose reported measurements calibrate everybody's predictions; other owners' reports
-    calibrate only their own.
+    """Owners whose reported measurements calibrate everybody's predictions. Other owners' reports
+    calibrate only their own predictions.
     """
     log_form: Form = "json"
-    """Log format. json: one object per line; text: for people."""
+    """Log format: json (one object per line) or text."""
     log_level: Level = "info"
-    """Log level; debug also logs fast successful reads."""
+    """Log level. Level debug also logs fast successful reads."""
     webhooks: WebhookSettings | None = None
-    """Signing key and allowed networks of webhooks; None: the service sends none."""
+    """Signing key and allowed networks of webhooks. None: no webhooks are sent."""
     max_body_bytes: int = MIB
     """Maximum bytes of a request body, and of a line of a batch."""
     max_batch_bytes: int = 256 * MIB
-    """Maximum bytes of a whole batch, which is streamed and never stored."""
+    """Maximum bytes of a whole batch. It is streamed and never stored."""
     max_yaml_bytes: int = 64 * 1024
-    """Maximum bytes of YAML in a body, line or field, because parsing it takes far longer than
-    JSON.
-    """
+    """Maximum bytes of YAML in a body, line or field. YAML takes far longer to parse than JSON."""
     max_combinations: int = 5_000_000
-    """Maximum combinations of axis values that one request or one line of a batch may enumerate.
-    Searches run in workers.
+    """Maximum number of combinations of axis values that a request or a batch line may enumerate.
+    Searches are not affected, because workers run them.
     """
     max_values: int = 128
-    """Maximum length of a list of values for one axis of a query."""
+    """Maximum length of the list of values for an axis of a query."""
     max_cpu_s: float = 5.0
-    """Maximum CPU seconds of one request, or of one line of a batch."""
+    """Maximum CPU seconds per request, or per batch line."""
     max_upload_cpu_s: float = 60.0
-    """Maximum CPU seconds of one upload of traces; a gigabyte (unpacked) takes 32."""
+    """Maximum CPU seconds per upload of traces. One GB (uncompressed) takes 32."""
     max_upload_memory_mib: float = 1024.0
-    """Maximum MiB of memory that the process which reads an upload of traces may allocate."""
+    """Maximum memory in MiB that the process which reads an upload of traces may allocate."""
     max_queue_s: float = 5.0
-    """Maximum wait in seconds of a ranking or an estimate for its turn; after that the answer is
-    503. An upload waits six times as long, because it was already sent.
+    """Maximum seconds that a ranking or an estimate waits for its turn; then the answer is 503.
+    Uploads wait six times as long, because they have already been sent.
     """
     max_requests_at_once: int = 16
     """Maximum number of open requests per stored key, excluding those that wait for a search."""
     max_waiting_at_once: int = 64
-    """Maximum number of event streams and requests waiting for a search, per stored key."""
+    """Maximum number of event streams and requests that wait for a search, per stored key."""
     max_connections: int = 1000
-    """Maximum number of connections of all clients; further ones are answered 503."""
+    """Maximum number of connections from all clients. Further connections are answered 503."""
     max_connections_per_address: int | None = None
-    """Maximum number of connections per address (for IPv6, per /64); None: half of max_connections,
-    so that nobody can shut others out.
+    """Maximum number of connections per address (for IPv6, per /64). None: half of max_connections,
+    so that no address can lock out the others.
     """
     max_watch_processes: int = 50_000
-    """Maximum number of processes, including restarted ones, that may report to the watched jobs of
-    one owner; up to 32 kB are stored for each.
+    """Maximum number of processes, including restarted ones, that may report to one owner's watched
+    jobs. Up to 32 kB are stored per process.
     """
     max_header_kib: int = 64
-    """Maximum KiB of a request's target and headers, checked before anything else."""
+    """Maximum KiB of a request's target and headers. This limit is checked before anything else."""
     max_wait_s: float = 60.0
-    """Maximum seconds that `wait_s` may hold a request open."""
+    """Maximum seconds for which `wait_s` may keep a request open."""
     poll_s: float = 0.5
-    """Seconds between database polls of open event streams and waiting requests."""
+    """Seconds between database polls for open event streams and waiting requests."""
 
     def __post_init__(self) -> None:
         if not self.is_loopback and not self.api_key:
@@ -157,7 +156,7 @@ class Settings:
 
     @property
     def reserved_connections(self) -> int:
-        """Number of connections reserved for addresses with few connections: a fifth of all.
+        """Number of connections reserved for addresses with few connections: one fifth of all.
 
         None if one address, such as a proxy, may use all connections.
         """
@@ -179,8 +178,8 @@ class Settings:
     def hosts(self) -> tuple[str, ...]:
         """Accepted Host names.
 
-        On loopback only listed names are accepted, so that a foreign name that resolves to this
-        host is rejected (DNS rebinding).
+        On loopback, only listed names are accepted. A foreign name that resolves to this host is
+        therefore rejected (DNS rebinding).
         """
         if self.allowed_hosts:
             return self.allowed_hosts
@@ -194,7 +193,7 @@ def from_environment(
     port: int | None = None,
     database_url: str | None = None,
 ) -> Settings:
-    """Return the settings from HP_* variables. Arguments, from command-line flags, take precedence.
+    """Read the settings from HP_* variables. Arguments, from command-line flags, take precedence.
 
     Raises:
         InputError: A value is malformed, or the host is not loopback and no key is set.
@@ -214,16 +213,16 @@ def from_environment(
 
 
 def log_settings(environment: Mapping[str, str] = os.environ) -> tuple[Form, Level]:
-    """Return the format and level of the logs, for API and workers."""
+    """Return the format and level of the logs, for the API and for workers."""
     parsed = _parse_variables(environment, LOGGING)
     return parsed.get("log_form", "json"), parsed.get("log_level", "info")
 
 
 def webhook_settings(environment: Mapping[str, str] = os.environ) -> WebhookSettings | None:
-    """Return the key and networks of webhooks, for API and workers; None without a secret.
+    """Return the signing key and networks of webhooks, for the API and for workers.
 
-    They come from HP_WEBHOOK_SECRET, or the file that HP_WEBHOOK_SECRET_FILE names, and
-    HP_WEBHOOK_NETWORKS. Without a secret, nothing is sent.
+    The key is in HP_WEBHOOK_SECRET, or in the file that HP_WEBHOOK_SECRET_FILE names; the networks
+    are in HP_WEBHOOK_NETWORKS. Without a secret, return None, and no webhooks are sent.
 
     Raises:
         InputError: A value is malformed.
@@ -264,8 +263,9 @@ def _operators_key(environment: Mapping[str, str]) -> str | None:
 
 
 def read_secret(environment: Mapping[str, str], name: str) -> str | None:
-    """Return a secret from the variable `name`, or from the file that `name`_FILE names, as
-    container engines provide it.
+    """Return a secret from the variable `name`, or from the file that `name`_FILE names.
+
+    Container engines provide secrets as such files.
     """
     path = environment.get(f"{name}_FILE")
     if not path:
@@ -284,7 +284,7 @@ def read_secret(environment: Mapping[str, str], name: str) -> str | None:
 def _parse_variables(
     environment: Mapping[str, str], variables: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the settings in `environment`, by name.
+    """Parse the variables in `environment`; return the settings by name.
 
     Raises:
         InputError: A variable is malformed; the error names it.

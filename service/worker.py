@@ -40,7 +40,7 @@ NOTHING = Retention()
 SHORTEST_IDLE_S = 0.25
 LONGEST_IDLE_S = 5.0
 SWEEP_EVERY_S = 60.0
-"""Seconds between searches for jobs that no live search owns."""
+"""Seconds between checks for jobs that do not belong to a live search."""
 ANNOUNCE_EVERY_S = 10.0
 FOLLOW_EVERY_S = 60.0
 """Seconds between checks for newly reported measurements, by a worker without a search."""
@@ -48,35 +48,34 @@ FOLLOW_EVERY_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """A process that coordinates searches, each in a separate thread."""
+    """A process that coordinates several searches, each in its own thread."""
 
     store: AccessStore
     storage: BaseStorage | None = None
-    """Storage of Optuna; None stores studies in memory."""
+    """Optuna's storage; None stores studies in memory."""
     holder: str
-    """Readable name of the worker."""
+    """Human-readable name of the worker."""
     per_cluster: int | None = None
-    """Maximum number of running searches per cluster, of all workers; None for no limit."""
+    """Maximum number of running searches per cluster, over all workers; None for no limit."""
     searches: int = 1
-    """Number of searches that the worker runs at the same time."""
+    """Number of searches that the worker runs concurrently."""
     lease_s: float = LEASE_S
     follow_every_s: float = FOLLOW_EVERY_S
     database_url: str = ""
-    """URL of the store, with which retention finds Optuna's tables."""
+    """URL of the store. Retention uses it to find Optuna's tables."""
     retention: Retention = NOTHING
-    """Data that is deleted once a day; by default nothing."""
+    """Data that is deleted once a day; nothing by default."""
     stopping: threading.Event
-    """Event that makes the worker return its searches to the queue and end; jobs continue."""
+    """If set, the worker returns its searches to the queue and exits. Their jobs continue."""
     outdated: threading.Event = field(default_factory=threading.Event)
-    """Event that the worker sets if newer data than it supports is found: it finishes its searches,
-    claims no more, and ends.
+    """Set when the worker finds data of a newer version: it then finishes its searches, claims no
+    more, and exits.
     """
 
     def run(self) -> None:
-        """Run searches until `stopping` is set, or until a newer hp_tool's search or schema is
-        found.
+        """Run searches until `stopping` is set, or until data of a newer hp_tool is found.
 
-        Neither an error of a search nor an unreachable database ends the worker.
+        The worker survives errors of searches and an unreachable database.
         """
         threads = [
             threading.Thread(target=self._serve, name=f"searches-{n}", daemon=True)
@@ -121,8 +120,10 @@ class Worker:
                 idle_s = min(2 * idle_s, LONGEST_IDLE_S)
 
     def _claim(self) -> Lease | None:
-        """Return the lease of the next search; None without one, without the database, or if this
-        hp_tool is too old.
+        """Return the lease of the next search.
+
+        Return None if there is no search, if the database is unreachable, or if this hp_tool is too
+        old.
         """
         with log_errors("look for work", log):
             try:
@@ -175,9 +176,7 @@ class Worker:
             )
 
     def _hand_back(self, lease: Lease) -> None:
-        """Return the search to the queue when the database is reachable, so that any worker may
-        claim it at once.
-        """
+        """Return the search to the queue once the database is reachable."""
         idle_s = SHORTEST_IDLE_S
         while not self.stopping.wait(idle_s):
             try:
@@ -204,7 +203,7 @@ def _log_waiting(kind: str, payload: JsonObject) -> None:
 
 
 def sweep(*, store: AccessStore, stopping: threading.Event, every_s: float) -> None:
-    """End jobs that no live search owns, every `every_s` seconds until `stopping` is set."""
+    """Every `every_s` seconds, end jobs without a live search, until `stopping` is set."""
     sweeper = tuning.Sweeper(store=store)
     while not stopping.wait(every_s):
         with log_errors("sweep", log):
@@ -212,8 +211,9 @@ def sweep(*, store: AccessStore, stopping: threading.Event, every_s: float) -> N
 
 
 def announce(*, store: AccessStore, holder: str, stopping: threading.Event, every_s: float) -> None:
-    """Record every `every_s` seconds that this worker is alive and what it can run, until
-    `stopping` is set; then remove the record.
+    """Record every `every_s` seconds that this worker is alive and what it can run.
+
+    When `stopping` is set, remove the record.
     """
     while True:
         with log_errors("announce this worker", log):
@@ -232,7 +232,7 @@ def work(
     searches: int = 1,
     retention: Retention = NOTHING,
 ) -> None:
-    """Run a worker in this process until SIGTERM or SIGINT; a second SIGINT interrupts it."""
+    """Run a worker in this process until SIGTERM or SIGINT. A second SIGINT interrupts it."""
     from hp_tool import store as stores
 
     stopping = threading.Event()
@@ -249,7 +249,7 @@ def work(
     announcing: threading.Thread | None = None
     try:
         log.info("worker %s on %s", holder := default_holder(), stores.mask_password(url))
-        # Imports the rest of SQLAlchemy before a second thread uses it.
+        # This imports the rest of SQLAlchemy before a second thread uses it.
         storage = tuning.study_storage(url)
         settings = webhook_settings()
         delivering = (

@@ -1,6 +1,6 @@
-"""`python -m service.analysis FOLDER`: analyse the upload in a folder.
+"""Analyse the upload in a folder: `python -m service.analysis FOLDER`.
 
-The process ends when its standard input closes, so that it never outlives the service.
+The process ends when its standard input closes, so that it does not outlive the service.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from service.analysis.job import (
 )
 
 CPU_GRACE_S = 2
-"""CPU seconds beyond the limit that Python checks, after which the kernel ends the process."""
+"""CPU seconds between the limit that Python checks and the limit that the kernel enforces."""
 ABANDONED = 3
 """Exit code if the service closes standard input."""
 
@@ -52,9 +52,7 @@ def main() -> None:
 
 
 def restrict(limits: Limits) -> None:
-    """Set the limits of this process, and make it the first process that the kernel kills if memory
-    runs out.
-    """
+    """Set this process's resource limits, and make it the OOM killer's first victim."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     memory = _address_space_bytes() + int(limits.memory_mib * MIB)
@@ -68,7 +66,7 @@ def restrict(limits: Limits) -> None:
         hard_limit = resource.getrlimit(kind)[1]
         if hard_limit != resource.RLIM_INFINITY:
             soft, hard = min(soft, hard_limit), min(hard, hard_limit)
-        with contextlib.suppress(ValueError, OSError):  # Systems without this limit.
+        with contextlib.suppress(ValueError, OSError):  # Not all systems have this limit.
             resource.setrlimit(kind, (soft, hard))
 
 
@@ -96,13 +94,13 @@ def _analyse(job: Job, folder: Path) -> bytes | None:
         error = refused
     except MemoryError:
         error = limits.out_of_memory()
-    # Outside the except block, where the frames that hold the memory are gone.
+    # Runs outside the except block, so that the traceback no longer holds the upload's memory.
     write_error(folder, error)
     return None
 
 
 def _address_space_bytes() -> int:
-    """Return the size of this process's address space in bytes; 0 on a system without /proc."""
+    """Return the size of this process's address space in bytes; 0 without /proc."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:
@@ -111,7 +109,8 @@ def _address_space_bytes() -> int:
 
 
 def _end_with_the_service() -> None:
-    os.read(sys.stdin.fileno(), 1)  # sys.stdin itself would be locked when the interpreter ends
+    # Reading sys.stdin itself would hold its lock when the interpreter exits.
+    os.read(sys.stdin.fileno(), 1)
     os._exit(ABANDONED)
 
 

@@ -1,4 +1,4 @@
-"""Request and answer that the service exchanges with the child process that analyses an upload."""
+"""Exchange a request and its answer with the child process that analyses an upload."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hp_tool.traces.explain.logged import LoggedExplanation
 
 MIB = 2**20
 JOB = "job.pickle"
-"""Name of the file in the upload's folder that describes the job to the child process."""
+"""File in the upload's folder that describes the job to the child process."""
 ANSWER, ERROR = "answer.json", "error.json"
-"""Names of the files for the result. The child process writes one of the two."""
+"""Names of the result files. The child process writes one of them."""
 MAX_ANSWER_BYTES = 32 * MIB
 TOO_COSTLY = "request_too_costly"
 
@@ -29,7 +29,7 @@ class Limits:
     """Limits of one analysis."""
 
     memory_mib: float
-    """MiB of address space that the analysis may allocate in addition to the loaded program."""
+    """Address space that the analysis may allocate beyond the loaded program, in MiB."""
     cpu_s: float
     max_combinations: int
     max_values: int
@@ -63,13 +63,13 @@ class Job:
     paths: Sequence[Path]
     """Uploaded files, in the folder that receives the answer."""
     names: Sequence[str]
-    """Names of the files that errors use."""
+    """File names for error messages."""
     query: Query | None
     limits: Limits
 
 
 def write_error(folder: Path, error: HpToolError) -> None:
-    """Write an error into the folder, for the service to read."""
+    """Write an error into the folder for the service."""
     values = {
         "kind": type(error).__name__,
         "message": error.message,
@@ -80,7 +80,7 @@ def write_error(folder: Path, error: HpToolError) -> None:
 
 
 def read_error(folder: Path) -> HpToolError | None:
-    """Return the error that the child process wrote; None if it wrote none."""
+    """Return the error that the child process wrote; None if there is none."""
     path = folder / ERROR
     if not path.is_file():
         return None
@@ -90,7 +90,7 @@ def read_error(folder: Path) -> HpToolError | None:
 
 
 def parse_answer(content: bytes) -> Explanation | LoggedExplanation:
-    """Parse the JSON of an answer."""
+    """Parse an answer in JSON."""
     kind = Explanation if b'"critical_rank":' in content else LoggedExplanation
     answer: Explanation | LoggedExplanation = schema.adapter(kind).validate_json(content)
     return answer

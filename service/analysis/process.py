@@ -1,4 +1,4 @@
-"""Run the child process that analyses an upload, and end it if the client disconnects."""
+"""Run the child process that analyses an upload, and kill it if the client disconnects."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from service.analysis.job import ANSWER, JOB, MAX_ANSWER_BYTES, TOO_COSTLY, Job,
 
 log = logging.getLogger(__name__)
 POLL_S = 0.05
-"""Seconds between checks that the client is still waiting."""
+"""Seconds between checks whether the client is still waiting."""
 WALL_FACTOR, WALL_EXTRA_S = 4.0, 10.0
-"""Wall-clock seconds allowed per CPU second of an analysis, and additional seconds for its start on
-a busy machine.
+"""Wall-clock limit: seconds per CPU second of the limit, and extra seconds for startup on a busy
+machine.
 """
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Environment variables that prevent numpy from reserving address space for every core."""
+"""Environment variables for thread counts. Each numpy thread would reserve address space."""
 SECRETS = (
     "HP_API_KEY",
     "HP_API_KEY_FILE",
@@ -31,20 +31,20 @@ SECRETS = (
     "HP_WEBHOOK_SECRET",
     "HP_WEBHOOK_SECRET_FILE",
 )
-"""Environment variables that a process which reads untrusted files does not receive."""
+"""Environment variables with secrets, which a process that reads untrusted files must not have."""
 _LOG_CHARACTERS = 4000
 
 
 def analyse(job: Job, *, folder: Path) -> bytes:
     """Return the answer to `job` as JSON.
 
-    `folder` contains the uploaded files and receives the answer. Call this function in a thread. It
-    ends the child process if `bounds.check_work` raises an error.
+    `folder` contains the uploaded files and receives the answer. Call this function in a thread. If
+    `bounds.check_work` raises an error, the child process is killed.
 
     Raises:
         HpToolError: The upload cannot be explained within the limits, or the client disconnected.
     """
-    bounds.check_work()  # The client may have disconnected while it waited for its turn.
+    bounds.check_work()  # The client may have disconnected while waiting for its turn.
     environment = {
         name: value for name, value in os.environ.items() if name not in SECRETS
     } | dict.fromkeys(THREADS, "1")
@@ -54,7 +54,7 @@ def analyse(job: Job, *, folder: Path) -> bytes:
     deadline = time.monotonic() + WALL_FACTOR * job.limits.cpu_s + WALL_EXTRA_S
     with (
         output.open("wb") as written,
-        # It closes when this process ends, and the child ends with it.
+        # Standard input closes when this process ends. The child process then exits too.
         subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=written, stderr=written, env=environment
         ) as child,
