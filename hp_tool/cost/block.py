@@ -131,7 +131,7 @@ class LayerBytes:
     backward pass.
     """
     saved_full: Floats
-    """Bytes saved if the whole layer is recomputed: the layer's input."""
+    """Bytes saved with full recomputation of the layer: the layer's input."""
     repeated: Floats
     """Bytes that selective recomputation restores at once: those of one block of one layer."""
     backward_working: Floats

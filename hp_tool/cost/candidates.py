@@ -123,7 +123,7 @@ class Candidates:
 
     @cached_property
     def recomputes_layers(self) -> bool:
-        """Return whether any candidate recomputes whole layers."""
+        """Return whether any candidate recomputes complete layers."""
         return anywhere(self.recompute_method >= FULL_UNIFORM)
 
     @cached_property

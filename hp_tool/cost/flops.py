@@ -32,7 +32,7 @@ UNEVEN_TOLERANCE = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFlops:
-    """Forward FLOPs of one token through the whole model, by part. A multiply-add counts as two."""
+    """Forward FLOPs of one token in the complete model, by part. A multiply-add counts as two."""
 
     layers: float
     """Projections, and MLPs or experts, of all layers."""

@@ -68,10 +68,10 @@ def routed_width(model: ModelSpec) -> float:
 def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
     """Return the activation bytes of the MoE block.
 
-    Included are the norm and router input (16 bits, because the router's matmul is not quantised),
-    8 bytes per pair of token and expert (two int32 in the map of the fused permutation), the
-    permuted inputs of the experts, and the pre-activations and activations of routed and shared
-    experts. Probabilities and indices, about 32 bytes per selected pair, are excluded.
+    Includes the norm and router input (16 bits, because the router's matmul is not quantised), 8
+    bytes per pair of token and expert (two int32 in the map of the fused permutation), the permuted
+    inputs of the experts, and the pre-activations and activations of routed and shared experts.
+    Probabilities and indices, about 32 bytes per selected pair, are excluded.
     """
     model = case.model
     gates = float(model.mlp_inputs)

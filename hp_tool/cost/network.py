@@ -135,9 +135,9 @@ def domains(candidates: Candidates, *, cluster: ClusterSpec) -> Domain:
     """Return the NVLink domains of a job.
 
     The job uses all devices of its nodes. In a rack, it uses cluster.nvlink_segment_gpus devices.
-    By default, these are as many as contain a whole number of the innermost groups, which are the
-    largest nested groups of dense layers and of experts that fit into a rack. For groups of 8 and
-    of 32, it uses 64 of 72 devices.
+    By default, this number is a multiple of the innermost groups: the largest nested groups of
+    dense layers and of experts that fit into a rack. For groups of 8 and of 32, it uses 64 of 72
+    devices.
     """
     if (
         cluster.nvlink_segment_gpus is not None

@@ -23,9 +23,9 @@ def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) ->
     """Return the parameters of a layer's token mixer on one rank. Cross-attention has as many
     parameters as self-attention.
 
-    Included are projections, biases (those of row-parallel matrices are not split), the block's
-    norm, norms of latents, queries and keys, and attention sinks. Query and key norms over all
-    heads are split with the heads.
+    Includes projections, biases (those of row-parallel matrices are not split), the block's norm,
+    norms of latents, queries and keys, and attention sinks. Query and key norms over all heads are
+    split with the heads.
     """
     t = tensor_parallel_size
     if model.mixer != "attention":
@@ -93,7 +93,7 @@ def expert_parameters(model: ModelSpec) -> float:
 def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
     """Return the parameters of one MoE layer on one rank, excluding its routed experts.
 
-    Included are attention, shared experts, norms, and the unsplit router, latent projections and
+    Includes attention, shared experts, norms, and the unsplit router, latent projections and
     shared-expert gate.
     """
     t = tensor_parallel_size

@@ -162,7 +162,7 @@ def mixed_costs(
             layers_by_kind=(cast(FloatArray, on_first), cast(FloatArray, on_second)),
         )
 
-    # An equal split gives the seconds per layer on each kind, including the ends of the model.
+    # An equal split gives the seconds per layer on each kind, including embedding and output layer.
     seconds = _seconds_by_kind(kinds, c, each_kind((layers / p, layers / p)))
     balanced = layers * seconds[1] / (first * seconds[1] + second * seconds[0])
     fewest = c.virtual_pipeline_parallel_size

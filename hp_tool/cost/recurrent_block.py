@@ -48,8 +48,8 @@ chunk states (mamba_ssm 2.3, ssd_combined.py; fla 0.6, gated_delta_rule/chunk.py
 def recurrent_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockBytes:
     """Return the activation bytes of the recurrent block.
 
-    Included are the norm input and matmul input (sharded by sequence parallelism, else replicated),
-    the tensors that the convolution, the scan and the gated norm save (`saved_numbers`,
+    Includes the norm input and matmul input (sharded by sequence parallelism, else replicated), the
+    tensors that the convolution, the scan and the gated norm save (`saved_numbers`,
     `saved_wide_numbers`), and the output projection's input, split by heads. Recomputing the
     attention core frees nothing here.
     """

@@ -92,7 +92,7 @@ def compare_context_parallelism(
     context-parallel sizes.
 
     A static step is global_batch_size packed rows of sequence_length tokens. Dynamic sizes are c,
-    c/2, c/4, ... down to a smallest size. Each step uses the smallest size that gives the fastest
+    c/2, c/4, ... down to a smallest size. Each step uses the smallest size with the fastest
     schedule, or the static schedule if no dynamic one is faster.
 
     Raises:

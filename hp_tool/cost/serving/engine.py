@@ -67,8 +67,8 @@ def drafting_factor(speculative: SpeculativeSpec | None) -> float:
 # The part of R for the prefill of a request's own prompt and of earlier prompts precedes its first
 # token; the rest delays its later tokens. The fraction (u + v) / (u + v O) of the front end's time
 # precedes the first token. So does the fraction b (H / S)^2 of the rest: the closer the front end
-# is to its limit, the more tokens queue before the first one. Requests without a slot wait longer by
-# S (C - B) / B (Little's law).
+# is to its limit, the more tokens queue before the first one. Requests without a slot wait
+# S (C - B) / B longer (Little's law).
 #
 # If an engine waits w passes for more prompts, and a prompts arrive per pass, prompts wait
 # w (1 + a w / 2) / (1 + a w) passes on average: the first prompt starts the wait, and the others
