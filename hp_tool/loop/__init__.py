@@ -1,3 +1,1 @@
-"""Search, tuning, calibration and learning: run a few configurations, measure, and correct
-predictions.
-"""
+"""Search, tuning, calibration and learning: run a few configurations and correct predictions."""

@@ -1,7 +1,6 @@
-"""Fit corrections to arrays of predictions and measurements. The package imports no store and no
-queries.
+"""Fit corrections to arrays of predictions and measurements.
 
-The package reads no store and knows no query.
+This package uses no store and no queries.
 """
 
 from hp_tool.loop.calibration.calibration import Calibration, fit_calibration

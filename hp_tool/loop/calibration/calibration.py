@@ -1,6 +1,4 @@
-"""A calibration: fitted corrections of predictions on this hardware, in a form that can be
-stored.
-"""
+"""Calibrations: fitted corrections of predictions on one kind of hardware, which can be stored."""
 
 from __future__ import annotations
 
@@ -18,14 +16,14 @@ from hp_tool.loop.calibration.repeats import limit_repeats
 from hp_tool.loop.calibration.step_time import StepTimeFit, fit_step_time
 
 PAYLOAD_VERSION = 7
-"""Version of the stored payload. Earlier versions store fits in another format; their measurements
-are fitted again.
+"""Version of the stored payload. Earlier versions store fits in another format, so their
+measurements are fitted again.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Corrections of step time and memory, with the ids of the measurements they were fitted to."""
+    """Corrections of step time and memory, with the ids of the underlying measurements."""
 
     prior: Prior
     step_time: StepTimeFit
@@ -48,7 +46,7 @@ class Calibration:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready payload, readable by `from_dict` of this and later versions."""
+        """Return a JSON-ready payload that `from_dict` of this and later versions can read."""
         payload = _payload(self)
         if not len(self.step_time.part_logs):  # Written by versions without this field.
             del payload["step_time"]["part_logs"]
@@ -61,7 +59,7 @@ class Calibration:
 
     @staticmethod
     def from_dict(payload: Mapping[str, Any]) -> Calibration:
-        """Return the calibration of a stored payload.
+        """Restore a calibration from its stored payload.
 
         Raises:
             ValueError: The payload has another version.
@@ -81,9 +79,9 @@ class Calibration:
 
 
 def _payload(value: Any) -> Any:
-    """Return a fit as JSON: arrays and tuples as lists, dataclasses as mappings.
+    """Convert a fit to JSON: arrays and tuples to lists, dataclasses to mappings.
 
-    The prior, which all fits share, is omitted.
+    The prior is omitted, because all fits share it.
     """
     if is_dataclass(value):
         return {
@@ -101,8 +99,9 @@ def _payload(value: Any) -> Any:
 
 
 def _read(kind: Any, payload: Mapping[str, Any]) -> Any:
-    """Return the dataclass `kind` from a payload written by `_payload`; missing fields get their
-    defaults.
+    """Restore a dataclass of type `kind` from a payload written by `_payload`.
+
+    Missing fields get their defaults.
     """
     hints = get_type_hints(kind)
     return kind(**{name: _value(hints[name], value) for name, value in payload.items()})
@@ -119,16 +118,16 @@ def _value(hint: Any, value: Any) -> Any:
 def fit_calibration(*, evidence: Evidence | None = None, prior: Prior | None = None) -> Calibration:
     """Fit step time and memory to the evidence.
 
-    Without evidence the result is the prior, and predictions equal the cost model's exactly. The
-    order of the rows does not matter. If a configuration ran many times, a few of the runs
-    represent all (see `repeats`). The default prior is a GPU's; `prior_for(kind="cpu")` is wider.
+    Without evidence, the result is the prior, and predictions equal the cost model's exactly. The
+    order of the rows does not matter. If a configuration ran many times, only a few of its runs are
+    used (see `repeats`). The default prior is that of a GPU; `prior_for(kind="cpu")` is wider.
     """
     from threadpoolctl import threadpool_limits
 
     evidence = Evidence.empty() if evidence is None else evidence
     prior = prior_for(kind="gpu") if prior is None else prior
     runs = limit_repeats(evidence)
-    # On a busy machine, BLAS threads that wait for each other take a hundred times longer.
+    # On a busy machine, BLAS threads that wait for each other make a fit a hundred times slower.
     with threadpool_limits(limits=1, user_api="blas"):
         return Calibration(
             prior=prior,

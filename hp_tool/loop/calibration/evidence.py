@@ -1,4 +1,4 @@
-"""Evidence of a calibration: arrays of n predictions and measurements, and their features."""
+"""Evidence for a calibration: n predictions and measurements with their features, as arrays."""
 
 from __future__ import annotations
 
@@ -30,39 +30,42 @@ _COLUMNS = (
     "measured_memory_bytes",
     "out_of_memory",
 )
-"""Array fields of Evidence with one value per row."""
+"""Array fields of Evidence that have one value per row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """n profile runs, with predictions and measurements.
+    """n profile runs with predictions and measurements.
 
-    Runs without a step time (out of memory) still contribute to the memory fit. NaN means not
-    measured.
+    NaN means not measured. Runs without a step time, which ran out of memory, still contribute to
+    the memory fit.
     """
 
     measurement_ids: tuple[str, ...]
     """Ids of the measurements, stored with the calibration."""
     parts_s: Mapping[str, FloatArray]
-    """Uncalibrated exposed seconds by part, each (n,)."""
+    """Uncalibrated exposed seconds by part, each of shape (n,)."""
     layer_passes: FloatArray
-    """(n,) number of passes of one micro-batch through one layer (forward and backward) per step
-    and rank, including the bubble.
+    """(n,) number of times a micro-batch passes through a layer (forward and backward) per step and
+    rank, including the bubble.
     """
     memory_bytes: FloatArray
-    """(n,) uncalibrated allocated bytes on the worst rank."""
+    """(n,) uncalibrated allocated bytes on the rank that needs most."""
     capacity_bytes: FloatArray
-    """(n,) bytes available for allocations on the device of the run."""
+    """(n,) bytes that the run's device can allocate."""
     measured_step_s: FloatArray
-    """(n,) seconds; NaN unless the run succeeded."""
+    """(n,) measured step time in seconds; NaN unless the run succeeded."""
     measured_memory_bytes: FloatArray
-    """(n,) peak allocated bytes; NaN if not measured."""
+    """(n,) measured peak of allocated bytes; NaN if not measured."""
     out_of_memory: BoolArray
-    """(n,) whether the run ran out of memory, so that it needs more than `capacity_bytes`."""
+    """(n,) True if the run ran out of memory, so it needs more than `capacity_bytes`."""
     features: Mapping[str, FloatArray] = field(default_factory=dict)
-    """Features of `residual_features`, each (n,); without features, only the factors are fitted."""
+    """Features from `residual_features`, each of shape (n,). Without features, only factors are
+    fitted.
+    """
     measured_parts_s: Mapping[str, FloatArray] = field(default_factory=dict)
-    """Seconds of some parts in `parts_s` as measured by traces, each (n,); NaN without a trace."""
+    """Seconds of parts in `parts_s` that traces measured, each of shape (n,); NaN without a trace.
+    """
 
     def __post_init__(self) -> None:
         tables = (self.parts_s, self.features, self.measured_parts_s)
@@ -89,7 +92,7 @@ class Evidence:
 
     @staticmethod
     def empty() -> Evidence:
-        """Return evidence with no runs."""
+        """Return evidence without runs."""
         nothing: dict[str, Any] = {
             name: np.empty(0, dtype=bool if name == "out_of_memory" else float) for name in _COLUMNS
         }
@@ -97,7 +100,7 @@ class Evidence:
 
     @staticmethod
     def concatenate(pieces: Sequence[Evidence]) -> Evidence:
-        """Concatenate the rows of all pieces in order; missing parts and features are zero."""
+        """Concatenate the rows of all pieces in order. Missing parts and features are zero."""
 
         def table(attribute: str, missing: float = 0.0) -> dict[str, FloatArray]:
             names = sorted({name for piece in pieces for name in getattr(piece, attribute)})
@@ -125,7 +128,7 @@ class Evidence:
 
 
 MICRO_BATCHES = "micro_batches"
-"""Feature that is also the number of micro-batches, each of which may stall."""
+"""Feature whose value is also the number of micro-batches, each of which may stall."""
 STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD = (
     "step_log_sd",
     "pair_log_sd",
@@ -134,27 +137,27 @@ STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD = (
 )
 STALL_RISK = "stall_log_risk"
 STATED = {STEP_LOG_SD, PAIR_LOG_SD, DEVICE_LOG_SD, MEMORY_LOG_SD, STALL_RISK}
-"""Names of deviations stated by the cost model, which are not features.
+"""Names of deviations that the cost model states. They are not features.
 
-They are the standard deviations of a step time, of the ratio of two step times (0: not stated), of
-its part that depends only on device and software, and of memory, and the logarithm of the relative
-frequency of stalls.
+They are the standard deviations of a step time, of the ratio of two step times (0 if not stated),
+of the part of a step time that depends only on device and software, and of memory; and the
+logarithm of the relative frequency of stalls.
 """
 
 
 def allocated_bytes(costs: TrainingCosts) -> FloatArray:
-    """Return the bytes allocated by the framework, shape (n,): the total without memory outside the
-    allocator.
+    """Return the bytes allocated by the framework, shape (n,).
+
+    They are the total without memory outside the allocator.
     """
     return np.asarray(costs.memory_total_bytes - costs.memory_parts["overhead"])
 
 
 def layer_passes(*, case: TrainingCase, candidates: Candidates) -> FloatArray:
-    """Return (m + (p-1)/v) L/p, shape (n,): passes of one micro-batch through one layer per rank
-    and step.
+    """Return (m + (p-1)/v) L/p, the layer passes of micro-batches per rank and step, shape (n,).
 
-    Each of the m = B / (d b) micro-batches, and each of the bubble's (p-1)/v, passes the L/p layers
-    of a stage.
+    There are m = B / (d b) micro-batches, and the bubble lasts as long as (p-1)/v more. Each passes
+    through the L/p layers of a stage.
     """
     micro_batches = case.workload.global_batch_size / (
         candidates.data_parallel_size * candidates.micro_batch_size
@@ -166,12 +169,12 @@ def layer_passes(*, case: TrainingCase, candidates: Candidates) -> FloatArray:
 
 
 def residual_features(*, case: TrainingCase, candidates: Candidates) -> dict[str, FloatArray]:
-    """Return the features of configurations, each (n,).
+    """Return the features of configurations, each of shape (n,).
 
-    Each property that affects kernels, networks or schedules is a feature. Sizes are base-2
-    logarithms, so halving the number of GPUs is the same distance at 8 and at 512. Whether a group
-    spans nodes is a category. Model, workload and cluster are features too, so measurements of
-    other models on other numbers of nodes are near but not equal.
+    Every property that affects kernels, networks or schedules is a feature. Sizes are base-2
+    logarithms, so halving the number of GPUs is the same distance at 8 as at 512. Whether a group
+    spans nodes is a category. Model, workload and cluster are also features. Measurements of other
+    models or numbers of nodes are therefore near but not identical.
     """
     c, model, cluster = candidates, case.model, case.cluster
     tensor, pipeline = np.asarray(c.tensor_parallel_size), np.asarray(c.pipeline_parallel_size)
@@ -212,10 +215,11 @@ def _uses_flex(case: TrainingCase, c: Candidates) -> Any:
 
 
 def _stall_risk(case: TrainingCase, pipeline_crosses: BoolArray) -> FloatArray:
-    """Return ln of the relative stall risk by number of nodes and pipeline, shape (n,).
+    """Return ln of the relative stall risk, by number of nodes and pipeline, shape (n,).
 
-    The cost model charges pipelines on many nodes for stalled messages. These pipelines therefore
-    do not stall beyond their prediction, and other layouts there stall more often.
+    For pipelines on many nodes, the cost model already includes stalled messages. These pipelines
+    therefore do not stall beyond their prediction, and other layouts on these nodes stall more
+    often.
     """
     framework, nodes = case.profile.framework, case.cluster.num_nodes
     held_up = framework.message_stall_s > 0.0 and nodes > framework.message_stall_nodes
@@ -229,9 +233,7 @@ def _stall_risk(case: TrainingCase, pipeline_crosses: BoolArray) -> FloatArray:
 
 
 def _stated_deviations(case: TrainingCase) -> dict[str, float]:
-    """Return the deviations that the cost model states for a case's predictions, by the names in
-    STATED.
-    """
+    """Return the deviations that the cost model states for a case, by the names in STATED."""
     whole, doubts, framework = step_log_sd(case=case), case.profile.doubts, case.profile.framework
     own = (
         framework.time_log_sd**2
@@ -247,7 +249,7 @@ def _stated_deviations(case: TrainingCase) -> dict[str, float]:
 
 
 def _model_features(model: ModelSpec) -> dict[str, float]:
-    """Return the features of the model's shape; models with equal features count as one."""
+    """Return the features of the model's shape. Models with equal features count as the same."""
     experts = bool(model.num_experts)
     return {
         "hidden_size": np.log2(model.hidden_size),
@@ -261,8 +263,9 @@ def _model_features(model: ModelSpec) -> dict[str, float]:
 
 
 def _workload_features(workload: TrainingWorkload) -> dict[str, float]:
-    """Return the features of the workload and its software; the release is a year, 0 if not
-    named.
+    """Return the features of the workload and its software.
+
+    The framework release is a year; 0 if not given.
     """
     numbers = [int(part) for part in re.findall(r"\d+", workload.framework_version or "")]
     return {
@@ -292,7 +295,7 @@ MODEL = (
     "release",
     "devices",
 )
-"""Features that distinguish models and workloads; all others distinguish layouts."""
+"""Features that distinguish models and workloads. All other features distinguish layouts."""
 SHAPE = (
     "hidden_size",
     "feed_forward_size",
@@ -301,16 +304,15 @@ SHAPE = (
     "experts",
     "experts_per_token",
 )
-"""Features that must be equal for two models to count as one, regardless of their number of
-layers.
-"""
+"""Features in which two models must agree to count as the same. The number of layers may differ."""
 SAME = 1e-6
-"""Distance below which two configurations count as one."""
+"""Distance below which two configurations count as the same."""
 
 
 def scale_features(features: Mapping[str, FloatArray], names: Sequence[str]) -> FloatArray:
-    """Return points, shape (n, k), in units of each feature's length scale; missing features are
-    zero.
+    """Return the features in units of their length scales, shape (n, k).
+
+    Missing features are zero.
     """
     apart = assumed().features
     rows = len(next(iter(features.values()), ()))
@@ -325,11 +327,12 @@ def scale_features(features: Mapping[str, FloatArray], names: Sequence[str]) -> 
 def select_most_similar(
     *, evidence: Evidence, features: Mapping[str, FloatArray], limit: int
 ) -> Evidence:
-    """Return the `limit` timed measurements from elsewhere that are most similar to these
-    configurations.
+    """Return the `limit` timed measurements that are most similar to some configurations.
+
+    `features` are those of the configurations.
 
     Runs out of memory are kept only if the same configuration of the same model on the same cluster
-    is among them. Otherwise a factor that explains the worst failure of another model would reject
+    is among them. Otherwise, a factor that explains the worst failure of another model would reject
     configurations that fit here.
     """
     if not evidence.features or not features:

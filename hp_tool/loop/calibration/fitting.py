@@ -1,10 +1,11 @@
 """Priors and the linear Gaussian model of step time and memory, with a closed-form posterior.
 
-y = J x + model + layout + noise: parameters x shared by all runs, an effect of each model, an
-effect of each layout, and the noise of repeated runs. All four are normally distributed. The last
+y = J x + model + layout + noise. The parameters x are shared by all runs. Each model and each
+layout adds an effect, and repeated runs add noise. All four are normally distributed, and the last
 three are Gaussian processes over features. Their variances come from the interval that the cost
-model states, each multiplied by a factor that is fitted to the runs. Rasmussen and Williams,
-Gaussian Processes for Machine Learning (2006): algorithm 2.1, leave-one-out by equation 5.12.
+model states, and each is multiplied by a factor fitted to the runs. See Rasmussen and Williams,
+Gaussian Processes for Machine Learning (2006): algorithm 2.1, and equation 5.12 for leave-one-out
+predictions.
 """
 
 from __future__ import annotations
@@ -22,50 +23,50 @@ from hp_tool.loop.calibration.evidence import BoolArray, FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """Standard deviations of the prior. Factors are log-normal around 1; overheads are half-normal
-    with mode 0.
+    """Prior standard deviations.
 
-    If the cost model states the deviations of a step time and of a ratio of two, these are scaled
-    to sum to them.
+    Factors are log-normal around 1; overheads are half-normal with mode 0. If the cost model states
+    the deviation of a step time and that of a ratio of two, the deviations here are scaled so that
+    they sum to the stated ones.
     """
 
     name: str
     common_log_sd: float
-    """Deviation of the factor on every part, because a whole device can be faster or slower than
-    its profile.
+    """Log deviation of the factor common to all parts: a device can be faster or slower than its
+    profile.
     """
     group_log_sd: float
-    """Deviation of an additional factor on each group of parts (compute, attention, communication,
-    memory-bound).
+    """Log deviation of an additional factor on each group of parts (compute, attention,
+    communication, memory-bound).
     """
     part_log_sd: float
-    """Deviation of an additional factor on each part of a group."""
+    """Log deviation of an additional factor on each part of a group."""
     step_overhead_s: float
-    """Scale of a fixed time per optimizer step: data loading, launch of the schedule, Python."""
+    """Scale of a fixed time per optimizer step: data loading, schedule launch, Python."""
     layer_overhead_s: float
-    """Scale of a fixed time per layer and micro-batch, forward and backward: kernel launches."""
+    """Scale of a fixed time per layer and micro-batch (forward and backward): kernel launches."""
     model_log_sd: float
-    """Deviation of an effect that all runs of one model share, in addition to the factors."""
+    """Log deviation of an effect shared by all runs of a model, in addition to the factors."""
     residual_log_sd: float
-    """Residual deviation of a configuration."""
+    """Residual log deviation of a configuration."""
     residual_runs: float
-    """Number of runs to which the prior of the residual and run deviations is equivalent."""
+    """Weight of the prior on the residual and run deviations, in equivalent runs."""
     run_log_sd: float
-    """Standard deviation between runs of one configuration."""
+    """Log deviation between runs of one configuration."""
     stated_share: float
-    """Fraction of machines on which the cost model's stated deviations hold."""
+    """Fraction of machines for which the cost model's stated deviations are right."""
     memory_log_sd: float
-    """Deviation of the factor on predicted bytes."""
+    """Log deviation of the factor on predicted bytes."""
     memory_overhead_bytes: float
-    """Scale of the additional bytes that every configuration needs."""
+    """Scale of additional bytes that every configuration needs."""
     memory_residual_log_sd: float
-    """Residual deviation of a configuration's memory."""
+    """Residual log deviation of a configuration's memory."""
     slow_share: float
     """Fraction of runs that stall; see `regimes`."""
 
 
 def prior_for(*, kind: Kind) -> Prior:
-    """Return the default prior of a device kind."""
+    """Return the default prior for a kind of device."""
     widths = assumed().device_priors
     return Prior(
         name=kind,
@@ -76,16 +77,17 @@ def prior_for(*, kind: Kind) -> Prior:
 
 COMPONENTS = ("common", "groups", "model", "layout", "noise")
 WIDEST = 8.0
-"""Maximum of |ln(factor)| in the search for the likeliest factors on variances."""
+"""Maximum |ln(factor)| when searching for the most likely factors on variances."""
 NUGGET = 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Inputs of the model for n configurations."""
+    """Model inputs for n configurations."""
 
     jacobian: FloatArray
-    """(..., n, p) derivative of y by the parameters, in units of their prior standard deviations.
+    """(..., n, p) derivative of y with respect to the parameters, in units of their prior standard
+    deviations.
 
     The first parameter is the common factor.
     """
@@ -94,21 +96,21 @@ class Rows:
     layout: FloatArray
     """(n, l) all features, in units of their length scales."""
     model_log_sd: FloatArray
-    """(n,) standard deviation of the model's effect."""
+    """(n,) standard deviation of the model effect."""
     layout_log_sd: FloatArray
-    """(n,) standard deviation of the layout's effect."""
+    """(n,) standard deviation of the layout effect."""
     noise_log_sd: FloatArray
-    """(n,) standard deviation between runs."""
+    """(n,) standard deviation between repeated runs."""
 
     def variances(self) -> FloatArray:
-        """Return (5, ..., n) prior variances by component."""
+        """Return the prior variances by component, shape (5, ..., n)."""
         squares = self.jacobian**2
         sds = (self.model_log_sd, self.layout_log_sd, self.noise_log_sd)
         each = (squares[..., 0], squares[..., 1:].sum(axis=-1), *(sd**2 for sd in sds))
         return np.stack(np.broadcast_arrays(*each))
 
     def effects(self, others: Rows) -> FloatArray:
-        """Return the prior covariances of the effects of models and layouts, shape (2, n, m)."""
+        """Return the prior covariances of model effects and layout effects, shape (2, n, m)."""
         return np.stack(
             [
                 np.outer(self.model_log_sd, others.model_log_sd)
@@ -121,19 +123,19 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Process:
-    """The model given n runs, or several such models: (...,) axes before the last ones."""
+    """The Gaussian model conditioned on n runs. Leading axes (...,) hold several such models."""
 
     rows: Rows
     values: FloatArray
-    """(..., n) observed y."""
+    """(..., n) observed values of y."""
     doubt: FloatArray
-    """(..., n) additional variance of each observation, which grows with the probability that it is
-    an outlier.
+    """(..., n) additional variance of each observation. It grows with the probability that the
+    observation is an outlier.
     """
     logs: FloatArray
-    """(..., 5) logarithm of the factor on each component's variance."""
+    """(..., 5) ln of the factor on each variance component."""
     effects: FloatArray | None = None
-    """(2, n, n) result of `Rows.effects` for these rows, if known."""
+    """(2, n, n) covariances from `Rows.effects` for these rows, if already computed."""
 
     def improbability(self, logs: FloatArray) -> tuple[float, FloatArray]:
         """Return minus the log prior density of `logs`, and its gradient.
@@ -190,14 +192,17 @@ class Process:
 
     @cached_property
     def pull(self) -> FloatArray:
-        """Return (..., n) covariance^-1 y."""
+        """Return covariance^-1 y, shape (..., n)."""
         return np.asarray(
             _multiply(self._root.swapaxes(-1, -2), _multiply(self._root, self.values))
         )
 
     def log_density(self, known: BoolArray) -> FloatArray:
-        """Return the (...,) log densities of some of the values, (..., n), without their doubt."""
-        # The others become independent standard normals that are observed at 0.
+        """Return the log densities of the values selected by `known`, shape (...,).
+
+        `known` has the shape (..., n). The observations' doubt is ignored.
+        """
+        # All others become independent standard normals observed at 0.
         covariance = np.where(
             known[..., None] & known[..., None, :], self._covariance, np.eye(known.shape[-1])
         )
@@ -208,23 +213,24 @@ class Process:
 
     @cached_property
     def parameters(self) -> FloatArray:
-        """Return (..., p) posterior means of x."""
+        """Return the posterior means of x, shape (..., p)."""
         return _multiply(self._scaled(self.rows.jacobian).swapaxes(-1, -2), self.pull)
 
     @cached_property
     def usual_effect(self) -> FloatArray:
-        """Return the (...,) mean effect of the models that ran, for predictions without a named
-        model.
+        """Return the mean effect of the models that ran, shape (...,).
+
+        It is used for predictions that name no model.
         """
         return np.asarray(self.scales[..., 2] * (self.pull @ self._effects[0]).mean(axis=-1))
 
     def predict(
         self, rows: Rows, *, effects: FloatArray | None = None
     ) -> tuple[FloatArray, FloatArray]:
-        """Return, each (..., m), the mean effect of model and layout, and the variance of one run.
+        """Return the mean effect of model and layout, and the variance of one run; (..., m) each.
 
         The variance includes that of the parameters. `effects` are the covariances between rows and
-        runs, if known.
+        runs, if already computed.
         """
         shared = self._scaled_effects(rows.effects(self.rows) if effects is None else effects)
         covariance = self._scaled(rows.jacobian) @ self.rows.jacobian.swapaxes(-1, -2) + shared
@@ -233,7 +239,7 @@ class Process:
         return _multiply(shared, self.pull), prior - (explained**2).sum(axis=-1)
 
     def covariance(self, rows: Rows) -> FloatArray:
-        """Return (..., m, m) covariances of configurations, without the noise of runs."""
+        """Return the covariances of configurations without run noise, shape (..., m, m)."""
         scaled, jacobian = self._scaled(rows.jacobian), rows.jacobian.swapaxes(-1, -2)
         runs = self.rows.jacobian.swapaxes(-1, -2)
         explained = (
@@ -243,9 +249,9 @@ class Process:
         return np.asarray(prior - explained @ explained.swapaxes(-1, -2))
 
     def left_out(self, groups: IntArray | None = None) -> tuple[FloatArray, FloatArray]:
-        """Return (..., n) means and variances of each run given the runs of other groups.
+        """Return each run's mean and variance given the runs of other groups, (..., n) each.
 
-        Without groups, each run is predicted from all others.
+        Without groups, each run is predicted from all other runs.
         """
         if groups is None:
             variance = 1.0 / (self._root**2).sum(axis=-2)
@@ -261,10 +267,10 @@ class Process:
         return mean, variance
 
     def fitted(self) -> Process:
-        """Return the process with its most likely factors on variances, starting from the current
-        ones.
+        """Return the process with its most likely factors on variances.
 
-        The criterion is the marginal likelihood times the prior of the factors.
+        The search starts from the current factors and maximizes the marginal likelihood times the
+        factors' prior.
         """
         from scipy.optimize import minimize
 
@@ -291,9 +297,9 @@ class Process:
 
 
 def inflation(squares: FloatArray, *, weight: FloatArray) -> float:
-    """Return the factor, at least 1, by which the stated deviations were too small.
+    """Return the factor (at least 1) by which the stated deviations were too small.
 
-    The argument is (n,) squares of standardised leave-one-out errors. The stated deviation counts
+    `squares` are squared standardised leave-one-out errors, shape (n,). The stated deviation counts
     as a few errors of its size (`Variances.stated_errors`).
     """
     worth = assumed().variances.stated_errors
@@ -301,13 +307,14 @@ def inflation(squares: FloatArray, *, weight: FloatArray) -> float:
 
 
 def _multiply(matrix: FloatArray, vector: FloatArray) -> FloatArray:
-    """Return the (..., n) products of matrices (..., n, m) and vectors (..., m)."""
+    """Return the products of matrices (..., n, m) and vectors (..., m), shape (..., n)."""
     return np.asarray((matrix @ vector[..., None])[..., 0])
 
 
 def _inverse_root(covariance: FloatArray) -> FloatArray:
-    """Return the (..., n, n) inverses of the lower Cholesky factors of covariances, four times as
-    fast as by general inverses.
+    """Return the inverses of the covariances' lower Cholesky factors, shape (..., n, n).
+
+    This is four times as fast as general inverses.
     """
     from scipy.linalg.lapack import dtrtri
 
@@ -316,9 +323,9 @@ def _inverse_root(covariance: FloatArray) -> FloatArray:
 
 
 def matern_correlation(points: FloatArray, others: FloatArray) -> FloatArray:
-    """Return the Matern correlation of smoothness 5/2, shape (n, m).
+    """Return the Matern correlation with smoothness 5/2, shape (n, m).
 
-    (1 + u + u^2/3) e^-u with u = sqrt(5) distance / length.
+    It is (1 + u + u^2/3) e^-u with u = sqrt(5) distance / length.
     """
     squares = (
         np.sum(points**2, axis=1)[:, None] + np.sum(others**2, axis=1) - 2.0 * points @ others.T

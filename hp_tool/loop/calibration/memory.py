@@ -1,6 +1,6 @@
-"""Memory fit: a factor, additional bytes, and effects of similar configurations.
+"""Memory fit: a factor, additional bytes, and effects shared by similar configurations.
 
-Runs out of memory count as needing at least their capacity.
+A run out of memory counts as needing at least its capacity.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from hp_tool.loop.calibration.regimes import classify_runs
 
 _MIN_BYTES = 1.0
 _WIDEST = 1e6
-"""Maximum ratio of an interval's bound to its median. A wider bound has no information, and
-infinity cannot be stored.
+"""Maximum ratio of an interval bound to the median. A wider bound is uninformative, and infinity
+cannot be stored.
 """
 ROUNDS = 3
-"""Number of iterations between fitting factor and effects, and estimating the needs of runs out of
-memory and outliers.
+"""Number of iterations. Each fits the factor and the effects, then estimates outliers and the needs
+of runs out of memory.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPrediction:
-    """Log-normal predictions of n memory needs."""
+    """Log-normal predictions of memory needs for n configurations."""
 
     median_bytes: FloatArray
-    """(n,) medians."""
+    """(n,) median bytes."""
     log_sd: FloatArray
     """(n,) standard deviations of the logarithm."""
 
@@ -49,9 +49,7 @@ class MemoryPrediction:
         return MemoryPrediction(median_bytes=self.median_bytes[rows], log_sd=self.log_sd[rows])
 
     def interval(self, *, confidence: float = 0.9) -> tuple[FloatArray, FloatArray]:
-        """Return (low, high), each (n,): the interval that contains the measured bytes with a given
-        probability.
-        """
+        """Return (low, high), each (n,), which contain the measured bytes with this probability."""
         from scipy.special import ndtri
 
         half_width = np.minimum(ndtri(0.5 + confidence / 2) * self.log_sd, np.log(_WIDEST))
@@ -73,13 +71,11 @@ class MemoryFit:
     factor: float = 1.0
     overhead_bytes: float = 0.0
     process: Process | None = None
-    """The Gaussian model; None before the first run."""
+    """Gaussian model; None before the first run."""
     names: tuple[str, ...] = ()
-    """Names of the features in `Rows.layout` of the process."""
+    """Names of the features in the process's `Rows.layout`."""
     inflation: float = 1.0
-    """Factor, at least 1, by which leave-one-out errors of runs exceeded their stated
-    deviations.
-    """
+    """Factor (at least 1) by which leave-one-out errors exceeded the stated deviations."""
     ran_out: FloatArray = field(default_factory=lambda: np.empty((0, 1)))
     """(k, l) features of configurations that ran out of memory and never fitted."""
     ran_out_bytes: FloatArray = field(default_factory=lambda: np.empty(0))
@@ -90,7 +86,7 @@ class MemoryFit:
     ) -> MemoryPrediction:
         """Predict n configurations from their uncalibrated bytes and, if given, their features.
 
-        Without evidence the median equals those bytes.
+        Without evidence, the median equals the uncalibrated bytes.
         """
         predicted = np.asarray(memory_bytes, dtype=np.float64)
         median = np.maximum(self.factor * predicted + self.overhead_bytes, _MIN_BYTES)
@@ -109,9 +105,7 @@ class MemoryFit:
         )
 
     def _lower_bounds(self, median: FloatArray, layouts: FloatArray) -> FloatArray:
-        """Return the medians, shape (n,), raised above the capacity at which the same layout ran
-        out of memory.
-        """
+        """Raise medians, (n,), above the capacity at which the same layout ran out of memory."""
         for layout, capacity in (
             zip(self.ran_out, self.ran_out_bytes, strict=True) if layouts.shape[1] else ()
         ):
@@ -121,9 +115,7 @@ class MemoryFit:
         return median
 
     def _gradient(self, predicted: FloatArray, median: FloatArray) -> FloatArray:
-        """Return the derivative of ln(median) with respect to the standardised parameters, shape
-        (n, 2).
-        """
+        """Return the derivative of ln(median) by the standardised parameters, shape (n, 2)."""
         prior = self.prior
         return np.stack(
             [
@@ -135,12 +127,12 @@ class MemoryFit:
 
 
 def fit_memory(*, evidence: Evidence, prior: Prior) -> MemoryFit:
-    """Fit factor, overhead and effects to runs with a measured peak or that ran out of memory.
+    """Fit factor, overhead and effects to runs that have a measured peak or ran out of memory.
 
-    A run out of memory counts as needing its capacity, or its prediction if that is more. The
-    factor is then raised until every such run is predicted not to fit. Exempt are runs whose
-    prediction is at most that of a run that fitted: the two contradict each other, so the effects
-    decide.
+    A run out of memory counts as needing its capacity, or its prediction if that is higher. The
+    factor is then raised until none of these runs is predicted to fit. Exempt are runs whose
+    prediction is at most that of a run that fitted. These two runs contradict each other, so the
+    effects must explain them.
     """
     measured = np.isfinite(evidence.measured_memory_bytes) & (evidence.measured_memory_bytes > 0)
     runs = evidence.take(np.flatnonzero(measured | evidence.out_of_memory))
@@ -219,7 +211,7 @@ def _fitted(
 
 
 def _never_fitted(layouts: FloatArray, ran_out: BoolArray) -> IntArray:
-    """Return the rows that ran out of memory and whose configurations fitted in no other run."""
+    """Return the rows that ran out of memory, if no other run of their configuration fitted."""
     fitted = layouts[~ran_out]
     return np.array(
         [row for row in np.flatnonzero(ran_out) if not _same(fitted, layouts[row]).any()],

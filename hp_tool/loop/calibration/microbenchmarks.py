@@ -1,8 +1,8 @@
-"""Micro-benchmarks: the operations to time, the fit of kernel and link constants, and slow devices.
+"""Micro-benchmarks: operations to time, fits of kernel and link constants, and slow devices.
 
-Each fit is robust least squares on log ratios. Its input is the time of an operation at the
-datasheet's rates, in seconds, so constants are fractions of these rates. It returns the constants
-and each row's relative error.
+Each fit is robust least squares on log ratios. Its input is an operation's time at datasheet rates
+in seconds, so the fitted constants are fractions of these rates. A fit returns the constants and
+the relative error of each row.
 """
 
 from __future__ import annotations
@@ -25,35 +25,37 @@ from hp_tool.loop.assumptions import assumed
 T = TypeVar("T")
 ELEMENT_BYTES: dict[Precision, float] = {"bf16": 2.0, "fp16": 2.0, "fp32": 4.0}
 _RING: dict[Collective, float] = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}
-"""How often each byte of the buffer crosses a link of the ring.
+"""Number of times each byte of the buffer crosses a ring link, as a multiple of (n-1)/n.
 
-It is (n-1)/n for all-gather and reduce-scatter, and twice that for all-reduce.
+It is 1 for all-gather and reduce-scatter, and 2 for all-reduce.
 """
 _PASSES = {"add": 3.0, "activation": 5.0, "norm": 5.0, "loss": 4.0}
 """Number of tensors that a fused kernel must read or write.
 
 `add` reads two tensors and writes one. Elementwise functions count forward and backward (x, y; x,
-dy, dx). `loss` reads logits and saves their softmax, then reads it and writes the gradient.
+dy, dx). `loss` reads the logits and saves their softmax, then reads the softmax and writes the
+gradient.
 """
 _KERNELS = {"add": 1.0, "activation": 2.0, "norm": 2.0, "loss": 2.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFit:
-    """Fitted constants of a machine."""
+    """Constants fitted to a machine."""
 
     gpu: GpuEfficiency
     network: Link | None
-    """Ring collectives across nodes; None if all ranks share one node."""
+    """Ring collectives across nodes; None if all ranks are on one node."""
     errors: dict[str, tuple[int, float]]
-    """(operations, median relative error) of each fit on its own rows."""
+    """(number of operations, median relative error) of each fit on its own rows."""
 
 
 def plan_operations(
     cluster: ClusterSpec, *, precisions: Sequence[Precision]
 ) -> tuple[Operation, ...]:
-    """Return the operations to time on a cluster, which takes a few minutes on GPUs and less on
-    CPUs.
+    """Return the operations to time on a cluster.
+
+    Timing them takes a few minutes on GPUs and less on CPUs.
     """
     cpu = cluster.gpu.kind == "cpu"
     sizes = (64, 256, 768) if cpu else (1024, 4096, 8192)
@@ -84,8 +86,9 @@ def plan_operations(
 
 
 def _collectives(cluster: ClusterSpec, *, precision: Precision, cpu: bool) -> Iterable[Operation]:
-    """Return groups of every size that divides a node, and one group across all nodes per device of
-    a node.
+    """Return collectives in groups of every size that divides a node, and across all nodes.
+
+    The latter have one device of each node.
     """
     node, nodes = cluster.gpus_per_node, cluster.num_nodes
     groups = [(n, 1) for n in range(2, node + 1) if node % n == 0]
@@ -101,10 +104,10 @@ def _collectives(cluster: ClusterSpec, *, precision: Precision, cpu: bool) -> It
 def fit_machine(
     times: Sequence[OperationTimes], *, cluster: ClusterSpec, start: GpuEfficiency, fitted_on: str
 ) -> MachineFit:
-    """Fit the constants of the cluster's devices and links; constants without operations keep
-    `start`.
+    """Fit the constants of the cluster's devices and links.
 
-    Kernels use the median rank. Collectives use the slowest rank, because all ranks wait for it.
+    Constants without operations are those of `start`. Kernel times are the median over ranks.
+    Collective times are those of the slowest rank, because all ranks wait for it.
     """
     gpu = cluster.gpu
     bounds = CPU if gpu.kind == "cpu" else GPU
@@ -142,7 +145,7 @@ class _Fits:
     errors: dict[str, tuple[int, float]] = dataclasses.field(default_factory=dict)
 
     def matmuls(self) -> dict[Precision, Roofline]:
-        """Fit one roofline per precision."""
+        """Fit a roofline for each precision."""
         rooflines: dict[Precision, Roofline] = {}
         for precision in dict.fromkeys(each.operation.precision for each in self._named("matmul")):
             rows = [each for each in self._named("matmul") if each.operation.precision == precision]
@@ -159,8 +162,7 @@ class _Fits:
         return rooflines
 
     def attention(self) -> Roofline | None:
-        """Fit attention on all timed precisions together, because the cost model has a single
-        constant for it.
+        """Fit attention to all timed precisions together; the cost model has one constant for it.
 
         Causal attention computes half of the scores.
         """
@@ -198,7 +200,7 @@ class _Fits:
     def link(
         self, what: str, travels: dict[Collective, float], *, across: bool, bandwidth: float
     ) -> Link | None:
-        """Fit a link to the collectives named in `travels`, inside nodes or across them."""
+        """Fit a link, inside or across nodes, to the collectives in `travels`."""
         rows = [
             each
             for each in self.times
@@ -239,15 +241,16 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Search ranges and start values of fractions and of overheads in seconds."""
+    """Search ranges and start values for fractions and for overheads in seconds."""
 
     fraction: tuple[float, float, float]
     """(minimum, start, maximum)"""
     overhead_s: tuple[float, float, float]
 
     def of(self, kinds: str) -> tuple[list[float], list[float], list[float]]:
-        """Return (start, minimum, maximum) of several constants: `f` stands for a fraction, `o` for
-        an overhead.
+        """Return (start, minimum, maximum) of several constants.
+
+        In `kinds`, `f` stands for a fraction and `o` for an overhead.
         """
         chosen = [self.fraction if kind == "f" else self.overhead_s for kind in kinds]
         low, start, high = zip(*chosen, strict=True)
@@ -255,8 +258,8 @@ class Bounds:
 
 
 CPU = Bounds(fraction=(0.001, 0.5, 5.0), overhead_s=(1e-7, 1e-5, 1e-1))
-"""Wide bounds for CPUs: datasheet rates are estimates, caches exceed the memory bandwidth, and
-other processes may share a core.
+"""Wide bounds for CPUs: datasheet rates are estimates, caches are faster than memory, and other
+processes may share a core.
 """
 GPU = Bounds(fraction=(0.05, 0.7, 1.5), overhead_s=(1e-7, 5e-6, 1e-3))
 
@@ -264,7 +267,7 @@ GPU = Bounds(fraction=(0.05, 0.7, 1.5), overhead_s=(1e-7, 5e-6, 1e-3))
 def robust_fit(
     residuals: Callable[[Floats], Floats], start: list[float], low: list[float], high: list[float]
 ) -> Floats:
-    """Fit least squares on log ratios with a soft-l1 loss, which limits the effect of outliers."""
+    """Fit by least squares on log ratios. A soft-l1 loss limits the effect of outliers."""
     from scipy.optimize import least_squares
 
     constants: Floats = least_squares(
@@ -276,8 +279,9 @@ def robust_fit(
 def _fit(
     predicted_s: Callable[[Floats], Floats], seconds: Floats, *, kinds: str, bounds: Bounds
 ) -> tuple[Floats, Floats]:
-    """Return (constants x, relative error of each row) for `predicted_s(x)`; `kinds` as in
-    `Bounds.of`.
+    """Return the constants x and the relative error of each row for `predicted_s(x)`.
+
+    See `Bounds.of` for `kinds`.
     """
 
     def residuals(x: Floats) -> Floats:
@@ -305,7 +309,7 @@ def fit_additive_roofline(
 ) -> tuple[Roofline, Floats]:
     """Fit t = overhead + FLOPs / (x peak) + bytes / (y bandwidth).
 
-    For kernels that alternate between arithmetic and memory access, such as attention.
+    This suits kernels that alternate between arithmetic and memory access, such as attention.
     """
     x, errors = _fit(
         lambda x: x[2] + flops_s / x[0] + bytes_s / x[1], seconds, kinds="ffo", bounds=bounds
@@ -316,7 +320,7 @@ def fit_additive_roofline(
 def fit_memory(
     bytes_s: Floats, kernels: Floats, seconds: Floats, *, bounds: Bounds
 ) -> tuple[tuple[float, float], Floats]:
-    """Fit t = kernels overhead + bytes / (x bandwidth).
+    """Fit t = kernels * overhead + bytes / (x bandwidth).
 
     Returns:
         ((fraction of memory bandwidth, seconds per kernel), errors)
@@ -330,8 +334,8 @@ def fit_link(
 ) -> tuple[Link, Floats]:
     """Fit t = latency + latency_per_peer (n - 1) + wire / (x bandwidth).
 
-    A single group size cannot separate the two latencies, so each gets half of their sum: a single
-    message is half of the shortest ring.
+    With a single group size, the two latencies cannot be separated, so each gets half of their sum:
+    a single message is half of the shortest ring.
     """
     apart = len(np.unique(peers)) > 1
 
@@ -351,7 +355,7 @@ def fit_link(
 
 
 def round_timing(value: float) -> float:
-    """Round to four significant digits, the precision of timings."""
+    """Round to four significant digits, which is the precision of timings."""
     return float(f"{value:.4g}")
 
 
@@ -373,15 +377,15 @@ class Outlier:
     kind: Literal["node", "gpu", "link"]
     name: str
     slowdown: float
-    """Median over operations of the time divided by the median time of its peers."""
+    """Time relative to the median time of the peers, as a median over operations."""
     operations: int
 
 
 def find_outliers(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> tuple[Outlier, ...]:
-    """Find slow devices by local operations and slow links by collectives of few ranks.
+    """Find slow devices from local operations, and slow links from collectives of few ranks.
 
-    If every device of a node is slow, report the node. At least three peers are required. `hosts`
-    contains the host of each rank.
+    If every device of a node is slow, the node is reported. At least three peers are required.
+    `hosts` contains the host name of each rank.
     """
     local = [
         each.seconds_per_rank for each in times if each.operation.name in get_args(LocalOperation)
@@ -400,7 +404,10 @@ def find_outliers(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> t
 
 
 def _links(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> Iterable[Outlier]:
-    """Compare groups of the same shape; a group's collective is as fast as its slowest link."""
+    """Compare groups of the same shape.
+
+    A group's collective is only as fast as its slowest link.
+    """
     for size, stride in dict.fromkeys(
         (each.operation.group_size, each.operation.stride) for each in times
     ):
@@ -417,7 +424,7 @@ def _links(times: Sequence[OperationTimes], *, hosts: Sequence[str]) -> Iterable
 
 
 def group_ranks(world: int, *, size: int, stride: int) -> list[list[int]]:
-    """Return the groups of `size` ranks at distance `stride` into which `world` ranks divide."""
+    """Split `world` ranks into groups of `size` ranks at distance `stride`."""
     blocks = range(0, world, size * stride)
     return [
         list(range(first, first + size * stride, stride))
@@ -429,8 +436,9 @@ def group_ranks(world: int, *, size: int, stride: int) -> list[list[int]]:
 def _slow_columns(
     kind: Literal["gpu", "link"], seconds: Floats, *, labels: Sequence[str]
 ) -> dict[int, Outlier]:
-    """Return the columns whose median log ratio to their peers' median is an outlier by median
-    absolute deviation.
+    """Return the columns that are outliers in their median log ratio to the peers' median.
+
+    The criterion is the median absolute deviation.
     """
     if seconds.size == 0 or seconds.shape[1] < 3:
         return {}

@@ -1,6 +1,4 @@
-"""Parts of a step: the groups with fitted factors, and factors on single parts measured by
-traces.
-"""
+"""Parts of a step: groups with a fitted factor, and factors on single parts measured by traces."""
 
 from __future__ import annotations
 
@@ -16,14 +14,17 @@ GROUPS = ("compute", "attention", "communication", "memory_bound")
 
 
 def part_factors(logs: FloatArray) -> dict[str, float]:
-    """Return measured / predicted seconds by part, from `part_logs`; empty without any."""
+    """Return the measured / predicted time of each part from `part_logs`.
+
+    Empty if there are none.
+    """
     return dict(zip(STEP_KEYS, np.exp(logs).tolist(), strict=True)) if len(logs) else {}
 
 
 def apply_trace_factors(
     parts_s: Mapping[str, FloatArray], logs: FloatArray
 ) -> Mapping[str, FloatArray]:
-    """Return the parts multiplied by the factors from traces."""
+    """Multiply the parts by the factors measured by traces."""
     factors = part_factors(logs)
     return (
         {name: seconds * factors.get(name, 1.0) for name, seconds in parts_s.items()}
@@ -33,17 +34,18 @@ def apply_trace_factors(
 
 
 def part_logs(evidence: Evidence) -> FloatArray:
-    """Return ln f_p, where f_p is the factor on each of STEP_KEYS, shape (parts,); empty without
-    traces.
+    """Return ln f_p for each of STEP_KEYS, shape (parts,), from traces; empty without traces.
 
-    With r_p the mean over n runs of ln(measured / predicted) of a part that is at least 1% of the
-    step, and s its scatter between configurations (`Traces.part_scatter_log_sd`),
+    f_p is the factor on part p. r_p is the mean over n runs of ln(measured / predicted) for a part
+    that takes at least 1% of the step. With s, the scatter of r_p between configurations
+    (`Traces.part_scatter_log_sd`),
 
         ln f_p = r_p max(0, 1 - s^2 / (n r_p^2)),
 
     the positive-part estimator of James and Stein (1961). A part within the scatter keeps its
-    prediction; a part that is several times slower gets nearly its measured ratio. The step times
-    of the same runs correct what all parts have in common. The bubble has the factor of compute.
+    prediction; a part that is several times slower gets nearly its measured ratio. What all parts
+    have in common is corrected by the step times of the same runs. The bubble has the factor of
+    compute.
     """
     figures, step_s = assumed().traces, sum(evidence.parts_s.values())
     logs = np.full(len(STEP_KEYS), np.nan)

@@ -1,4 +1,4 @@
-"""A single factor on every step, used if the runs contradict the full fit."""
+"""A single factor on every step, which is used if the runs contradict the full fit."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ class PlainFactor:
 
     log_factor: float
     log_sd: float
-    """Standard deviation of a left-out run."""
+    """Standard deviation of a run that was left out of the fit."""
 
 
 def plain_factor(
     *, excess: FloatArray, left_out_correction: FloatArray, stated_log_sd: float
 ) -> PlainFactor | None:
-    """Return a single factor if n runs contradict the fit, or None if they support it.
+    """Return a single factor if n runs contradict the fit; None if they support it.
 
-    The runs contradict the fit if more than half of them lie outside the 90% interval stated by the
-    cost model, placed around the prediction by the fit to the other runs. The factor is the mean
-    of ln(measured / predicted) over the runs without the fastest and the slowest, and one
-    additional run that agrees with the prediction.
+    The runs contradict the fit if more than half of them are outside the cost model's 90% interval,
+    placed around the prediction by a fit to the other runs. The factor is the mean of ln(measured /
+    predicted) over the runs without the fastest and the slowest one, plus one additional run that
+    agrees with the prediction.
 
     Args:
         excess: ln(measured / predicted) of the runs, shape (n,).
-        left_out_correction: Prediction of each run by the fit to the other runs, shape (n,).
-        stated_log_sd: Standard deviation of `excess` that the cost model states.
+        left_out_correction: Correction of each run by the fit to the other runs, shape (n,).
+        stated_log_sd: Standard deviation of `excess` stated by the cost model.
     """
     runs, error = len(excess), np.median(np.abs(excess - left_out_correction))
     if runs < assumed().step_time.plain_least_runs or error < NORMAL_QUANTILE * stated_log_sd:

@@ -1,4 +1,4 @@
-"""Calibrated step times with intervals: log-normal, with a second regime for runs that stall."""
+"""Calibrated step times with intervals: log-normal, plus a slow regime for runs that stall."""
 
 from dataclasses import dataclass
 
@@ -7,54 +7,59 @@ import numpy as np
 from hp_tool.loop.calibration.evidence import FloatArray, IntArray
 
 HALVINGS = 40
-"""Bisection steps for an interval of a dozen e-folds, which give a relative error of 1e-10."""
+"""Bisection steps. For an interval of a dozen e-folds, the relative error is 1e-10."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowRegime:
-    """The slow regime of n configurations that may stall; see `regimes`."""
+    """Slow regime of n configurations that may stall; see `regimes`."""
 
     probability: FloatArray
     """(n,) stall probabilities."""
     step_s: FloatArray
-    """(n,) median seconds of a stalled step."""
+    """(n,) median step time in seconds if the run stalls."""
     log_sd: float = 0.7
-    """Standard deviation of the logarithm of a stalled step."""
+    """Standard deviation of ln(step time) if the run stalls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointSteps:
-    """ln(step_s) of m configurations without stalls, jointly normal under each explanation of K."""
+    """Joint distribution of ln(step_s) of m configurations without stalls.
+
+    It is normal under each of K explanations.
+    """
 
     weight: FloatArray
     """(K,) probabilities."""
     mean: FloatArray
     """(K, m) means of ln(step_s)."""
     covariance: FloatArray
-    """(K, m, m) covariances of the part that all runs of a configuration share."""
+    """(K, m, m) covariances of the component shared by all runs of a configuration."""
     noise: FloatArray
-    """(K, m) variances of the part that differs between configurations or single runs."""
+    """(K, m) variances of the component that differs between configurations or between single runs.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPrediction:
-    """n step times: log-normal in the regular regime, with a second, slower regime if runs
-    stalled.
+    """Predicted step times of n configurations.
+
+    They are log-normal in the regular regime. If runs stalled, there is also a slower regime.
     """
 
     regular_s: FloatArray
-    """(n,) median seconds without stalls."""
+    """(n,) median step time without stalls, in seconds."""
     log_sd: FloatArray
-    """(n,) standard deviation of ln(step_s) without stalls, from unknown parameters and unexplained
-    effects.
+    """(n,) standard deviation of ln(step_s) without stalls, from parameter uncertainty and
+    unexplained effects.
     """
     slow: SlowRegime | None = None
     usual_slow_share: FloatArray | float = 0.0
-    """(n,) usual fraction of stalled runs, which `log_sd` includes."""
+    """(n,) typical fraction of stalled runs that is already included in `log_sd`."""
 
     @property
     def median_s(self) -> FloatArray:
-        """Return the medians of the more likely regime, shape (n,)."""
+        """Return the median of the more likely regime, shape (n,)."""
         return (
             self.regular_s
             if self.slow is None
@@ -85,19 +90,17 @@ class StepPrediction:
         )
 
     def interval(self, *, confidence: float = 0.9) -> tuple[FloatArray, FloatArray]:
-        """Return (low, high), each (n,): the interval that contains the measured step time with a
-        given probability.
-        """
+        """Return (low, high), (n,) each, which contain the step time with this probability."""
         return self.quantile(0.5 - confidence / 2), self.quantile(0.5 + confidence / 2)
 
     def quantile(self, probability: float) -> FloatArray:
-        """Return the seconds that the step does not exceed with a given probability, shape (n,)."""
+        """Return the seconds that a step does not exceed with this probability, shape (n,)."""
         from scipy.special import ndtr, ndtri
 
         regular = np.asarray(self.regular_s * np.exp(ndtri(probability) * self.log_sd))
         if self.slow is None:
             return regular
-        # Bisect between the smallest and the largest possible value.
+        # Bisect between the smallest and largest possible values.
         log_regular, log_slow, share = (
             np.log(self.regular_s),
             np.log(self.slow.step_s),

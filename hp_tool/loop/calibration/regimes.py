@@ -1,9 +1,9 @@
 """Regimes of runs: regular, stalled, and outliers.
 
 On real clusters, some configurations stall: a group that spans nodes waits at every micro-batch,
-and the step takes 2 to 50 times as long. Such runs say nothing about the speed of others; they show
-which configurations stall and what a stall costs per micro-batch. Each run has a probability for
-each regime. Outliers are steps that are faster than possible.
+and the step takes 2 to 50 times as long. Such runs reveal nothing about the speed of others. They
+show which configurations stall and what a stall costs per micro-batch. Each run has a probability
+for each regime. Outliers are steps that are faster than possible.
 """
 
 from __future__ import annotations
@@ -18,24 +18,28 @@ from hp_tool.loop.calibration.evidence import FloatArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """Regime probabilities of n runs; (...,) are axes of explanations."""
+    """Regime probabilities of n runs. Leading axes (...,) are explanations."""
 
     slow: FloatArray
-    """(..., n) probability of a stall."""
+    """(..., n) probability that the run stalled."""
     regular: FloatArray
-    """(..., n) probability of neither a stall nor an outlier."""
+    """(..., n) probability that the run neither stalled nor is an outlier."""
     doubt: FloatArray
-    """(..., n) variance that reduces a run's weight by the probability that it is not regular."""
+    """(..., n) additional variance of a run, which lowers its weight the likelier it is not
+    regular.
+    """
     score: FloatArray
-    """(...,) log density of the fraction that stalled, of the regime that is likeliest for each
-    run, and of the runs that are not regular.
+    """(...,) sum of the log densities of the stalled fraction, of each run's likeliest regime, and
+    of the runs that are not regular.
     """
 
 
 def classify_runs(excess: FloatArray, variance: FloatArray, *, usual_share: float) -> Judgement:
-    """Classify runs by the excess of ln(step) over its expected value and variance, (..., n).
+    """Classify runs by the excess of ln(step) over its expected value, and its variance.
 
-    `usual_share` is the fraction of stalls elsewhere.
+    Both have the shape (..., n).
+
+    `usual_share` is the typical fraction of stalls elsewhere.
     """
     figures, slow_share = assumed().stalls, np.asarray(usual_share)[..., None]
     for _ in range(5):
@@ -59,7 +63,8 @@ def classify_runs(excess: FloatArray, variance: FloatArray, *, usual_share: floa
 
 def share(slow: FloatArray, *, usual_share: float) -> FloatArray:
     """Return the fraction of slow runs, shape (...,), from their probabilities, shape (..., n).
-    Without runs, return the usual fraction.
+
+    Without runs, return the typical fraction `usual_share`.
     """
     worth = assumed().stalls.share_runs
     return np.asarray((worth * usual_share + slow.sum(axis=-1)) / (worth + slow.shape[-1]))
@@ -67,21 +72,21 @@ def share(slow: FloatArray, *, usual_share: float) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalls:
-    """Stalled runs, and how long they stalled."""
+    """Stalled runs, and how much time they lost."""
 
     points: FloatArray
     """(n, k) features of all runs, in units of their length scales."""
     slow: FloatArray
     """(n,) probability that the run stalled."""
     log_stall: FloatArray
-    """(n,) ln of the seconds lost per micro-batch if the run stalled."""
+    """(n,) ln of the seconds lost per micro-batch, if the run stalled."""
     share: float
 
     def predict(self, points: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return the probability of a stall and the seconds lost per micro-batch, each (m,).
+        """Return the stall probability and the seconds lost per micro-batch, each of shape (m,).
 
-        Runs are weighted by their distance to the configuration. Far from all runs, the fraction
-        among all runs applies.
+        Runs are weighted by their distance to the configuration. Far from all runs, the fraction of
+        stalls among all runs applies.
         """
         figures = assumed().stalls
         squares = (
@@ -109,8 +114,9 @@ def stalls(
     micro_batches: FloatArray,
     usual_share: float,
 ) -> Stalls | None:
-    """Fit stalls to the runs; return None if no run is likely to have stalled and none typically
-    does.
+    """Fit stalls to the runs.
+
+    Return None if probably no run stalled and none typically does.
     """
     stalled, figures = slow > 0.5, assumed().stalls
     if usual_share <= figures.unseen_share and not stalled.any():

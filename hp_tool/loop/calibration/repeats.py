@@ -1,4 +1,4 @@
-"""Repeated runs of one configuration: a few represent all of them."""
+"""Repeated runs of one configuration: a few of them represent all."""
 
 import numpy as np
 
@@ -9,9 +9,9 @@ from hp_tool.loop.calibration.evidence import Evidence, IntArray
 def limit_repeats(evidence: Evidence, *, repeats: int | None = None) -> Evidence:
     """Return the evidence with at most `repeats` runs per configuration and outcome.
 
-    None means `Repeats.fitted_runs`. The selected runs are at evenly spaced quantiles of the
-    configuration's step times: k of n at (i + 1/2) / k. This preserves median, spread and the
-    fraction of stalls. The order of the rows does not matter.
+    The default is `Repeats.fitted_runs`. The selected runs are at evenly spaced quantiles of the
+    configuration's step times: k of n runs at (i + 1/2) / k. This preserves the median, the spread
+    and the fraction of stalls. The order of the rows does not matter.
     """
     most = assumed().repeats.fitted_runs if repeats is None else repeats
     kept = [
@@ -23,10 +23,10 @@ def limit_repeats(evidence: Evidence, *, repeats: int | None = None) -> Evidence
 
 
 def group_by_configuration(evidence: Evidence, *, outcome: bool = False) -> list[IntArray]:
-    """Return the rows of each configuration, in the order of first occurrence.
+    """Return the rows of each configuration, in order of first occurrence.
 
-    Rows belong to one configuration if the predictions of all parts are equal. `outcome` separates
-    runs out of memory.
+    Rows belong to the same configuration if the predictions of all their parts are equal. With
+    `outcome`, runs out of memory are separate groups.
     """
     columns = [evidence.layer_passes, *evidence.parts_s.values(), *evidence.features.values()]
     if outcome:

@@ -1,6 +1,4 @@
-"""Step-time fit: factors on groups of parts, two overheads, effects of models and layouts,
-stalls.
-"""
+"""Step-time fit: factors on groups of parts, two overheads, model and layout effects, stalls."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -37,42 +35,40 @@ from hp_tool.loop.calibration.regimes import Stalls, classify_runs, stalls
 _NUM_COLUMNS = len(STEP_KEYS) + 2
 _NUM_PARAMETERS = 1 + len(GROUPS) + _NUM_COLUMNS
 ROUNDS = 3
-"""Iterations of fitting parameters and regimes, each given the other."""
+"""Number of iterations that alternate between fitting parameters and classifying regimes."""
 MULTIPLES = (0.125, 0.25, 0.5, 1.0, 2.0)
-"""Factors that explanations apply to the deviations of layouts and of runs."""
+"""Factors by which explanations multiply the deviations of layouts and runs."""
 NEGLIGIBLE_LOG_ODDS = 8.0
-"""Drop an explanation if its log density after one round is this far below the best."""
+"""An explanation is dropped if its log density after one round is this far below the best."""
 LEAST_WEIGHT = 0.01
-"""Smallest probability of an explanation that is kept, relative to the likeliest."""
+"""Minimum probability of a retained explanation, relative to the most likely one."""
 JOINT_EXPLANATIONS = 12
 """Maximum number of explanations in a joint distribution."""
 BATCH_VALUES = 100_000
-"""Maximum number of covariances computed at once; more do not fit in the processor's cache."""
+"""Maximum number of covariances computed at once. More do not fit in the CPU cache."""
 HALVINGS = 24
-"""Bisection steps for an interval, which give a relative error of 1e-7."""
+"""Bisection steps for an interval. The relative error is 1e-7."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanations:
-    """K explanations of n runs: assumed variances with the fitted parameters."""
+    """K explanations of n runs. Each has assumed variances and the parameters fitted with them."""
 
     weight: FloatArray
-    """(K,) probabilities; they sum to 1."""
+    """(K,) probabilities, which sum to 1."""
     scale: FloatArray
-    """(K, p) factors on the stated standard deviations of the parameters."""
+    """(K, p) factors on the parameters' stated standard deviations."""
     logs: FloatArray
-    """(K, 5) logarithms of further factors on the variances of `fitting.COMPONENTS`."""
+    """(K, 5) ln of further factors on the variances of `fitting.COMPONENTS`."""
     x: FloatArray
-    """(K, p) posterior means of the standardised parameters; a negative overhead means no
-    overhead.
+    """(K, p) posterior means of the standardised parameters. A negative overhead means no overhead.
     """
     doubt: FloatArray
-    """(K, n) variance that reduces a run's weight according to the probability that it is not
-    regular.
+    """(K, n) additional variance of a run, which lowers its weight the likelier it is not regular.
     """
 
     def take(self, rows: IntArray) -> "Explanations":
-        """Return the explanations at `rows`, with weights that sum to 1."""
+        """Return the explanations at `rows`. Their weights are normalized to sum to 1."""
         some = {each.name: getattr(self, each.name)[rows] for each in fields(self)}
         return Explanations(**{**some, "weight": some["weight"] / some["weight"].sum()})
 
@@ -81,47 +77,47 @@ class Explanations:
 class StepTimeFit:
     """ln step_s = ln(sum_p theta_p T_p + o_step + o_layer n_layer) + model + layout + noise.
 
-    T_p are the predicted seconds of part p of group g. theta_p = exp(a + d_g + e_p), where `a` is
-    shared, so a part without runs follows its group and the whole device. The parameters x = (a,
-    d, e, o_step, o_layer) are in units of their prior standard deviations.
+    T_p is the predicted time of part p in group g. theta_p = exp(a + d_g + e_p), where `a` is
+    shared by all parts, so a part without runs follows its group and the whole device. The
+    parameters x = (a, d, e, o_step, o_layer) are in units of their prior standard deviations.
 
     The standard deviations of parameters, layouts and runs are uncertain. Each explanation of the
-    runs assumes some, from a grid. Its weight is its prior probability times the density of
-    the runs, and predictions are the mixture of all explanations. Errors with a
-    structure that no factor explains therefore widen intervals.
+    runs assumes some of them, from a grid. Its weight is its prior probability times the density of
+    the runs, and predictions are the mixture of all explanations. If errors have a structure that
+    no factor explains, intervals therefore become wider.
     """
 
     prior: Prior
     width: float = 1.0
-    """Factor on the prior standard deviations of the parameters, so that they sum to the variance
-    stated by the cost model.
+    """Factor on the parameters' prior standard deviations, so that their sum is the variance stated
+    by the cost model.
     """
     design: FloatArray = field(default_factory=lambda: np.empty((0, _NUM_COLUMNS)))
-    """(n, parts + 2) inputs of the runs; see `_design`."""
+    """(n, parts + 2) model inputs of the runs; see `_design`."""
     log_measured: FloatArray = field(default_factory=lambda: np.empty(0))
     """(n,) ln of the measured seconds."""
     rows: Rows | None = None
-    """The runs linearised at x = 0; None before the first run."""
+    """The runs, linearised at x = 0; None before the first run."""
     explanations: Explanations | None = None
     """Explanations of the runs; None before the first run."""
     names: tuple[str, ...] = ()
-    """Names of the features of layouts."""
+    """Names of the layout features."""
     shapes: FloatArray = field(default_factory=lambda: np.empty((0, len(SHAPE))))
     """(n, k) shapes of the measured models."""
     applied: float = 1.0
-    """Fraction of a correction that is applied to measured models, from left-out runs."""
+    """Fraction of a correction applied to measured models. It is estimated on left-out runs."""
     applied_elsewhere: float = 1.0
-    """Fraction of a correction that is applied to other models, from left-out models."""
+    """Fraction of a correction applied to other models. It is estimated on left-out models."""
     stalls: Stalls | None = None
-    """Stalls; None if no run stalled and none typically does."""
+    """Stall model; None if no run stalled and none typically does."""
     plain: PlainFactor | None = None
-    """A single factor that replaces the whole fit if the runs contradict it."""
+    """A single factor that replaces the entire fit if the runs contradict it."""
     part_logs: FloatArray = field(default_factory=lambda: np.empty(0))
-    """(parts,) logarithm of the factor on each of STEP_KEYS from traces; empty without traces."""
+    """(parts,) ln of the factor on each of STEP_KEYS from traces; empty without traces."""
 
     @cached_property
     def x(self) -> FloatArray:
-        """(p,) mean parameters in units of their stated deviations; zeros are the prior."""
+        """(p,) mean parameters in units of their stated deviations; zeros are the prior mean."""
         if self.explanations is None:
             return np.zeros(_NUM_PARAMETERS)
         each = self.explanations
@@ -129,7 +125,7 @@ class StepTimeFit:
 
     @property
     def factors(self) -> dict[str, float]:
-        """Measured / predicted seconds by group, weighted by the parts of the runs."""
+        """Measured / predicted time by group, weighted by the parts of the runs."""
         if self.explanations is None:
             return dict.fromkeys(GROUPS, 1.0)
         thetas = np.array(list(self.part_factors.values()))
@@ -141,24 +137,24 @@ class StepTimeFit:
 
     @property
     def part_factors(self) -> dict[str, float]:
-        """Theta by part: measured seconds per predicted second."""
+        """theta_p by part: measured seconds per predicted second."""
         if self.plain is not None:
             return dict.fromkeys(STEP_KEYS, float(np.exp(self.plain.log_factor)))
         return dict(zip(STEP_KEYS, self._model().factors(self.x).tolist(), strict=True))
 
     @property
     def step_overhead_s(self) -> float:
-        """Return the fixed seconds of every step."""
+        """Return the fixed time of every step in seconds."""
         return float(self._model().overheads(self.x)[0])
 
     @property
     def layer_overhead_s(self) -> float:
-        """Return the fixed seconds of every pass of a micro-batch through a layer."""
+        """Return the fixed time of every pass of a micro-batch through a layer, in seconds."""
         return float(self._model().overheads(self.x)[1])
 
     @property
     def residual_log_sd(self) -> float:
-        """Standard deviation of a configuration that the factors do not explain."""
+        """Standard deviation of a configuration's ln(step time) that the factors do not explain."""
         if self.explanations is None or self.rows is None:
             return self.prior.residual_log_sd
         if self.plain is not None:
@@ -176,10 +172,10 @@ class StepTimeFit:
         layer_passes: FloatArray,
         step: StepPrediction | None = None,
     ) -> dict[str, FloatArray]:
-        """Return each part multiplied by its factor, and the overheads as a part `overhead`.
+        """Return each part multiplied by its factor, and the overheads as the part `overhead`.
 
-        The factors are those of the mean parameters. With a prediction `step` for the same rows,
-        the parts are scaled so that they sum to its median. Stalls count as overhead.
+        The factors are those of the mean parameters. If `step` is given (the prediction for the
+        same rows), the parts are scaled so that their sum is its median. Stalls count as overhead.
         """
         factors, known_s = self.part_factors, apply_trace_factors(parts_s, self.part_logs)
         parts = {name: seconds * factors[_part(name)] for name, seconds in known_s.items()}
@@ -223,10 +219,10 @@ class StepTimeFit:
         ran = self._is_measured_model(known, len(whole))
         share = np.where(ran, self.applied, self.applied_elsewhere)
         correction = share * whole
-        # The part of a correction that is not applied may still be right.
+        # The fraction of a correction that is not applied may still be right.
         log_sd = np.hypot(log_sd, (1.0 - share) * whole)
         # The stated variances of models were measured on machines without a common shift. With a
-        # shift, they grow in proportion.
+        # shift, they grow proportionally.
         elsewhere = np.hypot(
             stated, self.prior.model_log_sd / self.prior.common_log_sd * correction
         )
@@ -243,9 +239,10 @@ class StepTimeFit:
     def _explained(
         self, design: FloatArray, asked: Rows, before_s: FloatArray, *, known: bool
     ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return, each (K, m), mean and standard deviation of ln(step_s / before_s) of m
-        configurations by explanation, and the explanations' probabilities, (K,). Without features
-        (`known`) no configuration resembles a run, and the model's effect is the usual one.
+        """Return mean and standard deviation of ln(step_s / before_s) by explanation, (K, m) each.
+
+        Also return the probabilities of the explanations, shape (K,). Without features (`known`),
+        no configuration resembles a run, and the model effect is the usual one.
         """
         assert self.explanations is not None and self.rows is not None
         each, process = self.explanations, self._process
@@ -263,10 +260,10 @@ class StepTimeFit:
         layer_passes: FloatArray,
         features: Mapping[str, FloatArray],
     ) -> JointSteps:
-        """Return the joint distribution of ln(step_s) of m configurations, shape (m,), under the
-        likeliest explanations.
+        """Return the joint distribution of m configurations' ln(step_s) under likely explanations.
 
-        Means are shifted by the same for all explanations, so that their mean is that of `predict`.
+        The means of all explanations are shifted by the same amount, so that their average is that
+        of `predict`.
         """
         known = self.predict(parts_s=parts_s, layer_passes=layer_passes, features=features)
         center = np.log(known.regular_s)
@@ -300,8 +297,9 @@ class StepTimeFit:
         return self._linearised(self.explanations)
 
     def _linearised(self, each: "Explanations | _Attempts") -> Process:
-        """Return the Gaussian model of the runs, linearised about x. A negative overhead counts as
-        none.
+        """Return the Gaussian model of the runs, linearised at x.
+
+        A negative overhead counts as none.
         """
         assert self.rows is not None
         x = _clip_overheads(each.x)
@@ -317,7 +315,7 @@ class StepTimeFit:
 
     @cached_property
     def _effects(self) -> FloatArray:
-        """Covariances of the effects of models and layouts between the runs, shape (2, n, n)."""
+        """Covariances of the model and the layout effects between the runs, shape (2, n, n)."""
         assert self.rows is not None
         return self.rows.effects(self.rows)
 
@@ -326,7 +324,7 @@ class StepTimeFit:
         return _rows(gradient, features, prior=self.prior, names=self.names, stated=stated)
 
     def _is_measured_model(self, features: Mapping[str, FloatArray], rows: int) -> BoolArray:
-        """Return whether any run used the configuration's model, shape (n,)."""
+        """Return a mask of the configurations whose model was used in any run, shape (n,)."""
         if not features or not self.names:
             return np.ones(rows, dtype=bool)
         apart = np.abs(scale_features(features, SHAPE)[:, None] - self.shapes)
@@ -336,8 +334,10 @@ class StepTimeFit:
 def mixture_interval(
     centers: FloatArray, spreads: FloatArray, weight: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Return the means of m mixtures of K normals, and the standard deviations of normals around
-    these means with the same central interval of `CONFIDENCE`, each (m,).
+    """Approximate m mixtures of K normals by one normal each.
+
+    Return the mixtures' means, and the standard deviations that give the same central interval of
+    `CONFIDENCE` around them, each of shape (m,).
     """
     from scipy.special import ndtr
 
@@ -362,7 +362,7 @@ def _clip_overheads(x: FloatArray) -> FloatArray:
 
 
 def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
-    """Fit the posterior of parameters and effects to the runs that have a step time."""
+    """Fit the posterior of parameters and effects to the runs with a step time."""
     runs = evidence.take(
         np.flatnonzero(np.isfinite(evidence.measured_step_s) & (evidence.measured_step_s > 0))
     )
@@ -371,7 +371,7 @@ def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
         parts_s=apply_trace_factors(runs.parts_s, traced.part_logs), layer_passes=runs.layer_passes
     )
     log_measured = np.log(runs.measured_step_s)
-    # Sums over rows use sorted order, so that the answer does not depend on the order in which runs
+    # Sums over rows use sorted order, so that the result does not depend on the order in which runs
     # ended.
     order = np.lexsort((*design.T, *runs.features.values(), log_measured))
     design, log_measured, runs = design[order], log_measured[order], runs.take(order)
@@ -394,20 +394,23 @@ def fit_step_time(*, evidence: Evidence, prior: Prior) -> StepTimeFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Attempts:
-    """A attempts to fit explanations; each explanation has several, with different starts."""
+    """A attempts to fit explanations.
+
+    Each explanation has several, with different starting points.
+    """
 
     number: IntArray
     """(A,) number of the explanation."""
     scale: FloatArray
     logs: FloatArray
     prior_log: FloatArray
-    """(A,) logarithm of the explanation's prior probability, up to a constant."""
+    """(A,) ln of the explanation's prior probability, up to a constant."""
     x: FloatArray
     doubt: FloatArray
     slow: FloatArray
-    """(A, n) probability of a stall."""
+    """(A, n) probability that the run stalled."""
     regular: FloatArray
-    """(A, n) probability of neither a stall nor an outlier."""
+    """(A, n) probability that the run neither stalled nor is an outlier."""
     score: FloatArray
     """(A,) log density of the explanation and the runs."""
 
@@ -425,15 +428,18 @@ class _Attempts:
 
 
 def _explanation_grid(fit: StepTimeFit) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return the factors on the deviations of parameters, (K, p), ln of those on the variances of
-    COMPONENTS, (K, 5), and ln of their prior probabilities up to a constant, (K,).
+    """Return the grid of K explanations and their prior probabilities.
 
-    The stated deviations are right with the probability `Prior.stated_share`. Otherwise those of
-    one of DOUBTED, all equally likely, are those of the device's kind, which are right where
-    nothing is stated. So a part that is off is one explanation, and leaves the other parts as
-    certain as stated (Mitchell and Beauchamp 1988, Bayesian variable selection). A factor s on the
-    variance of layouts and runs that is worth w runs has the log density -w / 2 (|ln s| + e^-|ln s|
-    - 1), symmetric in ln s and for s > 1 that of a scaled inverse chi-square.
+    These are the factors on the parameters' deviations, (K, p); ln of the factors on the variances
+    of COMPONENTS, (K, 5); and ln of the prior probabilities up to a constant, (K,).
+
+    The stated deviations are right with the probability `Prior.stated_share`. Otherwise, the
+    deviations in one of the sets in DOUBTED (all equally likely) are those of the kind of device,
+    which apply if nothing is stated. A part that is off is thus one explanation, under which the
+    other parts remain as certain as stated (Mitchell and Beauchamp 1988, Bayesian variable
+    selection). The factor s on the variance of layouts and runs is worth w runs. Its log density is
+    -w / 2 (|ln s| + e^-|ln s| - 1), which is symmetric in ln s and, for s > 1, that of a scaled
+    inverse chi-square distribution.
     """
     assert fit.rows is not None
     prior, stated = fit.prior, np.median(fit.rows.variances()[3:].sum(axis=0))
@@ -496,7 +502,7 @@ def _fit_explanations(fit: StepTimeFit, features: Mapping[str, FloatArray]) -> S
 
 
 def _update_attempts(fit: StepTimeFit, each: _Attempts, *, often: float) -> _Attempts:
-    """Return attempts with new parameters, then new regimes."""
+    """Update the parameters of the attempts, then their regimes."""
     pieces = math.ceil(len(each.number) * len(fit.design) ** 2 / BATCH_VALUES)
     if pieces > 1 and len(each.number) > 1:
         split = np.array_split(np.arange(len(each.number)), min(pieces, len(each.number)))
@@ -522,7 +528,7 @@ def _update_attempts(fit: StepTimeFit, each: _Attempts, *, often: float) -> _Att
 def _average_explanations(
     fit: StepTimeFit, each: _Attempts, features: Mapping[str, FloatArray], *, often: float
 ) -> StepTimeFit:
-    """Return the fit with the likely explanations, checked on left-out runs."""
+    """Return the fit with its likely explanations, checked on left-out runs."""
     assert fit.rows is not None
     weight = np.exp(each.score - each.score.max())
     kept = np.flatnonzero(weight >= LEAST_WEIGHT)
@@ -570,9 +576,9 @@ def _average_explanations(
 def _supported_fraction(
     correction: FloatArray, excess: FloatArray, regular: FloatArray, variance: FloatArray
 ) -> float:
-    """Return the fraction s of corrections that left-out runs support.
+    """Return the fraction s of the corrections that left-out runs support.
 
-    Least squares fit of excess = s correction, with one prior run of each kind at s = 1.
+    s is a least-squares fit of excess = s correction, with one prior run of each kind at s = 1.
     """
     weight = regular / variance
     return float(
@@ -585,7 +591,7 @@ def _supported_fraction(
 
 
 def _number_models(features: Mapping[str, FloatArray], rows: int) -> IntArray:
-    """Return a number that identifies each row's model, shape (n,)."""
+    """Return a number that identifies the model of each row, shape (n,)."""
     if not features:
         return np.zeros(rows, dtype=np.intp)
     return np.unique(scale_features(features, SHAPE), axis=0, return_inverse=True)[1].reshape(-1)
@@ -599,9 +605,7 @@ def _micro_batches(features: Mapping[str, FloatArray]) -> FloatArray:
 def _stated_variances(
     features: Mapping[str, FloatArray], rows: int, *, prior: Prior
 ) -> tuple[FloatArray, FloatArray, FloatArray] | None:
-    """Return the stated variances common to all configurations, of one model, and of one layout,
-    each (n,).
-    """
+    """Return the stated variances of all configurations, a model, and a layout, each (n,)."""
     if not np.any(features.get(PAIR_LOG_SD, 0.0)):
         return None
     figures = assumed().step_time
@@ -618,9 +622,9 @@ def _stated_variances(
 
 
 def _stall_share(features: Mapping[str, FloatArray], *, prior: Prior) -> float:
-    """Return the usual fraction of runs that stall.
+    """Return the typical fraction of runs that stall.
 
-    The fraction explains the stated variance beyond `regular_log_sd_limit`.
+    It explains the part of the stated variance beyond `regular_log_sd_limit`.
     """
     if STEP_LOG_SD not in features:
         return prior.slow_share
@@ -635,8 +639,7 @@ def _stall_share(features: Mapping[str, FloatArray], *, prior: Prior) -> float:
 def _first_run_stall_share(
     features: Mapping[str, FloatArray], *, prior: Prior
 ) -> FloatArray | float:
-    """Return the fraction of stalls by kind of configuration, used to choose the first run, shape
-    (n,).
+    """Return the stall fraction by kind of configuration, shape (n,), to choose the first run.
 
     Fits do not use it: assumed stalls made predictions for larger clusters several times too slow
     (`python -m benchmarks.learning`).
@@ -653,11 +656,10 @@ def _first_run_stall_share(
 
 
 def _prior_width(design: FloatArray, features: Mapping[str, FloatArray], *, prior: Prior) -> float:
-    """Return the factor by which the prior of the parameters is narrower than that of the device's
-    kind.
+    """Return the ratio of the parameters' prior deviations to those of the kind of device.
 
-    With it, the variance of a typical run through all parameters equals the stated variance common
-    to configurations.
+    With it, the variance of a typical run due to all parameters equals the stated variance that
+    configurations share.
     """
     stated = _stated_variances(features, len(design), prior=prior)
     if stated is None:
@@ -698,16 +700,15 @@ def _rows(
 
 
 def _part(name: str) -> str:
-    """Return the part whose factor applies to `name`; the objectives of serving use the factor of
-    compute.
+    """Return the part whose factor applies to `name`.
+
+    Serving objectives use the factor of compute.
     """
     return name if name in STEP_KEYS else "compute"
 
 
 def _design(*, parts_s: Mapping[str, FloatArray], layer_passes: FloatArray) -> FloatArray:
-    """Return the predicted seconds by part and the multipliers of the two overheads, shape (n,
-    parts + 2).
-    """
+    """Return the predicted seconds by part and both overheads' multipliers, (n, parts + 2)."""
     layer_passes = np.asarray(layer_passes, dtype=np.float64)
     design = np.zeros((layer_passes.size, _NUM_COLUMNS))
     for name in sorted(parts_s):
@@ -718,7 +719,7 @@ def _design(*, parts_s: Mapping[str, FloatArray], layer_passes: FloatArray) -> F
 
 
 _OF_GROUP = np.array([[part.factor == group for part in STEP] for group in GROUPS], dtype=float)
-"""(groups, parts) 1 if the part belongs to the group, else 0."""
+"""(groups, parts) 1 if the part is in the group, else 0."""
 
 
 def _doubted() -> BoolArray:
@@ -730,8 +731,8 @@ def _doubted() -> BoolArray:
 
 
 DOUBTED = _doubted()
-"""(sets, p) parameters whose stated deviations may be too narrow: the common factor alone, with it
-the factor of one group or part or one overhead, those of a group and all its parts, or all.
+"""(sets, p) sets of parameters whose stated deviations may be too narrow: the common factor alone;
+the common factor with one group, part or overhead; with a group and all of its parts; or all.
 """
 
 
@@ -739,10 +740,10 @@ the factor of one group or part or one overhead, those of a group and all its pa
 class _Parameters:
     prior: Prior
     scale: FloatArray
-    """(..., p) factors on the prior standard deviations."""
+    """(..., p) factors on the parameters' prior standard deviations."""
 
     def factors(self, x: FloatArray) -> FloatArray:
-        """Return theta, (..., parts)."""
+        """Return theta, shape (..., parts)."""
         prior, groups, x = self.prior, len(GROUPS), self.scale * x
         log_factors = (
             prior.common_log_sd * x[..., :1]
@@ -752,14 +753,12 @@ class _Parameters:
         return np.asarray(np.exp(log_factors))
 
     def overheads(self, x: FloatArray) -> FloatArray:
-        """Return (..., 2) seconds of a step, and of a pass through a layer."""
+        """Return the seconds per step and per layer pass, shape (..., 2)."""
         scales = np.array([self.prior.step_overhead_s, self.prior.layer_overhead_s])
         return np.asarray(self.scale[..., -2:] * scales * x[..., -2:])
 
     def seconds(self, design: FloatArray, x: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Return (..., n) median seconds and the (..., n, p) derivative of their logarithm by the
-        parameters.
-        """
+        """Return the median seconds (..., n), and the derivative of their ln by x, (..., n, p)."""
         prior = self.prior
         part_s = design[:, :-2] * self.factors(x)[..., None, :]
         scales = np.array([prior.step_overhead_s, prior.layer_overhead_s])

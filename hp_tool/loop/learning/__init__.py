@@ -1,5 +1,4 @@
-"""Learning: store measurements, fit the calibrations of each cluster, and find the newest
-calibration.
+"""Learning: store measurements, fit each cluster's calibrations, and look up the newest ones.
 
 The mathematics is in `calibration`.
 """

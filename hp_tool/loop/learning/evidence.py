@@ -36,15 +36,15 @@ from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 
 Problem = TypeVar("Problem")
 Release = Callable[[MeasurementRecord], str | None]
-"""Function that returns the framework release of a run."""
+"""Return the framework release of a run."""
 
 
 def stored_evidence(
     *, store: Store, series: Series, release: str | None = None, without_search: str | None = None
 ) -> Evidence:
-    """Return the newest measurements of a series, predicted with the current cost model.
+    """Return the newest measurements of a series with predictions by the current cost model.
 
-    `release` is the release of the query; None does not distinguish releases.
+    `release` is the release in the query. None means that releases are not distinguished.
     """
     groups = measurements_by_problem(series, store=store, without_search=without_search)
     counted: Release = (lambda _: None) if release is None else reported_release_or(release)
@@ -56,10 +56,9 @@ def stored_evidence(
 def measurements_by_problem(
     series: Series, *, store: Store, without_search: str | None = None
 ) -> Iterator[tuple[TrainingProblem, list[MeasurementRecord]]]:
-    """Return the newest measurements of a series that may calibrate, by problem, for all models and
-    node counts.
+    """Return a series' newest calibrating measurements by problem, for all models and node counts.
 
-    Measurements whose query can no longer be parsed or modelled are skipped.
+    Measurements are skipped if their query can no longer be parsed or modelled.
     """
     framework = series.framework.partition(" ")[0]  # A series per release.
     records = newest_measurements(
@@ -82,10 +81,10 @@ def newest_measurements(
     owner: str = "",
     without_search: str | None = None,
 ) -> list[MeasurementRecord]:
-    """Return the newest measurements of this cluster and framework that may calibrate, a few per
-    configuration.
+    """Return the newest calibrating measurements of this cluster and framework.
 
-    They are those of all users, or of one owner, excluding those of one search.
+    There are a few per configuration. They are those of all users or of one owner, without those of
+    one search.
     """
     query: MeasurementQuery = {
         "cluster_key": cluster_key,
@@ -107,8 +106,8 @@ def calibrating_records(
 ) -> list[MeasurementRecord]:
     """Return the records that may calibrate predictions.
 
-    They are accepted, are trusted or the owner's own, and do not repeat the number of another
-    record.
+    They are accepted, they are trusted or the owner's own, and they are not reused measurements of
+    another record.
     """
     trusted = (record for record in records if record.trusted or record.owner == owner)
     return [
@@ -121,7 +120,7 @@ def calibrating_records(
 def group_by_problem(
     records: Sequence[MeasurementRecord], *, resolve: Callable[[Query], Problem]
 ) -> Iterator[tuple[Problem, list[MeasurementRecord]]]:
-    """Group records by their resolved problem; skip those that this version cannot resolve."""
+    """Group records by their resolved problem. Skip those that this version cannot resolve."""
     by_query: dict[str, list[MeasurementRecord]] = {}
     for record in records:
         by_query.setdefault(json_digest(record.query), []).append(record)
@@ -140,9 +139,9 @@ def evidence_of(
 ) -> Evidence:
     """Return measurements of a problem's configurations with their predictions.
 
-    A reduced run is compared with the prediction of the reduced configuration. A run on fewer
+    A reduced run is compared with the prediction for the reduced configuration. A run on fewer
     devices than the cluster has (objective min_gpus) is compared with the prediction for that
-    number. Releases are features; runs that do not differ in them are corrected alike.
+    number. Releases are features, so runs of the same release are corrected alike.
     """
     pieces = []
     whole: dict[tuple[int, str | None], list[MeasurementRecord]] = {}
@@ -191,8 +190,9 @@ def _evidence(
 
 
 def measured_parts(outcomes: Sequence[Measurement]) -> dict[str, FloatArray]:
-    """Return the seconds by part as measured by traces, each (n,), NaN for other runs; empty
-    without traces.
+    """Return the seconds by part that traces measured, each of shape (n,); NaN for other runs.
+
+    Empty without traces.
     """
     traced = [m.parts_s or {} for m in outcomes]
     names = sorted({name for parts in traced for name in parts})
@@ -208,25 +208,23 @@ def _trained(record: MeasurementRecord) -> ParallelConfig:
 
 
 def query_release(record: MeasurementRecord) -> str | None:
-    """Return the framework release that the query names."""
+    """Return the framework release that a record's query names."""
     release: str | None = (record.query.get("training") or {}).get("framework_version")
     return release
 
 
 def release_of(record: MeasurementRecord) -> str | None:
-    """Return the release of a run: as the run reports it, else as the query names it."""
+    """Return the release that a run reports, else the one that its query names."""
     return record.measurement.versions.get(record.framework) or query_release(record)
 
 
 def reported_release_or(release: str | None) -> Release:
-    """Return a function that uses each run's reported release, and this release for runs that
-    report none.
-    """
+    """Return a function that gives a run's reported release, or `release` if it reports none."""
     return lambda record: release_of(record) or release
 
 
 def newest_release(records: Iterable[MeasurementRecord]) -> str | None:
-    """Return the newest release that any run reports; None if none does."""
+    """Return the newest release reported by any run; None if no run reports one."""
     known = (release for record in records if (release := release_of(record)) is not None)
     return max(
         known,
@@ -238,7 +236,7 @@ def newest_release(records: Iterable[MeasurementRecord]) -> str | None:
 def reduced_problem(
     problem: TrainingProblem, *, parallel: ParallelConfig, fidelity: Fidelity
 ) -> tuple[TrainingProblem, ParallelConfig]:
-    """Return the problem and the configuration of a reduced run."""
+    """Return the problem and configuration of a reduced run."""
     model, workload, config = reduce_run(
         fidelity=fidelity, model=problem.model, training=problem.workload, parallel=parallel
     )
@@ -251,7 +249,7 @@ NORMAL_MAD = 0.6745
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """A measured run with its predictions by the current cost model and by the stored calibration.
+    """A measured run with predictions by the current cost model and by the stored calibration.
 
     All values are step times in seconds.
     """
@@ -259,13 +257,13 @@ class Residual:
     record: MeasurementRecord
     measured_s: float
     before_s: float
-    """Predicted without a calibration."""
+    """Predicted step time without a calibration."""
     after_s: float
-    """Predicted by a calibration that was fitted without this run."""
+    """Predicted step time by a calibration fitted without this run."""
     taught: bool
-    """Whether the calibration was fitted to this run."""
+    """True if the calibration was fitted to this run."""
     outlier: bool = False
-    """Whether the run's deviation is an outlier among the others."""
+    """True if the run's deviation is an outlier among the others."""
 
     @property
     def error_before(self) -> float:
@@ -323,7 +321,7 @@ def residual_report(*, store: Store, record: CalibrationRecord) -> tuple[Residua
 
 
 def mark_outliers(ratios: FloatArray) -> NDArray[np.bool_]:
-    """Return whether each ratio measured / predicted is an outlier, shape (n,).
+    """Return a mask of the ratios measured / predicted that are outliers, shape (n,).
 
     The criterion is 0.6745 |x - median(x)| / MAD(x) > 3.5 for x = ln(ratio). Unlike the fit's own
     deviation, median and MAD are robust against outliers.

@@ -18,19 +18,20 @@ from hp_tool.questions.training.links import Links, with_links
 from hp_tool.questions.training.problem import TrainingProblem
 
 Traced = tuple[TrainingProblem, Candidates, dict[str, FloatArray]]
-"""A problem, n of its candidates, and their measured seconds by part, each (n,), NaN if not
-measured.
+"""A problem, n of its candidates, and their measured seconds by part, each of shape (n,); NaN if
+not measured.
 """
 Group = tuple[TrainingProblem, Sequence[MeasurementRecord]]
 TURNS = 2
-"""Number of times that each link's bandwidth is searched with the other one fixed."""
+"""Number of times that each link's bandwidth is optimized with the other one fixed."""
 WIDEST = 3.0
-"""Limit of |ln(bandwidth / stated)| in the search."""
+"""Maximum |ln(bandwidth / stated)| in the search."""
 
 
 def links_of(groups: Iterable[Group]) -> Links:
-    """Return the link bandwidths relative to the stated ones, fitted to measurements with parts; 1
-    without any.
+    """Return link bandwidths relative to the stated ones, fitted to measurements with parts.
+
+    They are 1 without such measurements.
     """
     traced: list[Traced] = []
     for problem, records in groups:
@@ -54,10 +55,10 @@ def links_of(groups: Iterable[Group]) -> Links:
 def fitted_links(traced: Sequence[Traced]) -> Links:
     """Return the most likely link bandwidths relative to the stated ones; 1 without traced steps.
 
-    ln(bandwidth / stated) ~ N(0, `Traces.link_log_sd`^2). The measured seconds of a part deviate
-    from the cost model's at that bandwidth by `Traces.part_scatter_log_sd`. Exposed seconds are not
-    proportional to the bandwidth, because they are partly overlapped, so the cost model evaluates
-    each bandwidth.
+    ln(bandwidth / stated) ~ N(0, `Traces.link_log_sd`^2). At a given bandwidth, measured part times
+    deviate from the cost model's by `Traces.part_scatter_log_sd`. Exposed times are not
+    proportional to the bandwidth, because communication is partly overlapped. The cost model is
+    therefore evaluated for each bandwidth.
     """
     links = Links()
     if not any(np.isfinite(seconds).any() for _, _, parts in traced for seconds in parts.values()):
@@ -81,7 +82,7 @@ def fitted_links(traced: Sequence[Traced]) -> Links:
 
 
 def _objective(traced: Sequence[Traced], links: Links, name: str) -> Callable[[float], float]:
-    """Return minus twice the log density of one link's log bandwidth, given the other's."""
+    """Return -2 ln density as a function of one link's log bandwidth, given the other's."""
     figures = assumed().traces
 
     def improbability(log: float) -> float:
@@ -93,8 +94,7 @@ def _objective(traced: Sequence[Traced], links: Links, name: str) -> Callable[[f
             for part in COMMUNICATION:
                 if part not in measured:
                     continue
-                # A completely overlapped part has no seconds to compare, so the minimum fraction is
-                # used.
+                # A fully overlapped part has no time to compare, so the minimum fraction is used.
                 least = figures.least_part_share * step_s
                 ratio = np.log(np.maximum(measured[part], least) / np.maximum(parts[part], least))
                 total += float(np.nansum((ratio / figures.part_scatter_log_sd) ** 2))

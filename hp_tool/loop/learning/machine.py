@@ -1,6 +1,4 @@
-"""Micro-benchmarks of a cluster: run them with its launcher, fit and store the constants, and check
-them with one training step.
-"""
+"""Micro-benchmarks of a cluster: run them, fit and store constants, and check a training step."""
 
 import time
 import uuid
@@ -36,7 +34,7 @@ _FRAMEWORK = "megatron-core"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCheck:
-    """Measured and predicted seconds of one real training step."""
+    """Measured and predicted times of one real training step, in seconds."""
 
     what: str
     before_s: float
@@ -48,12 +46,12 @@ class StepCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineReport:
-    """Result of a benchmark of a cluster."""
+    """Result of benchmarking a cluster."""
 
     cluster: str
     profile: MachineProfile
     errors: dict[str, tuple[int, float]]
-    """(operations, median relative error) of each fit on its own rows."""
+    """(number of operations, median relative error) of each fit on its own rows."""
     outliers: tuple[Outlier, ...]
     wall_s: float
     check: StepCheck | None = None
@@ -66,11 +64,12 @@ def benchmark_machine(
     precisions: Sequence[Precision],
     timeout_s: float = 900.0,
 ) -> tuple[MachineReport, Measurement]:
-    """Time operations on all of the cluster's devices at once and fit its constants, without
-    storing them.
+    """Time operations on all of the cluster's devices at once and fit its constants.
+
+    Do not store them.
 
     Raises:
-        InputError: `launcher_mismatch`, the launcher has other devices.
+        InputError: The launcher has other devices (`launcher_mismatch`).
         LauncherError: The job failed.
     """
     hardware = launcher.hardware()
@@ -111,8 +110,9 @@ def benchmark_machine(
 def check_step(
     *, cluster: ClusterSpec, launcher: Launcher, profile: MachineProfile, precision: Precision
 ) -> StepCheck:
-    """Train a small GPT for a few steps on all devices, and compare the step time with the
-    predictions of both profiles.
+    """Train a small GPT on all devices for a few steps.
+
+    Compare the step time with the predictions of both profiles.
     """
     request = small_training(cluster, precision=precision)
     measured = run_job(launcher, request)
@@ -135,7 +135,7 @@ def check_step(
 
 
 def with_measured_constants(machine: MachineProfile, *, to: EfficiencyProfile) -> EfficiencyProfile:
-    """Return a framework's profile with the constants of the measured machine."""
+    """Return a framework's profile with the constants of a measured machine."""
     network = machine.network or to.framework.network
     return EfficiencyProfile(gpu=machine.gpu, framework=replace(to.framework, network=network))
 
@@ -143,7 +143,7 @@ def with_measured_constants(machine: MachineProfile, *, to: EfficiencyProfile) -
 def predicted_step_s(
     request: ProfileRequest, *, cluster: ClusterSpec, profile: EfficiencyProfile
 ) -> float:
-    """Return the predicted step time of a request."""
+    """Return the predicted step time of a training request, in seconds."""
     costs = training_costs(
         case=TrainingCase(
             model=request.model, cluster=cluster, workload=request.training, profile=profile
@@ -154,8 +154,9 @@ def predicted_step_s(
 
 
 def small_training(cluster: ClusterSpec, *, precision: Precision) -> ProfileRequest:
-    """Return a GPT that fits on any device, with TP 2 if there are two devices, and data
-    parallelism over the rest.
+    """Return a training request for a GPT that fits on any device.
+
+    It uses TP 2 if there are two devices, and data parallelism over the rest.
     """
     cpu = cluster.gpu.kind == "cpu"
     width, heads, sequence = (256, 8, 128) if cpu else (2048, 16, 2048)
@@ -187,10 +188,10 @@ def small_training(cluster: ClusterSpec, *, precision: Precision) -> ProfileRequ
 def run_job(launcher: Launcher, request: RunRequest) -> Measurement:
     """Submit a job, wait for it and fetch its measurement.
 
-    A failed training returns a measurement.
+    If a training run fails, its measurement is returned.
 
     Raises:
-        LauncherError: A run without steps failed.
+        LauncherError: A run other than training failed.
     """
     plan = launcher.plan(request, job_name=f"{request.run_id}-{uuid.uuid4().hex[:12]}")
     handle = launcher.submit(plan)
@@ -207,9 +208,7 @@ def run_job(launcher: Launcher, request: RunRequest) -> Measurement:
 
 
 def hosts_of_ranks(measured: Measurement, cluster: ClusterSpec) -> list[str]:
-    """Return the host of each rank: hosts in the order of their ranks, with equally many ranks
-    each.
-    """
+    """Return the host of each rank. Hosts are in rank order, with equally many ranks each."""
     hosts: Any = measured.hardware.hosts if measured.hardware else ()
     names = (
         hosts

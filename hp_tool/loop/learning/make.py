@@ -1,6 +1,4 @@
-"""Fit calibrations to stored measurements, as the next version of each series, and report their
-errors.
-"""
+"""Fit calibrations to stored measurements, as new versions of their series, with their errors."""
 
 import importlib
 import itertools
@@ -59,19 +57,19 @@ Group = tuple[TrainingProblem, list[MeasurementRecord]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accuracy:
-    """Median of |predicted / measured - 1| over step times, before and after calibration."""
+    """Median |predicted / measured - 1| of step times, before and after calibration."""
 
     measurements: int
-    """Number of measurements with a step time; others (out of memory) only calibrate memory."""
+    """Number of measurements with a step time. Others (out of memory) calibrate only memory."""
     error_before: float | None
-    """Error of the cost model; None without a step time."""
+    """Error of the cost model; None without step times."""
     error_after: float | None
-    """Error of calibrated predictions on left-out measurements; None with fewer than two."""
+    """Error of calibrated predictions for left-out measurements; None with fewer than two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadeCalibration:
-    """A calibration that `calibrate` made for one series."""
+    """A calibration of one series, as made by `calibrate`."""
 
     record: CalibrationRecord
     new: bool
@@ -84,9 +82,9 @@ class MadeCalibration:
 def calibrate(
     *, store: Store, gpu: str | None = None, framework: str | None = None, owner: str = ""
 ) -> tuple[MadeCalibration, ...]:
-    """Calibrate every series with measurements, including the owner's.
+    """Calibrate every series with measurements, including the private ones of `owner`.
 
-    `gpu` and `framework` restrict the series. A series is skipped if its newest version was fitted
+    `gpu` and `framework` restrict the series. Series are skipped if their newest version was fitted
     to the same measurements with the same cost model.
     """
     refit(store=store)
@@ -105,10 +103,10 @@ def calibrate(
 def calibrate_cluster(
     *, store: Store, cluster_key: str, framework: str, owner: str = ""
 ) -> tuple[MadeCalibration, ...]:
-    """Calibrate every series of one cluster and framework.
+    """Calibrate every series of a cluster and framework.
 
-    Owners get a separate series if their untrusted reports make a difference. A series that lost
-    all measurements gets an empty version.
+    Owners get a separate series if their untrusted reports make a difference. Series that lost all
+    measurements get an empty version.
     """
     groups: defaultdict[ModelFamily, list[Group]] = defaultdict(list)
     for problem, same in group_by_problem(
@@ -134,8 +132,8 @@ def calibrate_cluster(
 def refit(*, store: Store) -> tuple[MadeCalibration, ...]:
     """Refit every cluster and framework with a measurement whose state changed.
 
-    Includes the shared calibrations and the private ones of owners. Concurrent callers in the same
-    process wait and then find nothing to do.
+    This includes shared and private calibrations. Concurrent callers in the same process wait, and
+    then find nothing to do.
     """
     if not store.due_refits():
         return ()
@@ -156,9 +154,7 @@ def refit(*, store: Store) -> tuple[MadeCalibration, ...]:
 
 
 def calibrate_series(*, store: Store, series: Series) -> MadeCalibration | None:
-    """Calibrate one series: a cluster, a framework and a family of models; None without
-    measurements.
-    """
+    """Calibrate one series (cluster, framework and model family); None without measurements."""
     groups = list(measurements_by_problem(series, store=store))
     return _make(store, series, groups) if groups else None
 
@@ -179,7 +175,7 @@ def _make(store: Store, series: Series, groups: Sequence[Group]) -> MadeCalibrat
     calibration = fit_calibration(evidence=evidence, prior=prior)
     unseen_s = predicted_unseen(evidence, prior=prior)
     accuracy = accuracy_of(evidence, unseen_s=unseen_s)
-    # All users can read calibrations, so a user's own model names are omitted.
+    # All users can read calibrations, so names of a user's own models are omitted.
     models = Counter(
         record.model if library.has_entry("models", record.model) else OWN_MODELS
         for record in records
@@ -214,7 +210,7 @@ def _is_emptied(store: Store, last: CalibrationRecord) -> bool:
 
 
 def _emptied(store: Store, series: Series, last: CalibrationRecord) -> MadeCalibration:
-    """Return the next version of a series without measurements, which corrects nothing."""
+    """Return the next version of a series that has no measurements left. It corrects nothing."""
     nothing = Accuracy(measurements=0, error_before=None, error_after=None)
     facts = {PREDICTIONS: last.payload.get(PREDICTIONS)}
     record, new = save(
@@ -226,11 +222,10 @@ def _emptied(store: Store, series: Series, last: CalibrationRecord) -> MadeCalib
 def save(
     store: Store, *, series: Series, calibration: Calibration, accuracy: Accuracy, facts: JsonObject
 ) -> tuple[CalibrationRecord, bool]:
-    """Store a calibration as the next version of its series unless the newest is equal; return
-    whether it was stored.
+    """Store a calibration as the next version of its series, unless the newest one is equal.
 
-    `facts` are additional entries of the payload. Serving has none, because only searches read its
-    calibrations.
+    Return True if it was stored. `facts` are additional payload entries; serving has none, because
+    only searches read its calibrations.
     """
     payload: dict[str, Any] = (
         calibration.to_dict() | {"accuracy": asdict(accuracy), PREDICTIONS: None} | facts
@@ -244,9 +239,7 @@ def save(
 
 
 def accuracy_of(evidence: Evidence, *, unseen_s: FloatArray) -> Accuracy:
-    """Return the error of the cost model on these measurements, and of fits on left-out
-    measurements.
-    """
+    """Return the errors of the cost model, and of fits on left-out measurements."""
     measured = evidence.measured_step_s
     before = (
         np.sum(list(evidence.parts_s.values()), axis=0)
@@ -261,12 +254,11 @@ def accuracy_of(evidence: Evidence, *, unseen_s: FloatArray) -> Accuracy:
 
 
 def predicted_unseen(evidence: Evidence, *, prior: Prior) -> FloatArray:
-    """Return the predicted median step times in seconds, each by a fit without its fold, shape
-    (n,); NaN if there is nothing to fit.
+    """Return the median step time of each row predicted by a fit without its fold, in seconds.
 
-    Repeats of one configuration are in the same fold, because a fit to one of them predicts the
-    others. Folds follow the order of storage, not the random ids, so importing the same
-    measurements again gives the same result.
+    The shape is (n,), with NaN if there is nothing to fit. Repeats of a configuration are in the
+    same fold, because a fit to one of them predicts the others. Folds follow the storage order
+    instead of the random ids, so importing the same measurements again gives the same result.
     """
     predicted = np.full(len(evidence), np.nan)
     timed = np.flatnonzero(np.isfinite(evidence.measured_step_s))
@@ -290,9 +282,7 @@ def predicted_unseen(evidence: Evidence, *, prior: Prior) -> FloatArray:
 
 
 def import_fit_modules() -> None:
-    """Import the modules that fits need in advance, which would otherwise add a second to the first
-    fit.
-    """
+    """Import the modules that fits need. Otherwise, the first fit takes a second longer."""
     for name in ("scipy.optimize", "scipy.special", "threadpoolctl"):
         importlib.import_module(name)
 
@@ -304,19 +294,18 @@ def _median_error(predicted: FloatArray, measured: FloatArray) -> float | None:
 
 
 class Follower:
-    """Keeps calibrations up to date with measurements. Several instances may share one store."""
+    """Keep calibrations up to date with measurements. Several instances may share one store."""
 
     def __init__(self, *, store: Store) -> None:
         self._store = store
         self._seen: str | None = None
-        """The newest measurement at the last check."""
+        """Newest measurement at the last check."""
 
     def catch_up(self) -> tuple[MadeCalibration, ...]:
-        """Calibrate every cluster and framework with an outdated calibration, and return the new
-        versions.
+        """Calibrate every cluster and framework with an outdated calibration.
 
-        A calibration is outdated if newer measurements exist, if a source measurement changed
-        state, or if it was fitted with another cost model.
+        Return the new versions. A calibration is outdated if there are newer measurements, if the
+        state of a source measurement changed, or if it was fitted with another cost model.
         """
         refitted = refit(store=self._store)
         return tuple(each for each in (*refitted, *self._measured()) if each.new)
@@ -365,7 +354,7 @@ class Follower:
 
 
 def is_outdated(store: Store, cluster: MeasuredCluster, *, owner: str = "") -> bool:
-    """Return True if the newest calibration of a model family used another cost model."""
+    """Return True if any model family's newest calibration was fitted with another cost model."""
     key, framework = cluster.cluster_key, cluster.framework
     recent = store.measurements(
         cluster_key=key, framework=framework, state="accepted", teaches=owner, limit=RECENT
@@ -385,9 +374,7 @@ def is_outdated(store: Store, cluster: MeasuredCluster, *, owner: str = "") -> b
 
 
 def outdated_notice(store: Store) -> str | None:
-    """Return a notice about calibrations that were fitted with another cost model; None if there
-    are none.
-    """
+    """Return a notice about calibrations fitted with another cost model; None if there are none."""
     count = sum(is_outdated(store, cluster) for cluster in store.measured_clusters())
     return (
         f"not used: what was learnt about {format_count(count, 'cluster')} {OTHER_PREDICTIONS}"

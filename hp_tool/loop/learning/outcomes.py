@@ -1,4 +1,4 @@
-"""Configurations that crashed or ran successfully, as a stored calibration records them."""
+"""Configurations that crashed or ran successfully, as recorded in a stored calibration."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Group = tuple[TrainingProblem, Sequence[MeasurementRecord]]
 
 
 def find_crashes(groups: Iterable[Group]) -> JsonObject:
-    """Return, by problem, the configurations that crashed and never succeeded.
+    """Return the configurations that crashed and never succeeded, by problem.
 
-    Only complete runs count, and at least `Learning.crashes` of them are required.
+    Only complete runs count. A configuration must have crashed at least `Learning.crashes` times.
     """
     found: JsonObject = {}
     for problem, layout, same in _configurations(groups):
@@ -33,9 +33,9 @@ def find_crashes(groups: Iterable[Group]) -> JsonObject:
 
 
 def find_successes(groups: Iterable[Group]) -> JsonObject:
-    """Return, by problem, the configurations with successful complete runs.
+    """Return the configurations with successful complete runs, by problem.
 
-    Each has the number of these runs and the median step time in seconds.
+    Each entry has the number of these runs and their median step time in seconds.
     """
     found: JsonObject = {}
     for problem, layout, same in _configurations(groups):
@@ -53,9 +53,9 @@ def find_successes(groups: Iterable[Group]) -> JsonObject:
 def _configurations(
     groups: Iterable[Group],
 ) -> Iterator[tuple[str, JsonObject, list[MeasurementRecord]]]:
-    """Yield the complete runs of each configuration of each problem, in order of their digests.
+    """Yield the complete runs of each configuration of each problem, in the order of their digests.
 
-    The second value identifies the configuration among a problem's candidates.
+    The second value identifies the configuration among the problem's candidates.
     """
     runs: dict[tuple[str, str, str], list[MeasurementRecord]] = {}
     for problem, records in groups:

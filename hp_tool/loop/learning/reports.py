@@ -71,8 +71,9 @@ def add_reports(
     resolve: Callable[[Query], Query] = lambda query: query,
     hold: bool = False,
 ) -> Imported:
-    """Store each valid report of a file. `key` returns the idempotency key of a line from its
-    number and bytes.
+    """Store each valid report of a file.
+
+    `key` returns the idempotency key of a line from its number and bytes.
     """
     stored: list[MeasurementRecord] = []
     refused: list[Refused] = []
@@ -293,8 +294,9 @@ def _check_parts(parts_s: Mapping[str, float] | None, *, step_s: float | None) -
 def check_possible(
     measurement: Measurement, *, problem: TrainingProblem, predicted_s: float
 ) -> None:
-    """Check that step time and peak memory are physically possible. CPUs are not checked, because
-    their limits depend on the host.
+    """Check that step time and peak memory are physically possible.
+
+    CPUs are not checked, because their limits depend on the host.
 
     Raises:
         InputError: `implausible`: the step time is off the prediction by

@@ -1,5 +1,6 @@
-"""Series of calibrations (per cluster, software and model family), and the newest calibration for a
-problem.
+"""Series of calibrations, and the newest calibration for a problem.
+
+There is one series per cluster, software and model family.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from hp_tool.questions.training.problem import TrainingProblem
 
 ModelFamily = Literal["dense", "moe"]
 PREDICTIONS = "predictions"
-"""Key, in a stored calibration, of the digest of the predictions that it corrects."""
+"""Key of a stored calibration for the digest of the predictions that it corrects."""
 MODELS, RELEASE, UNSEEN, LINKS = "models", "release", "unseen_s", "links"
 CRASHED, RAN = "crashed", "ran"
 """Further keys of a stored calibration.
@@ -47,35 +48,34 @@ PENDING = (
 )
 MOST_KNOWN = 1000
 MAX_AGE_S = 5.0
-"""Seconds for which a database answer is cached, because a batch reads the same series thousands of
+"""Seconds that a database answer is cached, because a batch reads the same series thousands of
 times per second.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Key that all versions of one calibration share."""
+    """Key shared by all versions of a calibration."""
 
     cluster_key: str
     framework: str
-    """Name of the framework. Calibrations cover all its releases; the measurements distinguish
-    them.
-    """
+    """Framework name. Calibrations cover all of its releases, and measurements distinguish them."""
     model_family: str
-    """dense or moe; empty for all families (older calibrations)."""
+    """dense or moe. Empty for all families (older calibrations)."""
     owner: str = ""
-    """User to whom the series is private; empty if all users share it."""
+    """User to whom the series is private. Empty if all users share it."""
 
     def nearest_first(self) -> tuple[Series, ...]:
-        """Return this series, then the shared one, then that of all families, in order of
-        preference.
+        """Return this series and its fallbacks, in order of preference.
+
+        They are the series itself, then the shared one, then that of all model families.
         """
         shared = replace(self, owner="")
         return tuple(dict.fromkeys((self, shared, replace(shared, model_family=""))))
 
 
 def series_of(problem: TrainingProblem, *, hardware: Hardware) -> Series:
-    """Return the series for a problem on this hardware."""
+    """Return the series of a problem on this hardware."""
     return Series(
         cluster_key=cluster_key(problem.cluster, hardware),
         framework=problem.workload.framework,
@@ -86,8 +86,8 @@ def series_of(problem: TrainingProblem, *, hardware: Hardware) -> Series:
 def cluster_key(cluster: ClusterSpec, hardware: Hardware) -> str:
     """Return the key of a cluster, derived from its device, node, NVLink domain and network.
 
-    The number of devices that a job uses does not matter. CPUs differ between hosts, so `cpu`
-    includes the host.
+    The number of devices that a job uses does not matter. The key of `cpu` includes the host,
+    because CPUs differ between hosts.
     """
     network = f"{cluster.inter_node_bandwidth_bytes_per_second / 1e9:g}GBps"
     node, domain = (
@@ -103,16 +103,15 @@ def cluster_key(cluster: ClusterSpec, hardware: Hardware) -> str:
 
 
 def model_family(model: ModelSpec) -> ModelFamily:
-    """Return `dense` or `moe`. The two are calibrated separately, because only MoE models have
-    all-to-alls.
+    """Return `dense` or `moe`.
+
+    They are calibrated separately, because only MoE models have all-to-alls.
     """
     return "moe" if model.num_experts else "dense"
 
 
 def own_hardware(cluster: ClusterSpec) -> Hardware:
-    """Return the hardware under which runs would be stored: any GPU of that name, or this host's
-    CPU.
-    """
+    """Return the hardware under which runs are stored: any GPU of that name, or this host's CPU."""
     if cluster.gpu.kind == "gpu":
         return Hardware(gpu=cluster.gpu.name, num_gpus=cluster.num_gpus)
     from hp_tool.cluster.launchers.local import detect_hardware
@@ -121,7 +120,7 @@ def own_hardware(cluster: ClusterSpec) -> Hardware:
 
 
 class StoredCalibrations:
-    """`training.calibrated.Calibrations` of a store; thread-safe."""
+    """`training.calibrated.Calibrations` backed by a store. Thread-safe."""
 
     def __init__(
         self,
@@ -136,10 +135,10 @@ class StoredCalibrations:
         """Create the lookup.
 
         Args:
-            refit: Fits series that are due. None leaves this to other processes, and answers report
-                it as pending.
-            before: Use only calibrations from before this time.
-            hardware: Hardware of the runs; None for this host's.
+            refit: Fits outdated series. If None, other processes do this, and answers report it as
+                pending.
+            before: Use only calibrations made before this time.
+            hardware: Hardware of the runs; by default this host's.
             owner: User whose own reports count in addition to trusted ones.
         """
         self._store, self._before, self._hardware, self._owner, self._clock = (
@@ -159,7 +158,10 @@ class StoredCalibrations:
         return other
 
     def __eq__(self, other: object) -> bool:
-        """Return whether both give the same answers, so that requests of one owner share caches."""
+        """Return True if both give the same answers.
+
+        Requests of one owner can then share caches.
+        """
         return (
             isinstance(other, StoredCalibrations)
             and self._known is other._known
@@ -170,16 +172,12 @@ class StoredCalibrations:
         return hash((id(self._known), self._owner))
 
     def __call__(self, problem: TrainingProblem) -> CalibratedPredictor | None:
-        """Return the predictor of the problem's series, else of the first fallback; None without a
-        valid one.
-        """
+        """Return the predictor of the problem's series, else of its first fallback, else None."""
         known = self._find(problem)
         return known if isinstance(known, CalibratedPredictor) else None
 
     def unused(self, problem: TrainingProblem) -> str | None:
-        """Return the reason why there is no predictor; None if there is one, or if nothing was ever
-        measured.
-        """
+        """Return why there is no predictor; None if there is one or if nothing was measured."""
         known = self._find(problem)
         return known if isinstance(known, str) else None
 
@@ -198,16 +196,16 @@ class StoredCalibrations:
         return known
 
     def refit(self) -> None:
-        """Fit the series that are due, unless other processes do."""
+        """Fit outdated series, unless other processes do so."""
         if self._refit is not None and self._refit():
             self.forget()
 
     def forget(self) -> None:
-        """Clear the cache of database answers."""
+        """Clear the cached database answers."""
         self._known.clear()
 
     def _newest(self, series: Series, *, predictions: str) -> CalibratedPredictor | str | None:
-        """Return the predictor with its provenance, or the reason why there is none."""
+        """Return the predictor with its provenance, or why there is none."""
         outdated = None
         for each in series.nearest_first():
             record = self._store.latest_calibration(**asdict(each), before=self._before)
@@ -249,9 +247,7 @@ class StoredCalibrations:
         )
 
     def _missing(self, series: Series) -> str | None:
-        """Return the reason why no measurement applies, with the nearest ones; None if nothing was
-        ever measured.
-        """
+        """Return why no measurement applies, with the nearest; None if nothing was measured."""
 
         def nearest(**query: Unpack[MeasurementQuery]) -> MeasurementRecord | None:
             return next(
@@ -289,8 +285,9 @@ class StoredCalibrations:
 
 
 def read_calibration(record: CalibrationRecord) -> Calibration | None:
-    """Return the stored calibration; None if this version cannot read it (`hp-tool calibrate`
-    replaces it).
+    """Return the stored calibration; None if this version cannot read it.
+
+    `hp-tool calibrate` replaces unreadable calibrations.
     """
     try:
         return Calibration.from_dict(record.payload)

@@ -19,7 +19,7 @@ from hp_tool.questions.training.problem import TrainingProblem
 
 DEVICES, NODE = 64, 8
 DIGITS = 6
-"""Number of significant digits in which predictions agree on all processors and NumPy releases."""
+"""Number of significant digits to which predictions agree on all CPUs and NumPy releases."""
 DENSE = ModelSpec(
     num_hidden_layers=32,
     hidden_size=4096,
@@ -47,12 +47,11 @@ LAYOUTS = (
 
 
 def predictions_digest(cluster: ClusterSpec, *, framework: str, experts: bool) -> str:
-    """Return a digest that changes with the cost model or the constants of the GPU and the
-    framework.
+    """Return a digest that changes with the cost model or the GPU's or framework's constants.
 
-    It covers every part of step time and memory for a few layouts of a dense model; with `experts`,
-    of a model with experts. Releases of a framework share a calibration's series, and therefore the
-    digest.
+    It covers every part of step time and memory for a few layouts of a dense model or, with
+    `experts`, of an MoE model. Releases of a framework share a calibration's series, and therefore
+    the digest.
     """
     cluster = replace(
         cluster, kinds=(), rank_order=DEFAULT_RANK_ORDER, num_gpus=DEVICES, gpus_per_node=NODE
@@ -90,7 +89,7 @@ def predictions_digest(cluster: ClusterSpec, *, framework: str, experts: bool) -
 
 
 def digest_of(problem: TrainingProblem) -> str:
-    """Return the digest for problems with this cluster, framework and model family."""
+    """Return the digest for a problem's cluster, framework and model family."""
     return predictions_digest(
         problem.cluster,
         framework=problem.workload.framework,
