@@ -153,8 +153,8 @@ def prepare_search(query: domain.Query, *, sent: JsonObject, find: Find) -> dict
     """Return a search's query as stored, with resolved names and the edition of hp_tool.
 
     Raises:
-        InputError, NotFoundError, UnsupportedError: The query cannot be run. Without this check, only
-            the worker would report it.
+        InputError, NotFoundError, UnsupportedError: The query cannot be run. Without this check,
+            only the worker would report it.
     """
     resolved = resolve_names(query, find=find)
     resolve_search(resolved)

@@ -232,7 +232,7 @@ def configuration_page(
         return page
     problem, config = configuration.problem, configuration.config
     this = Configuration(query=query, parallel=config)
-    # The explorer then varies the number of GPUs.
+    # Drop a default layout, because the explorer may change the number of stages.
     free = replace(
         query, parallel=replace(query.parallel, pipeline_layout=problem.parallel.pipeline_layout)
     )
