@@ -186,9 +186,9 @@ def explain_strategy(name: str, *, case: TrainingCase, config: ParallelConfig) -
         flex = config.moe_token_dispatcher_type == "flex"  # noqa: S105 (a token is no password here)
         why = (
             f"DeepEP and HybridEP do not run on {case.cluster.gpu.name}: they need NVIDIA GPUs "
-            "since Ampere with NVLink"
+            "with NVLink, Ampere or later"
             if flex
-            else "merged passes exchange the tokens of two micro-batches by all-to-alls"
+            else "training.overlap.expert_parallel requires all-to-alls"
         )
         return Reason(
             code=name,

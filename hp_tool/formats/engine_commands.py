@@ -244,7 +244,7 @@ def _read_options_file(source: Source, reading: Reading) -> None:
     names = {setting.name for setting in settings}
     if not names & {"tensor-parallel-size", "tp-size"}:
         size = "attention_data" if "enable-attention-dp" in names else "tensor"
-        why = "the command's --tp_size says it, not this file; add"
+        why = "this file does not set it, only the command's --tp_size does; add"
         reading.add_missing(f"parallel.{size}_parallel_size", why, example=8)
     read_command(settings, engine="trtllm", model=None, reading=reading, source=source)
     for missing_field in reading.missing:

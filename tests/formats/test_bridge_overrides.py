@@ -42,7 +42,7 @@ def test_overrides_alone_are_bridges() -> None:
 
 
 def test_a_recipe_that_nobody_names_leaves_its_model_open() -> None:
-    with pytest.raises(ImportRefusedError, match="do not name; add --model llama-3-70b") as caught:
+    with pytest.raises(ImportRefusedError, match="do not name it; add --model llama-3-70b") as caught:
         read_query(text(), overrides=GIVEN)
     assert [each.field for each in caught.value.reading.missing] == ["model"]
 
@@ -90,5 +90,5 @@ def test_mappings_are_read_as_hydra_writes_them() -> None:
 
 def test_a_file_without_a_shape_contains_overrides() -> None:
     text = "model: {seq_length: 2048}\ntrain: {global_batch_size: 64, micro_batch_size: 1}\n"
-    with pytest.raises(InputError, match="the recipe brings the model"):
+    with pytest.raises(InputError, match="the recipe defines the model"):
         read_query(text, num_gpus=8, overrides={"cluster.gpu": "h100-sxm-80gb"}, format="nemo")

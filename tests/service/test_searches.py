@@ -158,7 +158,7 @@ def test_a_failed_search_answers_with_its_error(
     answer = http.get(f"/v1/searches/{search}/result").json()
     assert (answer["id"], answer["status"], answer["error"]) == ("small", "error", error)
     page = http.get(f"/searches/{search}").text
-    assert "no such GPU here" in page
+    assert "No such GPU here" in page
     assert (
         f'action="/searches/{search}/resume"' in page
         and f'action="/searches/{search}/cancel"' not in page

@@ -428,7 +428,7 @@ def test_what_an_endpoint_does_not_show_is_refused(
     with pytest.raises((UnsupportedError, InputError)) as caught:
         resolve_search(query(**changes))
     assert caught.value.field == field
-    assert "think" not in field or "measure that, request_rate_per_second" in str(caught.value)
+    assert "think" not in field or "set request_rate_per_second instead" in str(caught.value)
 
 
 def test_a_training_a_missing_key_and_a_silent_server_are_told(

@@ -113,10 +113,7 @@ def _check_prediction(config: Config, blocks: list[Block]) -> None:
     with_attention = [block for block in blocks if block.mixer == "attention"]
     usual = with_attention[-1:] + [block for block in blocks if block.feed_forward != "none"][-1:]
     if written not in (usual, usual * depths):
-        why = (
-            "multi-token prediction is modelled as one layer of attention and one like the last "
-            "feed-forward"
-        )
+        why = "multi-token prediction is modelled as one attention layer and one MLP like the last"
         raise UnsupportedError(f"{key} {str(config[key])[:80]}: {why}", field=f"model.{key}")
 
 
@@ -271,7 +268,7 @@ def _minimax_m3(config: Config) -> dict[str, Any]:
         or [False] * layers
     )
     if any(block == Block() and value for block, value in zip(blocks, valued, strict=True)):
-        why = "indexers that have values are not modelled"
+        why = "indexers with values are not modelled"
         raise UnsupportedError(
             f"sparse_disable_index_value: {why}", field="model.sparse_disable_index_value"
         )

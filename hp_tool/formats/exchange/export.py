@@ -402,7 +402,7 @@ def export_for_tool(
         else Configuration.from_row(query_best, query=query).query.training
     )
     offloads = best_workload is not None and best_workload.offload not in (None, "none")
-    hint = "; the query's own best offloads to the host" if offloads else ""
+    hint = "; the query's best layout offloads to host memory" if offloads else ""
     hint += f"; left out, as it has no setting for them: {', '.join(left_out)}" if left_out else ""
     raise refusal or InputError(
         f"no layout that {format} supports fits this query (rejected: {why}){hint}",

@@ -76,8 +76,8 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
         model.gated_mlp and not model.num_experts
     )
     gated = (
-        f"gated_product recomputed applies to dense models with a gated MLP only, unlike "
-        f"{model.name}; remove it"
+        "gated_product recomputed is supported only for dense models with a gated MLP, and "
+        f"{model.name} is not one; remove it"
     )
     reject_first_case("training.gated_product", (formed_again, gated))
     _check_adapters(model, workload)
@@ -224,7 +224,7 @@ def _check_lengths(model: ModelSpec, workload: TrainingWorkload, parallel: Paral
 
     batch = workload.global_batch_size
     too_large = (
-        f"with sequence_lengths global_batch_size may be at most {MAX_BATCH:,}, got {batch:,}"
+        f"with sequence_lengths, global_batch_size may be at most {MAX_BATCH:,}, got {batch:,}"
     )
     reject_first_case("training.global_batch_size", (batch > MAX_BATCH, too_large))
 
@@ -259,8 +259,8 @@ def _check_dynamic_context(
         "parallel.micro_batch_size",
         (
             has_larger_micro_batch,
-            "with dynamic_context_parallel a packed row is a micro-batch; set micro_batch_size to "
-            "1",
+            "with dynamic_context_parallel, a packed row is a micro-batch; set "
+            "micro_batch_size to 1",
         ),
     )
 
@@ -322,7 +322,7 @@ def _check_states(workload: TrainingWorkload) -> None:
     lacks_second_state = workload.optimizer == "sgd" and workload.exp_avg_sq_precision is not None
     reject_first_case(
         "training.exp_avg_sq_precision",
-        (lacks_second_state, "optimizer sgd has no second state; remove it"),
+        (lacks_second_state, "optimizer sgd has no second moment; remove exp_avg_sq_precision"),
     )
     if workload.master_precision is None:
         return
@@ -412,7 +412,8 @@ def _check_frozen(model: ModelSpec, workload: TrainingWorkload, parallel: Parall
         ),
     ):
         raise UnsupportedError(
-            f"training.frozen is not supported with {what}", field="training.frozen"
+            f"training.frozen is not supported with {what}; remove one of them",
+            field="training.frozen",
         )
 
 
@@ -426,23 +427,24 @@ def _check_merged_passes(
     field = "training.overlap.expert_parallel"
     if training_engine(workload.framework) != "megatron-core":
         raise UnsupportedError(
-            f"{workload.framework} does not overlap all-to-alls with another pass; remove it",
+            f"{workload.framework} does not overlap all-to-alls with another pass; remove "
+            "overlap.expert_parallel",
             field=field,
         )
     if not model.num_experts:
         raise InputError(
-            f"{model.name} has no experts, so there are no all-to-alls to overlap; remove it",
+            f"{model.name} has no experts, so there are no all-to-alls to overlap; remove "
+            "overlap.expert_parallel",
             field=field,
         )
     if model.num_nextn_predict_layers > 1:
         raise InputError(
-            "overlap with another pass supports at most one multi-token-prediction "
-            "layer; remove it",
+            "overlap.expert_parallel supports at most one multi-token-prediction layer; remove it",
             field=field,
         )
     if workload.lora is not None or workload.packed:
         raise UnsupportedError(
-            "overlap with another pass is not supported with lora or packed rows; remove it",
+            "overlap.expert_parallel is not supported with lora or packed rows; remove it",
             field=field,
         )
     recomputes_layers = any(

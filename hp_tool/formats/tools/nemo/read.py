@@ -128,7 +128,7 @@ def _read_overrides(content: dict[str, Any], *, source: Source, reading: Reading
     """
     layers = source.layers_of("")
     if layers is None:
-        why = "the recipe brings the model, which overrides do not name; add"
+        why = "the recipe defines the model, and the overrides do not name it; add"
         reading.add_missing("model", why, example="NAME")
         length = _section(content, "model").get("seq_length")
         training = {"sequence_length": length} if isinstance(length, int) else {}
