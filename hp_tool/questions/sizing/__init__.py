@@ -1,1 +1,3 @@
-"""Sizing: scaling laws, shapes and starting hyperparameters. Pure formulas with sources."""
+"""Sizing: scaling laws, model shapes and starting hyperparameters, as pure formulas with
+sources.
+"""

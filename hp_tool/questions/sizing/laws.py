@@ -1,5 +1,5 @@
-"""Published scaling laws, which divide compute between parameters and tokens, and starting
-hyperparameters.
+"""Published scaling laws, which divide compute between parameters and tokens, and rules for
+starting hyperparameters.
 """
 
 import itertools
@@ -17,18 +17,20 @@ PETAFLOP_DAY = 8.64e19
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingLaw:
-    """Compute-optimal parameters N = N0 (C / C0)^a and tokens D of C = 6 N D FLOPs."""
+    """Compute-optimal number of parameters N = N0 (C / C0)^a, and tokens D from C = 6 N D, for C
+    FLOPs.
+    """
 
     name: str
     source: str
     exponent: float
     """Exponent a."""
     anchor_parameters: float
-    """N0, the optimal number of parameters for C0."""
+    """N0, the optimal number of parameters for C0 FLOPs."""
     anchor_flops: float
-    """Compute C0 in FLOPs."""
+    """C0, a compute in FLOPs."""
     fitted_parameters: tuple[float, float] | None = None
-    """Sizes of the models in the fit; None if the law was not fitted."""
+    """Range of model sizes in the fit, in parameters; None if the law was not fitted."""
 
     def parameters(self, flops: float) -> float:
         """Return the compute-optimal number of parameters N for C FLOPs."""
@@ -54,8 +56,8 @@ class ScalingLaw:
         )
 
 
-# L(N, D) = E + A / N^alpha + B / D^beta: Hoffmann's third approach as refitted by arXiv 2404.10102
-# (240 of the paper's runs).
+# L(N, D) = E + A / N^alpha + B / D^beta: Hoffmann et al.'s third approach, as refitted by arXiv
+# 2404.10102 to 240 of the paper's runs.
 _E, _A, _B, _ALPHA, _BETA = 1.8172, 482.01, 2085.43, 0.3478, 0.3658
 _G = (_ALPHA * _A / (_BETA * _B)) ** (1.0 / (_ALPHA + _BETA))
 _CHINCHILLA_MODELS = (70e6, 16e9)
@@ -111,8 +113,9 @@ LAWS = {
 
 
 def over_trained_law(*, tokens_per_parameter: float) -> ScalingLaw:
-    """Return the law with a fixed number r of tokens per parameter, D = r N, so N = sqrt(C / 6r),
-    for models that are trained on more tokens than is compute-optimal.
+    """Return the law with a fixed number r of tokens per parameter: D = r N, so N = sqrt(C / 6r).
+
+    It describes models that are trained on more tokens than is compute-optimal.
     """
     return ScalingLaw(
         name=f"{tokens_per_parameter:g} tokens per parameter",
@@ -152,7 +155,7 @@ _GPT3 = (
     (13e9, 1.0e-4, 2e6),
     (175e9, 0.6e-4, 3.2e6),
 )
-"""(parameters, learning rate, tokens a step) of arXiv 2005.14165, table 2.1."""
+"""(parameters, learning rate, tokens per step) from arXiv 2005.14165, table 2.1."""
 _WARMUP_STEPS, _WARMUP_SHARE = 2_000, 0.02
 _INITIAL_STD = 0.02
 _GPT3_CONFIG = "arXiv 2005.14165, appendix B"
@@ -176,11 +179,11 @@ _OPTIMIZER = (
 
 
 def hyperparameter_flops(*, model: ModelSpec, sequence_length: int, tokens: float) -> float:
-    """Return the compute C of DeepSeek's laws in FLOPs: M D, where M is the non-embedding FLOPs per
-    token.
+    """Return the compute C in DeepSeek's laws in FLOPs: C = M D, where M is the non-embedding FLOPs
+    per token.
 
-    M is 72 L h^2 + 12 L h s for a plain GPT (arXiv 2401.02954, section 3.2), so without the output
-    layer.
+    For a plain GPT, M is 72 L h^2 + 12 L h s (arXiv 2401.02954, section 3.2), which excludes the
+    output layer.
     """
     flops = token_flops(
         model, TrainingWorkload(sequence_length=sequence_length, global_batch_size=1)
@@ -196,11 +199,11 @@ def starting_hyperparameters(
     sequence_length: int,
     global_batch_size: int,
 ) -> tuple[Choice, ...]:
-    """Return starting values for batch size, learning rate with schedule, Adam, weight decay,
-    clipping and initialisation.
+    """Return starting values for the batch size, the learning rate and its schedule, Adam, weight
+    decay, clipping and initialization.
 
-    Tune them with a sweep on a small model. `parameters` are the active ones. Laws of the learning
-    rate were fitted on dense models with Adam in the standard parametrisation.
+    Tune them with a sweep on a small model. `parameters` is the number of active parameters. The
+    learning-rate laws were fitted to dense models with Adam in the standard parametrization.
     """
     flops = hyperparameter_flops(model=model, sequence_length=sequence_length, tokens=tokens)
     steps = max(math.ceil(tokens / (global_batch_size * sequence_length)), 1)
@@ -247,9 +250,9 @@ def starting_hyperparameters(
 def interpolate_gpt3(
     column: Literal["learning_rate", "batch_tokens"], *, parameters: float
 ) -> float:
-    """Return the peak learning rate, or the tokens per step, of GPT-3's models at this size.
+    """Return the peak learning rate or the tokens per step of a GPT-3 model of this size.
 
-    Interpolates log-log between rows of the table; constant beyond its ends.
+    Interpolates log-log between rows of the table. Beyond its ends, the values are constant.
     """
     rows, place = _GPT3, 1 if column == "learning_rate" else 2
     inside = min(max(parameters, rows[0][0]), rows[-1][0])
@@ -322,14 +325,14 @@ def _initialization_choices(model: ModelSpec) -> tuple[Choice, ...]:
 
 
 FITTED_FLOPS = (1e17, 2e19)
-"""Range of compute of the runs on which DeepSeek's laws of batch size and learning rate were fitted
+"""Compute range of the runs to which DeepSeek's batch-size and learning-rate laws were fitted
 (arXiv 2401.02954, section 3.1).
 """
 
 
 def batch_tokens(*, flops: float) -> float:
-    """Return the tokens per step: B = 0.2920 C^0.3271, where C is the training's non-embedding
-    compute in FLOPs.
+    """Return the tokens per step: B = 0.2920 C^0.3271, where C is the non-embedding compute of the
+    training run in FLOPs.
 
     Source: arXiv 2401.02954, equation 1.
     """
@@ -337,10 +340,10 @@ def batch_tokens(*, flops: float) -> float:
 
 
 def batch_sequences(*, flops: float, sequence_length: int, num_gpus: int) -> int:
-    """Return `batch_tokens` rounded to whole sequences, at most 11% off.
+    """Return `batch_tokens` in whole sequences, rounded by at most 11%.
 
-    The result is 4, 5, 6 or 7 times a power of two times the odd part of num_gpus, so that replicas
-    get equal shares on any part of the devices.
+    The result is 4, 5, 6 or 7 times a power of two times the odd part of num_gpus, so that it can
+    be divided evenly among replicas on any part of the devices.
     """
     odd = num_gpus
     while odd % 2 == 0:

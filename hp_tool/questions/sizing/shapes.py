@@ -12,30 +12,36 @@ from hp_tool.domain.sizing import Choice, SizingQuery
 from hp_tool.errors import InputError
 
 TENSOR_PARALLEL = 8
-"""Tensor-parallel degree that must divide shapes: the number of devices of a typical node."""
+"""Tensor-parallel size for which shapes must be divisible: the number of devices in a typical
+node.
+"""
 TILE = 128
 """Matrix dimensions per rank are multiples of this number, so that they fill tensor-core tiles."""
 TOLERANCE = 0.03
-"""Accepted relative deviation from the target parameters, if more pipeline sizes divide the depth.
+"""Accepted relative deviation from the target number of parameters, in exchange for a depth that
+more pipeline sizes divide.
 """
 ASPECT_TOLERANCE = 1.4
-"""Factor by which h/L may deviate from `aspect_ratio`; published models of one size differ by more.
+"""Factor by which h/L may deviate from `aspect_ratio`. Published models of one size differ by
+more.
 """
 MIN_PARAMETERS_FOR_NODE = 10e9
-"""Number of parameters from which the number of heads must be divisible by 8; below, by 4."""
+"""Minimum number of parameters for which the number of heads must be divisible by 8. Below, it must
+be divisible by 4.
+"""
 DEFAULT_VOCABULARY = {"llama": 128_256, "gpt": 50_257}
 MAX_LAYERS = 256
 MAX_HEADS = 512
 _SMALL, _LARGE = (0.76e9, 64.0), (6.7e9, 128.0)
-"""(parameters, h/L) of two GPT-3 models, between which the ratio doubles."""
+"""(parameters, h/L) of two GPT-3 models, between which h/L doubles."""
 
 
 def aspect_ratio(*, parameters: float) -> float:
     """Return h / L as in GPT-3's models (arXiv 2005.14165, table 2.1).
 
-    The ratio is 64 up to 0.76B parameters and 128 from 6.7B, with geometric interpolation in
-    between. The loss depends little on it: 3% over a factor of 40 (arXiv 2001.08361, section 3.1).
-    Llama's models have 102 to 130.
+    The ratio is 64 up to 0.76B parameters and 128 from 6.7B on, with geometric interpolation in
+    between. It has little effect on the loss: 3% over a factor of 40 (arXiv 2001.08361, section
+    3.1). Llama models have 102 to 130.
     """
     share = math.log(parameters / _SMALL[0]) / math.log(_LARGE[0] / _SMALL[0])
     return float(_SMALL[1] * (_LARGE[1] / _SMALL[1]) ** min(max(share, 0.0), 1.0))
@@ -45,10 +51,10 @@ def choose_shape(query: SizingQuery, *, parameters: float) -> ModelSpec:
     """Return a model with about this number of active parameters and the query's style, vocabulary,
     heads and experts.
 
-    Depths divisible by 8 are preferred, then those divisible by 4, 2 and 1, because pipeline stages
-    divide them. Shapes qualify if their size is within 3% of the target and h/L within a factor of
-    1.4 of `aspect_ratio`; the one nearest to that ratio is returned. If no shape qualifies,
-    deviations in size count ten times as much as deviations of the ratio.
+    Depths divisible by 8 are preferred, then by 4, 2 and 1, because the number of pipeline stages
+    must divide the depth. A shape qualifies if its size is within 3% of the target and h/L within a
+    factor of 1.4 of `aspect_ratio`. The qualifying shape nearest to that ratio is returned. If no
+    shape qualifies, a deviation in size counts ten times as much as a deviation of the ratio.
     """
     target_ratio = query.aspect_ratio or aspect_ratio(parameters=parameters)
     multiple = TILE * TENSOR_PARALLEL
@@ -82,7 +88,7 @@ def choose_shape(query: SizingQuery, *, parameters: float) -> ModelSpec:
 
 
 def shape_choices(model: ModelSpec, query: SizingQuery, *, parameters: float) -> tuple[Choice, ...]:
-    """Return the reasons for the shape of a model from `choose_shape`."""
+    """Return the reasons for each choice in a model from `choose_shape`."""
     degree = _tensor_degree(model.num_attention_heads)
     wide = model.hidden_size / model.num_hidden_layers
     ratio = query.aspect_ratio
@@ -163,7 +169,7 @@ def shape_choices(model: ModelSpec, query: SizingQuery, *, parameters: float) ->
 
 
 def _shape_options(query: SizingQuery, parameters: float, vocabulary: int) -> Iterator[ModelSpec]:
-    """Yield shapes of each width, with the depths nearest to the target size."""
+    """Yield shapes for each width, with the depths that come nearest to the target size."""
 
     def model(heads: int, layers: int) -> ModelSpec:
         return _model(query, parameters, heads=heads, layers=layers, vocabulary=vocabulary)
@@ -187,7 +193,7 @@ def _model(
 ) -> ModelSpec:
     """Return the model with these numbers of heads and layers.
 
-    Heads have 128 dimensions from a billion parameters on and 64 below, as in GPT-3 and Llama.
+    The head dimension is 128 from a billion parameters on and 64 below, as in GPT-3 and Llama.
     """
     h, degree = heads * (128 if parameters >= 1e9 else 64), _tensor_degree(heads)
     gated = query.style == "llama"
@@ -217,7 +223,7 @@ def _model(
 
 
 def _tensor_degree(heads: int) -> int:
-    """Return the largest power of two up to TENSOR_PARALLEL that divides the heads."""
+    """Return the largest power of two up to TENSOR_PARALLEL that divides the number of heads."""
     return math.gcd(heads, TENSOR_PARALLEL)
 
 

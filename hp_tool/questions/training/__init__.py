@@ -1,5 +1,5 @@
-"""Training queries: estimate one configuration, recommend the best, trade step time for memory or
-devices.
+"""Training queries: estimate one configuration, recommend the best one, and trade step time for
+memory or devices.
 """
 
 from hp_tool.domain.serving import config_query

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """A training query; implements `questions.problem.Problem`."""
+    """A training query that can be answered; implements `questions.problem.Problem`."""
 
     query: Query
     resolved: ResolvedConfiguration | None = None
-    """The query's single configuration, if already resolved or costed."""
+    """The query's single configuration, if it was already resolved or costed."""
 
     @cached_property
     def configuration(self) -> ResolvedConfiguration:
@@ -45,9 +45,9 @@ class Training:
         """Return the estimate with the usual settings that the query omits, and the calibrated
         estimate.
 
-        With `with_fixes`, an estimate also contains the setting that would narrow its interval
-        most, and the step time with the current recipe; a calibrated estimate contains only the
-        latter. If no calibration applies, the estimate's provenance states why.
+        With `with_fixes`, an estimate also contains the setting that would narrow its interval most
+        and the step time with the current recipe. A calibrated estimate contains only the latter.
+        If no calibration applies, the provenance of the estimate contains the reason.
         """
         problem = self.configuration.problem
         estimate = asked = self.configuration.estimate(with_fixes=False)

@@ -1,4 +1,4 @@
-"""Correct costs and estimates of a training problem by a calibration."""
+"""Correct the costs and estimates of a training problem with a calibration."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.9
 RELATIVE_TOLERANCE = 1e-9
-"""Relative difference between calibrated and uncalibrated step time below which the calibration
-counts as unused.
+"""Maximum relative difference between calibrated and uncalibrated step time at which the
+calibration counts as unused.
 """
 CRASHED = "crashed"
 """Reason code of configurations that crashed."""
 MEMORY_OVERHEAD = "overhead"
-"""Part of memory outside the framework's allocator; calibrations of allocated bytes leave it
-unchanged.
+"""Part of memory outside the framework's allocator. Calibrations of allocated bytes do not change
+it.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRow:
-    """Predictions for one configuration from the calibration and the configuration's own runs; each
+    """Predictions for one configuration from the calibration and from its own runs. Each prediction
     has one row.
     """
 
@@ -47,41 +47,42 @@ class KnownRow:
     memory: MemoryPrediction
     """Allocated memory in bytes."""
     ran: bool
-    """Whether a complete run of the configuration succeeded, which shows that it fits."""
+    """Whether a complete run of the configuration succeeded, which proves that it fits in
+    memory.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibratedPredictor:
-    """Corrects costs and estimates by a calibration."""
+    """Correct costs and estimates with a calibration."""
 
     calibration: Calibration
     provenance: dict[str, Any] = field(default_factory=dict)
-    """Id, version and accuracy of the stored calibration; empty if a running search has not stored
+    """Id, version and accuracy of the stored calibration; empty during a search that has not stored
     it yet.
     """
     release: str | None = None
-    """Framework release assumed for queries that name none; None if the calibration does not
-    distinguish releases.
+    """Framework release assumed for queries that set none; None if the calibration does not depend
+    on the release.
     """
     links: Links = field(default_factory=Links)
-    """Fitted bandwidths relative to the stated ones; costs are computed with them."""
+    """Fitted link bandwidths relative to the specified ones. Costs are computed with them."""
     crashed: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    """Configurations that crashed and never succeeded (`learning.outcomes`), by digest of the
-    problem.
-    """
+    """Configurations that crashed and never succeeded (`learning.outcomes`), by problem digest."""
     ran: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    """Configurations with a successful complete run and their `step_s`, by digest of the problem.
-    """
+    """Configurations with a successful complete run, and their `step_s`, by problem digest."""
 
     def crashes(self, candidates: Candidates, *, problem: TrainingProblem) -> IntArray:
-        """Return (n,) the number of crashed runs of each candidate; 0 if a run of it succeeded."""
+        """Return (n,) the number of crashed runs per candidate, or 0 if a run of the candidate
+        succeeded.
+        """
         runs: IntArray = np.zeros(candidates.shape, dtype=np.int64)
         for each in _outcomes_of_problem(self.crashed, problem):
             runs = np.where(_matches_configuration(each, candidates), each["runs"], runs)
         return runs.ravel()
 
     def measured(self, candidates: Candidates, *, problem: TrainingProblem) -> BoolArray:
-        """Return (n,) whether a complete run of each candidate succeeded on this cluster."""
+        """Return (n,) whether a complete run of the candidate succeeded on this cluster."""
         ran: BoolArray = np.zeros(candidates.shape, dtype=np.bool_)
         for each in _outcomes_of_problem(self.ran, problem):
             ran = ran | _matches_configuration(each, candidates)
@@ -99,8 +100,8 @@ class CalibratedPredictor:
         problem: TrainingProblem,
         residuals: bool = False,
     ) -> TrainingCosts:
-        """Return the calibrated costs of n candidates: medians of time and memory, whose parts sum
-        to the totals.
+        """Return the calibrated costs of n candidates: medians of time and memory. The parts sum to
+        the totals.
 
         With `residuals`, corrections from similar configurations are also applied, which is slow
         for large n.
@@ -120,10 +121,10 @@ class CalibratedPredictor:
     ) -> Estimate:
         """Return the calibrated estimate of row `index`, including residuals.
 
-        Feasibility, rates and cost follow from the calibrated values. The intervals contain the
-        uncertainty of the fitted parameters and unexplained effects, but not memory outside the
-        allocator or waits on a nearly full device. `provenance["stalls"]` contains the probability
-        of a stall and the slowdown of a stalled step. `provenance["measured"]` contains the number
+        Feasibility, rates and cost follow from the calibrated values. The intervals include the
+        uncertainty of the fitted parameters and unexplained effects, but neither memory outside the
+        allocator nor waits on a nearly full device. `provenance["stalls"]` contains the stall
+        probability and the slowdown of a stalled step. `provenance["measured"]` contains the number
         of complete runs of the configuration and their median step time in seconds.
 
         Args:
@@ -201,7 +202,7 @@ class CalibratedPredictor:
         self, costs: TrainingCosts, *, candidates: Candidates, problem: TrainingProblem
     ) -> tuple[TrainingCosts, FloatArray]:
         """Return the calibrated costs of n candidates, including residuals, and (n,) their
-        probabilities of running out of memory, which are 0 for candidates that ran.
+        probabilities of running out of memory. The probability is 0 for candidates that ran.
         """
         calibrated, _, allocated = self._calibrated(
             costs, candidates=candidates, problem=problem, residuals=True
@@ -210,8 +211,8 @@ class CalibratedPredictor:
         return calibrated, np.where(self.measured(candidates, problem=problem), 0.0, fails)
 
     def _fails(self, costs: TrainingCosts, allocated: MemoryPrediction) -> FloatArray:
-        """Return (n,) probabilities that the allocated memory exceeds the device memory available
-        to the framework's allocator.
+        """Return (n,) probabilities that the allocated memory exceeds the memory available to the
+        framework's allocator.
         """
         return 1.0 - allocated.fit_probability(
             ALLOCATABLE_FRACTION * (costs.device_bytes - costs.memory_parts[MEMORY_OVERHEAD])
@@ -228,9 +229,9 @@ class CalibratedPredictor:
     ) -> tuple[TrainingCosts, StepPrediction, MemoryPrediction]:
         """Return the calibrated costs, and the predictions of step time and allocated memory.
 
-        The factor of its group multiplies each part of the step; overheads are a separate part. One
-        factor multiplies the allocated memory; additional bytes that all runs need are added to the
-        overhead. Residuals multiply step time and memory.
+        Each part of the step is multiplied by the factor of its calibration group; overheads are a
+        separate part. Allocated memory is multiplied by a single factor. Additional bytes that all
+        runs need are added to the overhead. Residuals multiply step time and memory.
         """
         from hp_tool.loop.calibration import allocated_bytes, layer_passes, residual_features
 
@@ -267,7 +268,9 @@ class CalibratedPredictor:
 def _outcomes_of_problem(
     outcomes: Mapping[str, Sequence[Mapping[str, Any]]], problem: TrainingProblem
 ) -> Sequence[Mapping[str, Any]]:
-    """Return the stored configurations with this problem and its settings common to all layouts."""
+    """Return the stored configurations that belong to this problem and its settings for all
+    layouts.
+    """
     if not outcomes:
         return ()
     digest = problem_digest(model=problem.model, cluster=problem.cluster, training=problem.workload)
@@ -283,24 +286,24 @@ def _matches_configuration(configuration: Mapping[str, Any], candidates: Candida
 
 
 class Calibrations(Protocol):
-    """Function that finds the calibration for a problem's cluster, software and model family."""
+    """Function that returns the calibration for a problem's cluster, software and model family."""
 
     def __call__(self, problem: TrainingProblem, /) -> CalibratedPredictor | None:
-        """Return the calibrated predictor; None without a valid calibration."""
+        """Return the calibrated predictor; None if there is no valid calibration."""
 
     def __hash__(self) -> int:
-        """Return a hash; caches of answers use calibrations as keys."""
+        """Return a hash, because calibrations are keys of answer caches."""
 
     def unused(self, problem: TrainingProblem) -> str | None:
-        """Return the reason why the problem has no predictor; None if it has one, or if there are
-        no measurements.
+        """Return the reason why the problem has no predictor; None if it has one or there are no
+        measurements.
         """
 
 
 def with_unused_reason(
     estimate: Estimate, *, problem: TrainingProblem, calibrations: Calibrations
 ) -> Estimate:
-    """Return the estimate with the reason why no calibration applies, if there is one."""
+    """Return the estimate with the reason in its provenance if no calibration applies."""
     reason = calibrations.unused(problem)
     return (
         estimate

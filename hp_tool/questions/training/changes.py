@@ -1,5 +1,5 @@
-"""Single changes of a configuration that was measured by part, and the seconds that each would
-save.
+"""Single changes of a configuration whose step was measured by part, and the seconds that each
+change would save.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from hp_tool.wording.words import change_in_words
 MIN_SAVED_FRACTION = 0.01
 """Minimum saving, as a fraction of the measured step."""
 MAX_RATIO = 4.0
-"""Maximum ratio of a measured part to its prediction; a larger ratio has another cause, which a
+"""Maximum ratio of a measured part to its prediction. A larger ratio has another cause, which the
 change may not fix.
 """
 OWN_PART_FRACTION = 0.5
-"""Minimum fraction of a change's saving that comes from the part after which it is named."""
-MIN_PART_FRACTION = 0.01
-"""Parts below this fraction of the predicted step are ignored when measured and predicted times are
-compared.
+"""Minimum fraction of a change's saving that must come from the part for which the change is
+reported.
 """
+MIN_PART_FRACTION = 0.01
+"""Minimum fraction of the predicted step for a part to be compared. Smaller parts are ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +45,15 @@ class Change:
     change: str
     """The change, in words."""
     part: str
-    """Part of STEP_KEYS with the largest saving."""
+    """Part of the step, from STEP_KEYS, with the largest saving."""
     parallel: ParallelConfig
-    """The changed configuration; valid input."""
+    """The complete changed configuration; valid input."""
     set: ChosenValues = field(default_factory=dict)
-    """Query values besides `parallel` that the change requires, by path."""
+    """Query values other than `parallel` that the change requires, by path."""
     seconds: float
     """Seconds saved per step."""
     seconds_interval: tuple[float, float]
-    """90% interval, from the deviation of the ratio of two predictions."""
+    """90% interval, from the standard deviation of the ratio of two predictions."""
 
 
 def saving_changes(
@@ -61,9 +61,9 @@ def saving_changes(
 ) -> tuple[Change, ...]:
     """Return the changes that save at least MIN_SAVED_FRACTION of the step, largest saving first.
 
-    There is at most one change of an axis per part, plus overlaps. A part that took k times its
-    prediction is assumed to take k times its prediction after the change too: saving = sum over
-    parts of k (predicted - predicted after the change). `measured_s` has the keys STEP_KEYS.
+    They are at most one axis change per part, plus overlaps. If a part took k times its prediction,
+    it is assumed to take k times its prediction after the change too: saving = sum over parts of k
+    (predicted - predicted after the change). The keys of `measured_s` are STEP_KEYS.
     """
     if estimate.time is None or estimate.parallel is None:
         return ()
@@ -83,7 +83,7 @@ def saving_changes(
 def _part_ratios(
     predicted_s: Mapping[str, float], measured_s: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return k by part; for overheads at most 1, because their cause is unknown."""
+    """Return k for each part. For overheads, k is at most 1, because their cause is unknown."""
     min_s = MIN_PART_FRACTION * sum(predicted_s.values())
     ratios = {}
     for part, seconds in predicted_s.items():
@@ -97,7 +97,9 @@ def _part_ratios(
 def _axis_changes(
     query: Query, estimate: Estimate, measured_s: Mapping[str, float]
 ) -> Iterator[Change]:
-    """Return the acceptable neighbours with one changed axis that save most in each part."""
+    """Return, for each part, the acceptable neighbour with one changed axis that saves most in this
+    part.
+    """
     assert estimate.time is not None and estimate.parallel is not None
     problem = resolve_configuration(query).problem
     neighbours = legal_neighbours(query, problem, estimate, changes=1)
@@ -112,7 +114,7 @@ def _axis_changes(
     won = np.sum(list(wins.values()), axis=0)
     best = {}
     for part, saved_s in wins.items():
-        # Rows that save mostly in this part.
+        # Rows whose savings come mostly from this part.
         is_main_part = (won > 0.0) & (saved_s >= OWN_PART_FRACTION * won)
         if is_main_part.any():
             best[part] = int(np.argmax(np.where(is_main_part, np.minimum(saved_s, won), 0.0)))
@@ -138,8 +140,8 @@ def _axis_changes(
 def _overlap_changes(
     query: Query, estimate: Estimate, measured_s: Mapping[str, float]
 ) -> Iterator[Change]:
-    """Yield overlaps that the measured run probably did not use: its measured part is nearer to the
-    prediction without the overlap than to that with it.
+    """Yield overlaps that the measured run probably did not use, because the measured part is
+    closer to the prediction without the overlap than to that with it.
     """
     assert estimate.parallel is not None and query.training is not None
     known = query.training.overlap or OverlapSpec()
@@ -174,7 +176,9 @@ def _overlap_changes(
 
 
 def _part_s(query: Query, overlap: OverlapSpec, part: str) -> float | None:
-    """Return a part's seconds with an overlap; None if the overlap is not supported."""
+    """Return the predicted seconds of a part with an overlap; None if the overlap is not
+    supported.
+    """
     assert query.training is not None
     try:
         changed = resolve_configuration(

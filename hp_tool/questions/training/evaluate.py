@@ -1,4 +1,4 @@
-"""Resolve, check and predict the single configuration of a query."""
+"""Resolve, check and predict the single configuration of a training query."""
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ from hp_tool.space import scheduled_chunks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostedRow:
-    """A configuration's row among candidates of its problem that were costed together."""
+    """A row of candidates of one problem that were costed together."""
 
     index: int
     candidates: Candidates
@@ -39,22 +39,22 @@ class CostedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfiguration:
-    """The single configuration of a query, with everything that its estimates depend on."""
+    """The single configuration of a query, with everything that its estimate depends on."""
 
     query: Query
     problem: TrainingProblem
     config: ParallelConfig
     candidate: Candidates
-    """The configuration as a scalar row of candidates."""
+    """The configuration as a single row of candidates."""
     reasons: tuple[Reason, ...]
-    """Reasons why the configuration is illegal and has no costs; empty if legal."""
+    """Reasons why the configuration is illegal and has no costs; empty if it is legal."""
     row: CostedRow | None = None
-    """Costs computed together with other configurations; None if not computed yet."""
+    """Costs computed together with those of other configurations; None if not computed yet."""
 
     def estimate(self, *, with_fixes: bool = True) -> Estimate:
-        """Return the cost model's estimate.
+        """Return the estimate of the cost model.
 
-        With `with_fixes`, an infeasible estimate contains fixes, which take as long as several
+        With `with_fixes`, an infeasible estimate contains fixes. They take as long as several
         hundred estimates.
         """
         if self.reasons:
@@ -94,10 +94,10 @@ class ResolvedConfiguration:
         return replace(estimate, parallel=self.config)
 
     def problem_key(self) -> Hashable:
-        """Return a key that is equal for queries whose configurations can be costed together.
+        """Return a key. Configurations with equal keys can be costed together.
 
         Raises:
-            TypeError: The query describes a model or a device by a mapping, which has no hash.
+            TypeError: A mapping in the query, which has no hash, describes the model or the device.
         """
         query = self.query
         strategy = tuple(getattr(query.parallel, name) for name in STRATEGY_FIELDS)
@@ -109,9 +109,9 @@ class ResolvedConfiguration:
 def estimate(*, query: Query, with_fixes: bool = True) -> Estimate:
     """Predict the configuration in `query.parallel`.
 
-    Omitted sizes are 1, recompute is none, and zero_stage is 1, unless the framework has other
+    Omitted sizes are 1, recompute is none and zero_stage is 1, unless the framework has other
     defaults. If the configuration is illegal, does not fit in memory or misses a limit, the
-    estimate has feasible=False, the reasons and fixes.
+    estimate has feasible=False, reasons and fixes.
     """
     return resolve_configuration(query).estimate(with_fixes=with_fixes)
 
@@ -147,12 +147,12 @@ def resolve_configuration(query: Query) -> ResolvedConfiguration:
 def resolve_config(
     parallel: ParallelQuery, *, num_gpus: int, framework: str = "megatron-core"
 ) -> ParallelConfig:
-    """Return the configuration in `parallel`, with the framework's defaults for axes that it omits.
+    """Return the configuration in `parallel`. Omitted axes have the framework's defaults.
 
     data_parallel_size follows from the number of devices.
 
     Raises:
-        InputError: An axis is a list, or the schedule does not support that number of model chunks.
+        InputError: An axis is a list, or the schedule does not support the number of model chunks.
     """
     values = single_values(parallel, ParallelConfig.__slots__)
     values.setdefault("zero_stage", framework_facts(framework).default_zero_stage)
@@ -163,7 +163,7 @@ def resolve_config(
     if parallel.pipeline_layout is not None:
         num_chunks = len(
             parse_layout(parallel.pipeline_layout).chunks
-        )  # p v; if the query gives neither, each chunk is a stage.
+        )  # p v. If the query sets neither, each chunk is one stage.
         p, v = values.get("pipeline_parallel_size"), values.get("virtual_pipeline_parallel_size")
         if p is None:
             values["pipeline_parallel_size"] = max(num_chunks // (v or 1), 1)
@@ -196,7 +196,7 @@ def checkpoints_layers(framework: str, *, sharded: bool) -> bool:
 
 
 def single_values(parallel: ParallelQuery, axes: Iterable[str]) -> dict[str, Any]:
-    """Return the query's values of these axes, without axes that it omits.
+    """Return the query's values of these axes. Axes that it omits are left out.
 
     Raises:
         InputError: An axis is a list.

@@ -1,4 +1,4 @@
-"""Fixes of an infeasible configuration: changes of few axes that make it feasible, fastest
+"""Fixes for an infeasible configuration: changes of a few axes that make it feasible, fastest
 first.
 """
 
@@ -31,29 +31,31 @@ from hp_tool.wording.words import change_in_words, changed_fields
 
 MAX_FIXES = 5
 MAX_CHANGES = 3
-"""Maximum number of axes changed at once. A further axis is changed only if fewer changes give too
-few fixes; three are changed only if no other change fits in memory.
+"""Maximum number of axes changed at once. Another axis is changed only if fewer changes give too
+few fixes. Three axes are changed only if no other change fits in memory.
 """
 MAX_STEP_RATIO = 0.9
-"""A fix with two changes is listed besides one with a single change only if its step time is at
-most this fraction of the other's.
+"""Maximum step time of a fix with two changes, relative to one with a single change, for both to be
+listed.
 """
 GROWTH = (2, 4, 8)
-"""Multiples of the devices that are tried; the smallest that fixes the configuration is listed."""
+"""Multiples of the number of devices to try. The smallest one that fixes the configuration is
+listed.
+"""
 MAX_VALUES = 12
-"""Maximum number of values tried for each axis: those nearest to the configuration's value."""
+"""Maximum number of values tried per axis: those nearest to the configuration's value."""
 NUM_BISECTIONS = 8
 """Number of parts into which each iteration divides the range of recomputed layers."""
 SIZES = (*DEGREES, "micro_batch_size")
 
 Move = dict[str, IntArray]
-"""Values of one axis as columns of Candidates; recomputation has three columns."""
+"""Values of one axis as columns of Candidates. Recomputation has three columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbours:
-    """Legal configurations that differ from `base` in a given number of axes, with their costs;
-    arrays of shape (n,).
+    """Legal configurations that differ from `base` in a given number of axes, with their costs.
+    Arrays have shape (n,).
     """
 
     problem: TrainingProblem
@@ -63,15 +65,15 @@ class Neighbours:
 
     @property
     def acceptable(self) -> BoolArray:
-        """Return whether each configuration fits and meets max_days and max_cost."""
+        """Return whether each configuration fits and satisfies max_days and max_cost."""
         return self.costs.feasible & (self.costs.step_s <= self.problem.longest_step_s)
 
     def best(self, *, nearest: bool = False, limit_s: float = math.inf) -> NDArray[np.intp]:
-        """Return indices of acceptable rows with a step time below `limit_s`, fastest first; of
-        equally fast rows, those with less memory come first.
+        """Return the indices of acceptable rows with a step time below `limit_s`, fastest first.
+        Ties are broken by memory.
 
-        Of rows that change the same axes in the same directions, only the fastest is returned; with
-        `nearest`, the one with the smallest changes.
+        Of rows that change the same axes in the same directions, only the fastest is returned or,
+        with `nearest`, the one with the smallest changes.
         """
         rows = np.flatnonzero(self.acceptable & (self.costs.step_s < limit_s))
         directions, distance = _move_codes(self.candidates, self.base)
@@ -83,14 +85,15 @@ class Neighbours:
 
 
 def fixes(*, query: Query, problem: TrainingProblem, infeasible: Estimate) -> tuple[Fix, ...]:
-    """Return up to MAX_FIXES smallest changes that make the infeasible configuration feasible.
+    """Return up to MAX_FIXES of the smallest changes that make the infeasible configuration
+    feasible.
 
-    Changes of the layout come first, fastest first. Of changes to the same axes in the same
-    directions, only the fastest is listed, or the smallest if the configuration is illegal. They
-    are followed by changes with the same layout: narrower gradients or frozen weights, and offload.
-    A fix on more devices comes last. If neither a change of the layout nor the smallest change of a
-    precision suffices, both are changed together. If no change meets max_days or max_cost, the
-    fastest change that fits is listed with the limits that it still misses.
+    Layout changes come first, fastest first. Of changes to the same axes in the same directions,
+    only the fastest is listed, or the smallest if the configuration is illegal. Then follow changes
+    with the same layout: narrower gradients or frozen weights, and offload. A fix on more devices
+    comes last. If neither a layout change nor the smallest precision change suffices, both are
+    combined. If no change satisfies max_days or max_cost, the fastest change that fits is listed
+    with the limits that it still misses.
     """
     on_more_devices = _fix_on_more_devices(query, infeasible, num_gpus=problem.cluster.num_gpus)
     with_narrower_states = _with_narrower_states(query, problem, infeasible)
@@ -108,10 +111,10 @@ def fixes(*, query: Query, problem: TrainingProblem, infeasible: Estimate) -> tu
 def _with_narrower_states(
     query: Query, problem: TrainingProblem, infeasible: Estimate
 ) -> list[Fix]:
-    """Return the smallest change of precision with which the layout fits.
+    """Return the smallest precision change with which the layout fits.
 
-    Options are gradients in bf16, or a LoRA base in 16, 8 or 4 bits, if the framework supports
-    them.
+    The options are gradients in bf16, and LoRA base weights in 16, 8 or 4 bits, if the framework
+    supports them.
     """
     for key, before, value in _narrower_states(problem.workload):
         if fix := _fix_with_same_layout(
@@ -124,10 +127,10 @@ def _with_narrower_states(
 def _with_narrower_states_and_layout(
     query: Query, problem: TrainingProblem, infeasible: Estimate
 ) -> list[Fix]:
-    """Return the smallest change of a precision together with the fastest change of one axis with
-    which the configuration fits, if possible with a low risk of running out of memory.
+    """Return the smallest precision change combined with the fastest single-axis change with which
+    the configuration fits, if possible with a low risk of running out of memory.
 
-    Empty if the change of precision suffices.
+    Empty if the precision change alone suffices.
     """
     for key, before, value in _narrower_states(problem.workload)[:1]:
         num_gpus = problem.cluster.num_gpus
@@ -155,10 +158,10 @@ def _with_narrower_states_and_layout(
 
 
 def _with_offload(query: Query, problem: TrainingProblem, infeasible: Estimate) -> list[Fix]:
-    """Return the faster of the two offloads, of optimizer states or activations, with which the
-    same layout fits.
+    """Return the faster kind of offload (optimizer states or activations) with which the same
+    layout fits.
 
-    Empty if neither fits, and if the query or its recipe sets offload.
+    Empty if neither fits, or if the query or its recipe sets offload.
     """
     assert query.training is not None
     if query.training.offload is not None or problem.workload.offload not in (None, "none"):
@@ -170,7 +173,7 @@ def _with_offload(query: Query, problem: TrainingProblem, infeasible: Estimate) 
             fix = _fix_with_same_layout(
                 query, infeasible, values, num_gpus=problem.cluster.num_gpus
             )
-        except InputError:  # Not supported by the framework or the device.
+        except InputError:  # The framework or the device does not support it.
             continue
         if fix is not None:
             offloads.append(replace(fix, change=f"offload none -> {offload}"))
@@ -180,7 +183,7 @@ def _with_offload(query: Query, problem: TrainingProblem, infeasible: Estimate) 
 def _fix_with_same_layout(
     query: Query, infeasible: Estimate, values: Mapping[str, Any], *, num_gpus: int
 ) -> Fix | None:
-    """Return the fix that keeps the layout and sets these values of `training`; None if it is not
+    """Return the fix with the same layout and these values of `training`; None if it is not
     acceptable.
 
     Raises:
@@ -213,7 +216,7 @@ def _with_training(query: Query, values: Mapping[str, Any]) -> tuple[Query, Trai
 
 
 def _narrower_states(workload: TrainingWorkload) -> list[tuple[str, str, str]]:
-    """Return changes of precision, smallest first: (key of `training`, present value, narrower
+    """Return precision changes, smallest first: (key of `training`, current value, narrower
     value).
     """
     framework = framework_facts(workload.framework)
@@ -251,7 +254,7 @@ def _fixes_on_same_devices(
         fixes += [_fix_of_row(neighbours, int(row), infeasible, num_gpus=num_gpus) for row in rows]
         if len(
             fits := np.flatnonzero(neighbours.costs.feasible)
-        ):  # Regardless of max_days and max_cost.
+        ):  # Ignoring max_days and max_cost.
             fitting.append(
                 _fix_of_row(
                     neighbours,
@@ -279,9 +282,9 @@ def _faster_fixes(fitting: list[Fix], infeasible: Estimate) -> list[Fix]:
 
 
 def _fix_on_more_devices(query: Query, infeasible: Estimate, *, num_gpus: int) -> list[Fix]:
-    """Return the fastest fix on the smallest multiple of the devices that has one.
+    """Return the fastest fix on the smallest multiple of the devices that has a fix.
 
-    For an illegal configuration, more devices are tried only if its layout requires more than the
+    For an illegal configuration, more devices are tried only if the layout needs more than the
     cluster has.
     """
     config = infeasible.parallel
@@ -297,7 +300,7 @@ def _fix_on_more_devices(query: Query, infeasible: Estimate, *, num_gpus: int) -
             problem = resolve_training(query.with_num_gpus(larger)).choosing(
                 {"cluster.num_gpus": larger}
             )
-        except InputError:  # Too many devices, or the nodes cannot be divided into NVLink domains.
+        except InputError:  # Too many devices, or not a whole number of NVLink domains.
             break
         for changes in (0, 1) if infeasible.memory is not None else (0,):
             neighbours = legal_neighbours(query, problem, infeasible, changes=changes)
@@ -312,8 +315,8 @@ def _fix_on_more_devices(query: Query, infeasible: Estimate, *, num_gpus: int) -
 def _prefer_within_nodes(
     near: Neighbours, row: int, query: Query, infeasible: Estimate, *, changes: int
 ) -> tuple[Neighbours, int]:
-    """Return a faster configuration whose tensor parallelism stays within an NVLink domain, if that
-    of `row` does not; else the row.
+    """If tensor parallelism in `row` spans NVLink domains, return a faster configuration in which
+    it does not, if there is one; else the row.
     """
     domain, step_s = near.problem.cluster.nvlink_domain_size, float(near.costs.step_s[row])
     size = near.candidates.tensor_parallel_size[row]
@@ -331,7 +334,7 @@ def legal_neighbours(
     query: Query, problem: TrainingProblem, infeasible: Estimate, *, changes: int
 ) -> Neighbours | None:
     """Return the legal configurations that differ from the infeasible one in exactly `changes`
-    axes, with the query's pipeline schedule; None if there are none.
+    axes, all with the query's pipeline schedule; None if there are none.
     """
     base, schedules = infeasible.parallel, query.parallel.pipeline_schedule
     assert base is not None
@@ -370,7 +373,7 @@ def layout_neighbours(*, base: Candidates, axes: Axes, num_gpus: int, changes: i
     with values from `axes` or another ZeRO stage.
 
     Derived values are updated: data_parallel_size follows from the number of devices, and sequence
-    parallelism is off for t = 1 and on if t rises from 1. Legality is not checked. Block
+    parallelism is off for t = 1 and turned on if t increases from 1. Legality is not checked. Block
     recomputation has 0 layers, which `_with_fewest_layers` replaces.
     """
     moves = _axis_values(base, axes)
@@ -439,11 +442,11 @@ def _combine_moves(base: Candidates, moves: list[Move]) -> Move:
 
 
 def _with_fewest_layers(problem: TrainingProblem, candidates: Candidates) -> Candidates:
-    """Return the candidates with block recomputation of the fewest layers that fit.
+    """Return the candidates with block recomputation of the fewest layers with which they fit.
 
-    Each further layer reduces memory and adds time. All rows are searched together; each iteration
+    Each further layer reduces memory and adds time. All rows are searched together. Each iteration
     divides the range of layers into NUM_BISECTIONS parts. Rows that need all layers are dropped,
-    because recomputation `full` without a number of layers is a separate value.
+    because `full` recomputation without a number of layers is a separate value.
     """
     block = (candidates.recompute_method == FULL_BLOCK) & (candidates.recompute_num_layers == 0)
     if not np.any(block):
@@ -470,8 +473,8 @@ def _with_fewest_layers(problem: TrainingProblem, candidates: Candidates) -> Can
 
 
 def _move_codes(candidates: Candidates, config: ParallelConfig) -> tuple[IntArray, FloatArray]:
-    """Return a code of the axes that rise and fall, and the sum of the changes' logarithms, each of
-    shape (n,).
+    """Return a code for the axes that increase and decrease, and the sum of the changes'
+    logarithms, each of shape (n,).
     """
     base = Candidates.alone(config)
     directions, distance = np.zeros(len(candidates), dtype=np.int64), np.zeros(len(candidates))
@@ -484,9 +487,7 @@ def _move_codes(candidates: Candidates, config: ParallelConfig) -> tuple[IntArra
 
 
 def _fix_of_row(near: Neighbours, row: int, infeasible: Estimate, *, num_gpus: int) -> Fix:
-    """Return a row of the neighbours as a fix of the infeasible configuration on `num_gpus`
-    devices.
-    """
+    """Return a row as a fix for the infeasible configuration on `num_gpus` devices."""
     problem = near.problem
     after = estimate_row(row, case=problem, costs=near.costs, candidates=near.candidates)
     assert after.parallel is not None and after.memory is not None and after.time is not None

@@ -1,4 +1,4 @@
-"""Determine whether a training can use CUDA graphs, and its efficiency profile with them."""
+"""Determine whether a training run can use CUDA graphs, and its efficiency profile with them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hp_tool.domain.workload import TrainingWorkload
 def has_graphs(
     *, cluster: ClusterSpec, workload: TrainingWorkload, profile: EfficiencyProfile
 ) -> bool:
-    """Return whether framework and devices support CUDA graphs."""
+    """Return whether the framework and the devices support CUDA graphs."""
     there = (
         workload.framework == "megatron-core" and not cluster.gpu.predict_only and not cluster.kinds
     )
@@ -32,8 +32,8 @@ def profile_with_graphs(
     workload: TrainingWorkload,
     profile: EfficiencyProfile,
 ) -> EfficiencyProfile | None:
-    """Return the profile with CUDA graphs; None if the query or its recipe sets them on or off, or
-    framework, GPU or model do not support them.
+    """Return the profile with CUDA graphs; None if the query or its recipe sets cuda_graphs, or if
+    the framework, GPU or model does not support graphs.
     """
     assert query.training is not None
     settled = query.training.recipe is not None or query.training.cuda_graphs is not None

@@ -1,4 +1,6 @@
-"""Validate the pipeline layout of a query, and drop one that is the framework's default."""
+"""Validate the pipeline layout of a query, and drop a layout that equals the framework's
+default.
+"""
 
 import dataclasses
 
@@ -19,9 +21,9 @@ from hp_tool.questions.training.recompute_rules import first_case
 
 
 def drop_default_layout(parallel: ParallelQuery, model: ModelSpec) -> ParallelQuery:
-    """Return `parallel` without a pipeline_layout that equals the framework's default.
+    """Return `parallel` without its pipeline_layout if it equals the framework's default.
 
-    An answer's `parallel` may contain such a layout.
+    The `parallel` of an answer may contain such a layout.
     """
     stages, text = parallel.pipeline_parallel_size, parallel.pipeline_layout
     if text is None or not isinstance(stages, int):
@@ -48,10 +50,11 @@ def drop_default_layout(parallel: ParallelQuery, model: ModelSpec) -> ParallelQu
 
 
 def ends_alone_differ(model: ModelSpec, workload: TrainingWorkload) -> bool:
-    """Return whether all pipeline stages but the first and the last must have equally many layers.
+    """Return whether all pipeline stages except the first and the last must have the same number of
+    layers.
 
-    This is so for models whose mixers and feed-forward parts are separate layers, in releases of
-    Megatron Core whose layer pattern cannot specify stages.
+    They must for models whose mixers and FFNs are separate layers, in Megatron Core releases whose
+    layer pattern cannot specify stages.
     """
     hybrid = any("none" in (kind.mixer, kind.feed_forward) for _, kind in model.kinds)
     return hybrid and not is_at_least(workload.framework_version or "", since=STAGES_IN_PATTERNS)
@@ -60,7 +63,7 @@ def ends_alone_differ(model: ModelSpec, workload: TrainingWorkload) -> bool:
 def parse_pipeline_layout(
     text: str | None, *, model: ModelSpec, workload: TrainingWorkload
 ) -> PipelineLayout | None:
-    """Parse a pipeline layout and check it against the model; None without one.
+    """Parse a pipeline layout and check it against the model. Return None without a layout.
 
     Raises:
         InputError: The layout is malformed or does not match the model.

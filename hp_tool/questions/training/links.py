@@ -11,12 +11,12 @@ from hp_tool.questions.training.problem import TrainingProblem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """Fitted link bandwidths, relative to those of the cluster's specification."""
+    """Fitted link bandwidths, relative to those specified for the cluster."""
 
     network: float = 1.0
-    """Links between nodes."""
+    """Factor for links between nodes."""
     nvlink: float = 1.0
-    """Links between devices of a node."""
+    """Factor for links between devices of a node."""
 
     @staticmethod
     def read(payload: Mapping[str, float] | None) -> Links:
@@ -30,8 +30,8 @@ class Links:
 
 
 def with_links(problem: TrainingProblem, links: Links) -> TrainingProblem:
-    """Return the problem with fitted link bandwidths; unchanged for two kinds of GPU, whose links
-    differ.
+    """Return the problem with fitted link bandwidths. With two kinds of GPU, whose links differ, it
+    is unchanged.
     """
     if links.as_stated or problem.kinds:
         return problem

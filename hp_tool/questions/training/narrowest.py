@@ -1,6 +1,4 @@
-"""Find the setting that would narrow the step-time interval of a training query most if the query
-set it.
-"""
+"""Find the omitted setting that would narrow the step-time interval of a training query most."""
 
 import math
 from collections.abc import Mapping
@@ -18,12 +16,12 @@ from hp_tool.questions.training.releases import release_variance
 from hp_tool.questions.training.usual_settings import with_usual_settings
 
 MIN_WIDTH_RATIO = 1.1
-"""Minimum ratio of the widths of the intervals' logarithms, without and with a setting, from which
-the setting is reported.
+"""Minimum ratio of the log-widths of the interval without and with a setting for the setting to be
+reported.
 """
 
 TRAINER = "hf-trainer"
-"""Trainer suggested for fine-tuning under a framework that was measured only for pre-training."""
+"""Trainer suggested for fine-tuning if the query's framework was measured only for pre-training."""
 
 
 def with_narrowest(
@@ -31,8 +29,8 @@ def with_narrowest(
 ) -> Estimate:
     """Return the estimate with the setting that would narrow its interval most, if there is one.
 
-    The settings that are tried are the trainer (for fine-tuning), the release or recipe, and these
-    with CUDA graphs. `problem` is the query's, if already resolved.
+    The settings tried are the trainer (for fine-tuning), the release or recipe, and these together
+    with CUDA graphs. `problem` is the query's problem, if already resolved.
     """
     if estimate.intervals is None or query.training is None:
         return estimate
@@ -65,7 +63,7 @@ def _step_interval(query: Query, settings: Mapping[str, Any]) -> tuple[float, fl
     try:
         query = parse_query(set_paths(query_mapping(query), settings))
         resolved = resolve_configuration(query)
-    except HpToolError:  # The recipe has a setting that the query's own settings exclude.
+    except HpToolError:  # The recipe conflicts with a setting of the query.
         return None
     estimate = with_usual_settings(
         resolved.estimate(with_fixes=False), query=query, problem=resolved.problem
@@ -74,8 +72,8 @@ def _step_interval(query: Query, settings: Mapping[str, Any]) -> tuple[float, fl
 
 
 def _narrowing_release(problem: TrainingProblem) -> str | None:
-    """Return the newest known release if the query sets none and a release makes the prediction
-    less uncertain; else None.
+    """Return the newest known release if the query sets none and naming a release narrows the
+    interval; else None.
     """
     if problem.workload.framework_version is not None:
         return None

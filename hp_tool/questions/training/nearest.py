@@ -1,5 +1,5 @@
-"""Find the published training of a recipe that is nearest to a training whose model or GPU the
-recipe does not list.
+"""Find the published training run of a recipe that is nearest to one whose model or GPU the recipe
+does not list.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from hp_tool.domain.model import ModelSpec
 from hp_tool.domain.recipe import Recipe
 
 MAX_SIZE_RATIO = 1.25
-"""Maximum ratio of the numbers of parameters of two models of one kind that use the same
-settings.
-"""
+"""Maximum ratio of the parameter counts of two models of one kind that get the same settings."""
 
 
 def like_model(recipe: Recipe, model: ModelSpec) -> ModelSpec:
-    """Return the recipe's model of the same kind with the nearest size; `model` if none is similar.
+    """Return the recipe's model of the same kind with the nearest size; `model` itself if none is
+    similar.
 
-    Models of one kind agree in whether they have experts, latent attention and recurrent layers.
+    Models are of one kind if they agree in having experts, latent attention and recurrent layers.
     """
     if not recipe.models or model.name in recipe.models:
         return model
@@ -38,8 +37,8 @@ def like_model(recipe: Recipe, model: ModelSpec) -> ModelSpec:
 
 
 def like_gpu(recipe: Recipe, gpu: GpuSpec) -> GpuSpec:
-    """Return the recipe's GPU with the same silicon, else with an NVLink domain of similar size,
-    else with the nearest peak rate.
+    """Return the recipe's GPU with the same die, else with an NVLink domain of similar size, else
+    with the nearest peak FLOP/s.
     """
     if not recipe.gpus or gpu.name in recipe.gpus:
         return gpu
@@ -61,8 +60,8 @@ def like_gpu(recipe: Recipe, gpu: GpuSpec) -> GpuSpec:
 
 
 def describe_stand_in(recipe: Recipe, *, model: ModelSpec, gpu: GpuSpec) -> str | None:
-    """Return a text that names the published model and GPU whose settings are used instead; None if
-    the recipe lists model and GPU.
+    """Return a text that names the published model and GPU whose settings are used; None if the
+    recipe lists the query's model and GPU.
     """
     model_like, gpu_like = like_model(recipe, model), like_gpu(recipe, gpu)
     words = []
@@ -90,7 +89,7 @@ def _model_size(model: ModelSpec) -> int:
 
 
 def _exceeds_server(gpu: GpuSpec) -> bool:
-    """Return whether NVLink connects more devices than a server of eight."""
+    """Return whether the GPU's NVLink domain is larger than a server of eight devices."""
     return (gpu.nvlink_domain_size or gpu.gpus_per_node) > 8
 
 

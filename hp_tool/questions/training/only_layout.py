@@ -1,4 +1,4 @@
-"""The layout of a query that allows only one, so that no ranking is needed."""
+"""Estimate the layout of a query that allows only one layout, so that no ranking is needed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hp_tool.questions.training.usual_settings import answer_with_usual_settings
 from hp_tool.space import default_axes
 
 LAYOUT_AXES = (*DEGREES, "micro_batch_size", "moe_token_dispatcher_type")
-"""Axes that a ranking varies if the query omits them, in addition to recomputation and sharding."""
+"""Axes, besides recomputation and sharding, that a ranking varies if the query omits them."""
 
 
 def estimate_only_layout(query: Query) -> Estimate | None:
-    """Return the estimate of a training query that allows one layout and sets recomputation, if
-    acceptable.
+    """Return the estimate of a training query that allows a single layout and sets recomputation,
+    if acceptable.
 
-    States are sharded as the query or its framework specifies. Returns None if there is something
-    to rank.
+    Sharding is that of the query, by default the framework's. Returns None if several layouts must
+    be ranked.
 
     Raises:
         HpToolError: The query cannot be answered.
