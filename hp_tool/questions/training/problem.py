@@ -1,4 +1,4 @@
-"""A training query with resolved names: the cost model's case and the query's limits."""
+"""A training query with resolved names: the cost model's case, and the query's limits."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_PEAK_FACTOR = 2.0
-"""Maximum ratio of counted to computed FLOPs, because kernels skip the causal half of attention."""
+"""Maximum ratio of counted to computed FLOPs. It exceeds 1 because kernels skip the masked half of
+causal attention.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +78,13 @@ class Usual:
     plain: TrainingProblem
     """The problem without usual settings."""
     set: Mapping[str, Any]
-    """The usual settings as values of the query, by path."""
+    """The usual settings as query values, by path."""
     earlier: tuple[TrainingProblem, ...] = ()
-    """Problems with other usual settings that take precedence for layouts that support them."""
+    """Problems with other usual settings. They take precedence for layouts that support them."""
 
     def belong(self, candidates: Candidates, *, problem: TrainingProblem) -> BoolArray:
-        """Return (n,) whether each row has the usual settings of `problem`, to which `self`
-        belongs.
+        """Return (n,) whether each candidate has the usual settings of `problem`, the problem to
+        which `self` belongs.
         """
         legal = (legality(case=self.plain, candidates=candidates) == 0) & (
             legality(case=problem, candidates=candidates) == 0
@@ -93,7 +95,7 @@ class Usual:
         return belong
 
     def with_parallel(self, **values: Any) -> Usual:
-        """Return the usual settings for a problem with these values of `parallel`."""
+        """Return the usual settings for the problem with these values of `parallel`."""
         return dataclasses.replace(
             self,
             plain=self.plain.with_parallel(**values),
@@ -109,7 +111,7 @@ class TrainingProblem(TrainingCase):
     parallel: ParallelQuery = dataclasses.field(default_factory=ParallelQuery)
     """The query's `parallel`."""
     kinds: tuple[TrainingCase, TrainingCase] | tuple[()] = ()
-    """The case on each kind of GPU, if there are two; `profile` then belongs to the kind with the
+    """Case for each kind of GPU, if there are two. `profile` is then that of the kind with the
     larger deviation.
     """
     rows: Rows | None = None
@@ -117,11 +119,13 @@ class TrainingProblem(TrainingCase):
     lengths: LengthDistribution | None = None
     """Lengths of the sequences in packed rows."""
     chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Values inserted into the query apart from `parallel`, by path; its answers include them."""
+    """Values other than `parallel` that were inserted into the query, by path. Answers include them
+    in `set`.
+    """
     asked: Query | None = None
-    """The query, if its layouts have the usual settings that it omits; else None."""
+    """The query, if its layouts get the usual settings that it omits; else None."""
     usual: Usual | None = None
-    """The usual settings of this problem; None without any."""
+    """The usual settings of this problem; None if there are none."""
 
     @property
     def plain(self) -> TrainingProblem:
@@ -146,9 +150,10 @@ class TrainingProblem(TrainingCase):
         return with_imbalance(costs, rows=self.rows, case=self, candidates=candidates)
 
     def scheduled(self, costs: TrainingCosts, candidates: Candidates) -> TrainingCosts:
-        """Return the costs with the schedule of dynamic context parallelism, if the query uses it.
+        """Return the costs with the schedule of dynamic context parallelism, if the query enables
+        it.
 
-        This takes seconds per candidate.
+        Computing the schedule takes seconds per candidate.
         """
         if not self.strategy.dynamic_context_parallel or self.lengths is None:
             return costs
@@ -157,8 +162,8 @@ class TrainingProblem(TrainingCase):
         return with_dynamic_context(costs, case=self, candidates=candidates, lengths=self.lengths)
 
     def with_common_settings(self, config: ParallelConfig) -> ParallelConfig:
-        """Return the configuration with the settings that all layouts of the query share, and the
-        framework's pipeline layout if stages are uneven.
+        """Return the configuration with the settings that all layouts of the query have in common
+        and, if stages are uneven, the framework's pipeline layout.
         """
         values = common_settings(self.parallel, context_parallel_size=config.context_parallel_size)
         if any(getattr(config, name) != value for name, value in values.items()):
@@ -191,11 +196,11 @@ class TrainingProblem(TrainingCase):
         )
 
     def choosing(self, values: Mapping[str, Any]) -> TrainingProblem:
-        """Return the problem with these values, by path, in the `set` of its answers."""
+        """Return the problem with these values, by path, added to the `set` of its answers."""
         return dataclasses.replace(self, chosen={**self.chosen, **values})
 
     def with_parallel(self, **values: Any) -> TrainingProblem:
-        """Return the problem with these values of `parallel`, which do not count as assumed."""
+        """Return the problem with these values of `parallel`. They do not count as assumed."""
         parallel = dataclasses.replace(self.parallel, **values)
         strategy = _resolve_strategy(
             parallel, model=self.model, workload=self.workload, cluster=self.cluster
@@ -217,17 +222,17 @@ class TrainingProblem(TrainingCase):
         )
 
     def as_release(self, release: str | None) -> TrainingProblem:
-        """Return the problem with another release of the framework, but the same constants."""
+        """Return the problem with another framework release but the same constants."""
         return dataclasses.replace(
             self, workload=dataclasses.replace(self.workload, framework_version=release)
         )
 
     @property
     def longest_step_s(self) -> float:
-        """Return the longest step time in seconds with which the training meets max_days and
-        max_cost; infinity if neither is set.
+        """Return the longest step time in seconds with which the training run satisfies max_days
+        and max_cost; infinity if neither is set.
 
-        With training.reliability, the time lost to failures counts.
+        With training.reliability, the time lost to failures is included.
         """
         limits, price, tokens = (
             self.constraints,
@@ -254,15 +259,15 @@ class TrainingProblem(TrainingCase):
 
     @property
     def least_step_s(self) -> float:
-        """Return a lower bound of the step time in seconds: its model FLOPs at MAX_PEAK_FACTOR
-        times the devices' peak.
+        """Return a lower bound of the step time in seconds: the time of its model FLOPs at
+        MAX_PEAK_FACTOR times the devices' peak.
         """
         return self._at_peak_s(token_flops(self.model, self.workload).model) / MAX_PEAK_FACTOR
 
     @property
     def peak_step_s(self) -> float:
-        """Return the seconds of a step's FLOPs at the devices' peak, counting half of causal
-        attention.
+        """Return the time of a step's FLOPs at the devices' peak in seconds, counting half of
+        causal attention.
         """
         return self._at_peak_s(token_flops(self.model, self.workload).causal.model)
 
@@ -277,8 +282,8 @@ class TrainingProblem(TrainingCase):
         return flops_per_token * step_tokens(workload) / (peak * cluster.num_gpus)
 
     def missed_targets(self, estimate: Estimate) -> tuple[Reason, ...]:
-        """Return a reason for each exceeded limit, with its value, the limit, and the value's
-        parts.
+        """Return a reason for each exceeded limit. It contains the value, the limit, and the parts
+        of the value.
         """
         limits, reasons = self.constraints, []
         for name, limit in (("days", limits.max_days), ("cost", limits.max_cost)):
@@ -306,7 +311,9 @@ class TrainingProblem(TrainingCase):
         return tuple(reasons)
 
     def with_missed_targets(self, estimate: Estimate) -> Estimate:
-        """Return the estimate with a reason for each exceeded limit, which makes it infeasible."""
+        """Return the estimate with a reason for each exceeded limit. An estimate with such reasons
+        is infeasible.
+        """
         missed = self.missed_targets(estimate)
         return (
             dataclasses.replace(estimate, feasible=False, reasons=estimate.reasons + missed)
@@ -416,7 +423,7 @@ def resolve_training(query: Query) -> TrainingProblem:
 def _describe_parts(estimate: Estimate, value: float, *, currency: str) -> str:
     """Return the parts of a value, largest first, such as `: compute 18.1, pipeline bubble 2.3`.
 
-    The value is divided in the same proportions as the step time.
+    The value is divided in proportion to the parts of the step time.
     """
     if estimate.time is None:
         return ""
@@ -431,8 +438,8 @@ def _describe_parts(estimate: Estimate, value: float, *, currency: str) -> str:
 
 
 def inline_files(query: Query) -> Query:
-    """Return the query with the contents of its model and trace files instead of their paths, so
-    that other processes can use it and later changes of the files have no effect.
+    """Return the query with the contents of its model and trace files in place of their paths.
+    Other processes can then use it, and later changes of the files have no effect.
     """
     if query.inference is not None and isinstance(query.inference.trace, OwnFile):
         from hp_tool.catalog.traces import request_trace
@@ -449,7 +456,7 @@ def inline_files(query: Query) -> Query:
 
 
 def resolve_model(model: str | ModelSpec | dict[str, Any]) -> ModelSpec:
-    """Return the model's specification from a catalogue name, a local file, a mapping or a
+    """Return a model specification from a catalogue name, a local file, a mapping or a
     specification.
 
     Raises:
@@ -480,7 +487,7 @@ def _with_rank_order(
 def _resolve_strategy(
     parallel: ParallelQuery, *, model: ModelSpec, workload: TrainingWorkload, cluster: ClusterSpec
 ) -> Strategy:
-    """Return the settings that all layouts share, with the framework's defaults.
+    """Return the settings that all layouts have in common, with the framework's defaults.
 
     Raises:
         InputError: A setting is invalid or has no effect.
@@ -507,8 +514,8 @@ def _resolve_strategy(
 
 
 def _resolve_dispatcher(parallel: ParallelQuery, *, release: str | None) -> TokenDispatcher:
-    """Return the release's default dispatcher, unless the query lists only others; then the first
-    of these.
+    """Return the release's default dispatcher or, if the query lists only others, the first one
+    listed.
     """
     allowed: tuple[TokenDispatcher, ...] = axis_values(parallel.moe_token_dispatcher_type)
     default = default_dispatcher(release)
@@ -516,7 +523,7 @@ def _resolve_dispatcher(parallel: ParallelQuery, *, release: str | None) -> Toke
 
 
 def _resolve_context_levels(parallel: ParallelQuery, model: ModelSpec) -> tuple[int, int] | None:
-    """Return the query's level sizes of the context exchange a2a+p2p; None if it sets none.
+    """Return the query's level sizes for the context exchange a2a+p2p; None if it sets none.
 
     Raises:
         InputError: Megatron Core does not support the sizes.
@@ -555,12 +562,12 @@ def _intern(value: Any) -> Any:
 
 
 def _first_equal_value(value: T) -> T:
-    """Return the first object that was equal to this one, so that cached derivations are shared
-    (`cost.shared`).
+    """Return the first object that was equal to this one. Equal objects then share cached
+    derivations (`cost.shared`).
     """
     try:
         first: T = _intern(value)
-    except TypeError:  # It contains a mapping, which has no hash.
+    except TypeError:  # A value that contains a mapping has no hash.
         return value
     return first
 
@@ -573,7 +580,7 @@ def _profile(
 ) -> EfficiencyProfile:
     """Return the efficiency profile of a GPU with the workload's framework.
 
-    `name` is the name of the whole cluster, which may have more than one kind of GPU.
+    `name` is the name of the whole cluster, which may contain more than one kind of GPU.
     """
     objects = (cluster.gpu, model, workload, machine_profile(name))
     return _profiles.get(
@@ -632,8 +639,8 @@ def with_scatter(
 def _resolve_lengths(
     workload: TrainingWorkload,
 ) -> tuple[TrainingWorkload, Rows | None, LengthDistribution | None]:
-    """Return the workload with its resolved sequence_lengths, and for packed rows their contents
-    and the distribution of lengths.
+    """Return the workload with resolved sequence_lengths and, for packed rows, their contents and
+    the length distribution.
     """
     if workload.sequence_lengths is None:
         return workload, None, None

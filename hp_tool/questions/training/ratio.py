@@ -8,16 +8,16 @@ from hp_tool.questions.training.problem import TrainingProblem
 from hp_tool.wording.columns import unmeasured_features
 
 Known = tuple[TrainingProblem, Estimate]
-"""A configuration's problem, and its calibrated estimate if there is one, else its estimate."""
+"""A configuration's problem, and its estimate, calibrated if possible."""
 
 
 def step_ratio(first: Known, second: Known) -> tuple[float, tuple[float, float]] | None:
     """Return the second step time divided by the first, with its 90% interval; None if one of them
     has no step time.
 
-    For one model and workload on one cluster, errors that both predictions share cancel, so the
-    interval is that of pairs of measured runs. If the intervals of both step times are narrower,
-    because the configurations ran, the interval follows from these.
+    For one model and workload on one cluster, errors that both predictions share cancel. The
+    interval is then that of pairs of measured runs. If the intervals of both step times are
+    narrower because the configurations ran, the interval follows from these instead.
     """
     (problem, one), (other_problem, other) = first, second
     if one.time is None or other.time is None or one.intervals is None or other.intervals is None:
@@ -32,7 +32,7 @@ def step_ratio(first: Known, second: Known) -> tuple[float, tuple[float, float]]
 
 
 def _log_sd(estimate: Estimate) -> float:
-    """Return the standard deviation of ln(step time) that an estimate's interval implies."""
+    """Return the standard deviation of ln(step time) implied by an estimate's interval."""
     assert estimate.intervals is not None
     low, high = estimate.intervals.step_s
     return math.log(high / low) / (2.0 * NORMAL_QUANTILE)

@@ -1,4 +1,4 @@
-"""Determine the settings that a query omits: by its recipe, else by defaults."""
+"""Determine the values of settings that a query omits, from its recipe or from defaults."""
 
 import functools
 from collections import defaultdict
@@ -28,13 +28,13 @@ PARALLEL_KNOBS = (
     "context_parallel_communication",
 )
 LISTED_FIELDS = ("models", "gpus")
-"""Fields of a recipe that an extending recipe inherits."""
+"""Fields that a recipe inherits from the recipe that it extends."""
 OVERLAPS = tuple(f.name for f in fields(OverlapSpec))
 S = TypeVar("S", TrainingWorkload, ParallelQuery, OverlapSpec)
 
 
 def get_recipe(name: str, *, field: str = "training.recipe") -> Recipe:
-    """Return the recipe with this name in the built-in or the user's catalogue.
+    """Return the recipe with this name from the built-in or the user's catalogue.
 
     Raises:
         NotFoundError: No recipe has this name.
@@ -51,7 +51,7 @@ def list_recipes() -> list[Recipe]:
 def recipe_settings(
     recipe: Recipe, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int, workload: TrainingWorkload
 ) -> dict[str, dict[str, Any]]:
-    """Return the values of `training` and `parallel` that the recipe sets for a training."""
+    """Return the values of `training` and `parallel` that the recipe sets for a training run."""
     values: dict[str, dict[str, Any]] = {"training": {}, "parallel": {}}
     model, gpu = like_model(recipe, model), like_gpu(recipe, gpu)
     for rule in recipe.rules:
@@ -64,7 +64,7 @@ def recipe_settings(
 def with_recipe(query: Query, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int) -> Query:
     """Return the query with its recipe's values for the keys that it omits.
 
-    The recipe also sets the framework if the query has the default framework.
+    The recipe also sets the framework if the query uses the default framework.
     """
     workload, parallel = query.training, query.parallel
     assert workload is not None
@@ -78,11 +78,11 @@ def with_recipe(query: Query, *, model: ModelSpec, gpu: GpuSpec, num_gpus: int) 
             if workload.framework == TrainingWorkload.framework
             else workload.framework
         )
-        if workload.offload is not None:  # offload_fraction applies to the recipe's offload.
+        if workload.offload is not None:  # offload_fraction belongs to the recipe's offload.
             training = replace(training, offload_fraction=None)
-        if workload.cuda_graphs is not None:  # Recorded modules apply to the recipe's graphs.
+        if workload.cuda_graphs is not None:  # Captured modules belong to the recipe's graphs.
             training = replace(training, cuda_graph_modules=None)
-        # The reduction of gradients applies to the recipe's ZeRO stage.
+        # The gradient reduction belongs to the recipe's ZeRO stage.
         if parallel.zero_stage is not None:
             training = replace(training, gradient_reduction=None)
         workload = replace(
@@ -106,8 +106,8 @@ def assumed_settings(
     gpu: GpuSpec,
     strategy: Strategy,
 ) -> dict[str, object]:
-    """Return the assumed values, by path, of the settings that the query omits and that affect this
-    training.
+    """Return the assumed values, by path, of settings that the query omits and that affect this
+    training run.
 
     `workload` and `parallel` are those of the query with its recipe.
     """
@@ -167,8 +167,8 @@ def _training_values(workload: TrainingWorkload, model: ModelSpec) -> Iterator[t
 def _parallel_value(
     name: str, parallel: ParallelQuery, model: ModelSpec, strategy: Strategy
 ) -> object:
-    """Return the assumed value of a key of `parallel`; None if the key has no effect, or if a
-    ranking varies it.
+    """Return the assumed value of a key of `parallel`; None if the key has no effect or a ranking
+    varies it.
     """
     if name == "context_parallel_communication":
         return strategy.context_parallel_communication
@@ -181,7 +181,7 @@ def _parallel_value(
 
 
 def _fill_open(written: S, usual: S, names: tuple[str, ...]) -> S:
-    """Return `written` with the values of `usual` for the fields `names` that are None."""
+    """Return `written` with its None values in the fields `names` replaced by those of `usual`."""
     open_names = (name for name in names if getattr(written, name) is None)
     return replace(
         written,
@@ -192,8 +192,8 @@ def _fill_open(written: S, usual: S, names: tuple[str, ...]) -> S:
 def _validate_values(
     values: Mapping[str, Mapping[str, Any]],
 ) -> tuple[TrainingWorkload, ParallelQuery]:
-    """Return the values of `training` and `parallel`, validated as in a query; other keys have
-    their defaults.
+    """Return the values of `training` and `parallel`, validated like a query. Other keys have their
+    defaults.
     """
     sizes = {"sequence_length": 1, "global_batch_size": 1}
     return schema.parse(TrainingWorkload, {**sizes, **values["training"]}), schema.parse(
@@ -232,12 +232,12 @@ def _recipe_of_entry(entry: library.Entry) -> Recipe:
 
 
 def _drop_overruled(rules: tuple[RecipeRule, ...]) -> tuple[RecipeRule, ...]:
-    """Return the rules without the values that never apply, because a later rule sets the key for
-    all trainings of the rule.
+    """Return the rules without values that never apply because a later rule always overrides
+    them.
     """
     remaining: list[RecipeRule] = []
     later: defaultdict[str, list[RecipeRule]] = defaultdict(list)
-    """For each key, the later rules that set it."""
+    """Later rules that set each key."""
     for rule in reversed(rules):
         sections = {"training": rule.training, "parallel": rule.parallel}
         effective = {
@@ -259,8 +259,8 @@ def _drop_overruled(rules: tuple[RecipeRule, ...]) -> tuple[RecipeRule, ...]:
 
 
 def _listed_fields(entry: library.Entry) -> dict[str, Any]:
-    """Return the LISTED_FIELDS of the entry, with those of the recipe that it extends for the
-    fields that it omits.
+    """Return the LISTED_FIELDS of the entry. Omitted fields are inherited from the recipe that it
+    extends.
     """
     base = entry.fields.get("extends")
     inherited = (
@@ -272,7 +272,7 @@ def _listed_fields(entry: library.Entry) -> dict[str, Any]:
 
 
 def _inherited_rules(entry: library.Entry, *, seen: tuple[str, ...] = ()) -> list[Any]:
-    """Return the rules of the recipe that the entry extends, followed by the entry's rules."""
+    """Return the rules of the recipe that the entry extends, followed by its own rules."""
     base, entry_rules = entry.fields.get("extends"), list(entry.fields.get("rules", []))
     if base is None:
         return entry_rules

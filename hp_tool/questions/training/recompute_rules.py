@@ -1,4 +1,4 @@
-"""Check that framework and model support the recomputation of a training query."""
+"""Check that the framework and the model support the recomputation of a training query."""
 
 from hp_tool.domain.frameworks import training_engine
 from hp_tool.domain.model import ModelSpec
@@ -42,11 +42,13 @@ def check_recompute(spec: Recompute, model: ModelSpec, workload: TrainingWorkloa
 
 
 PER_OP_FRAMEWORKS = ("torch-fsdp", "torchtitan")
-"""Frameworks that support torchtitan's selective activation checkpointing by operation."""
+"""Frameworks that support torchtitan's per-operation selective activation checkpointing."""
 
 
 def _check_per_op(model: ModelSpec, workload: TrainingWorkload, *, field: str) -> None:
-    """Check per_op, for which the order of operations must be known, as in Llama's layers."""
+    """Check per_op recomputation. It requires that the order of operations is known, as in Llama's
+    layers.
+    """
     if workload.framework not in PER_OP_FRAMEWORKS:
         raise UnsupportedError(
             f"recompute per_op requires torch-fsdp, not {workload.framework}; choose "
@@ -76,7 +78,7 @@ def _check_modules(
     *,
     field: str,
 ) -> None:
-    """Check that the model has each module; Megatron Core silently ignores some missing modules."""
+    """Check that the model has each module. Megatron Core silently ignores some missing modules."""
     reject_first_case(
         field,
         (not modules, "recompute.modules is an empty list; name modules, or choose recompute none"),

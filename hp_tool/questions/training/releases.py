@@ -1,4 +1,4 @@
-"""Effects of a framework's release on the default dispatcher, the step time and its uncertainty."""
+"""Effects of a framework release on the default dispatcher, the step time and its uncertainty."""
 
 from __future__ import annotations
 
@@ -17,25 +17,24 @@ from hp_tool.domain.releases import (
 )
 
 MOST_YEARS_AHEAD, MOST_YEARS_BACK = 1.0, 4.0
-"""Limits of extrapolating the trend of releases, in years: as far back as current frameworks were
-measured, and one year ahead.
+"""Limits for extrapolating the release trend, in years: one year ahead, and back as far as
+measurements of current frameworks reach.
 """
 
 
 def default_dispatcher(framework_version: str | None) -> TokenDispatcher:
-    """Return flex for releases from FLEX_IS_DEFAULT on, else alltoall, which all releases
-    support.
+    """Return the default dispatcher of a release: flex from FLEX_IS_DEFAULT on, else alltoall,
+    which all releases support.
     """
     return "flex" if is_at_least(framework_version or "", since=FLEX_IS_DEFAULT) else "alltoall"
 
 
 def release_factor(framework: FrameworkEfficiency, release: str | None) -> float:
-    """Return the step time with a release divided by that with the newest release of the measured
-    runs.
+    """Return the step time with a release divided by that with the newest measured release.
 
-    The ratio follows the trend of recent releases. Constants that were measured with a single
-    software version (of 2022, on A100) use the trend for earlier releases only. The ratio is 1
-    without a release, and for Megatron Core's own version numbers, which have no date.
+    The ratio follows the trend of recent releases. For constants measured with a single software
+    version (of 2022, on A100), the trend applies only to earlier releases. The ratio is 1 without a
+    release, and for Megatron Core version numbers, which have no date.
     """
     if not framework.yearly_gain or framework.newest_release is None or release is None:
         return 1.0
@@ -55,8 +54,8 @@ def release_variance(
     """
     constants, variance = profile.framework, 0.0
     if experts and constants.expert_time_log_sd is None:
-        # No run of the framework had experts, so their deviation is that of Megatron Core's runs of
-        # all releases.
+        # No run of the framework had experts, so use the deviation of Megatron Core's runs of all
+        # releases.
         measured = efficiency_profile(gpu=gpu, framework="megatron-core").framework
         variance += (measured.expert_time_log_sd or 0.0) ** 2 + (
             measured.earlier_expert_time_log_sd or 0.0
@@ -72,13 +71,13 @@ def release_variance(
 def unnamed_release_variance(
     profile: EfficiencyProfile, *, experts: bool, release: str | None
 ) -> float:
-    """Return the part of `release_variance` due to a release that the query omits, which is common
-    to all runs on one machine; 0 if the query names a release.
+    """Return the part of `release_variance` that is due to an omitted release; 0 if the query names
+    one. It is common to all runs on one machine.
     """
     constants = profile.framework
     has_several_releases = (
         constants.newest_release is not None and constants.newest_release >= LATEST
-    )  # Others have a single software version.
+    )  # Other constants were measured with a single software version.
     applies = (
         has_several_releases and release is None and not experts and constants.stands_for is None
     )

@@ -40,7 +40,7 @@ def check_training(query: Query, *, model: ModelSpec, cluster: ClusterSpec) -> N
         UnsupportedError: A feature is not modelled.
     """
     workload, parallel = query.training, query.parallel
-    assert workload is not None  # Checked with the kind.
+    assert workload is not None  # Checked together with `kind`.
     _check_training_only(query)
     check_degrees(parallel, framework=workload.framework)
     check_unlike(model=model, workload=workload, parallel=parallel, cluster=cluster)
@@ -390,7 +390,7 @@ def _check_adapters(model: ModelSpec, workload: TrainingWorkload) -> None:
 
 
 def _check_frozen(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
-    """Check `training.frozen`, which is supported for decoders in plain pipelines without LoRA."""
+    """Check `training.frozen`. It is supported for decoders in plain pipelines without LoRA."""
     if not workload.frozen:
         return
     if model.tie_word_embeddings and set(workload.frozen) != {"embedding", "output_layer"}:
@@ -420,9 +420,10 @@ def _check_frozen(model: ModelSpec, workload: TrainingWorkload, parallel: Parall
 def _check_merged_passes(
     model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery
 ) -> None:
-    """Check whether model and workload support Megatron Core's overlap_moe_expert_parallel_comm.
+    """Check that the model and the workload support Megatron Core's
+    overlap_moe_expert_parallel_comm.
 
-    The rules of layouts check the parallel sizes.
+    The parallel sizes are checked by the layout rules.
     """
     field = "training.overlap.expert_parallel"
     if training_engine(workload.framework) != "megatron-core":
@@ -458,7 +459,7 @@ def _check_merged_passes(
 
 
 def _check_release(model: ModelSpec, workload: TrainingWorkload) -> None:
-    """Reject combinations with which this release of Megatron Core does not start."""
+    """Reject combinations with which this Megatron Core release fails to start."""
     if workload.cuda_graphs and (refused := recording_error(workload, model)):
         raise InputError(refused, field="training.cuda_graphs")
     release = workload.framework_version or ""
@@ -507,11 +508,13 @@ _SUPPORTED_VALUES: dict[str, dict[str, Collection[Any]]] = {
         "recompute": ("none", "full"),
     },
 }
-"""Values that occur in the measured runs of plain frameworks (`FrameworkFacts.is_plain`)."""
+"""Supported values for plain frameworks (`FrameworkFacts.is_plain`), from their measured runs."""
 
 
 def _check_framework(model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery) -> None:
-    """Reject settings that the framework does not support or that no measured run of it used."""
+    """Reject settings that the framework does not support or that none of its measured runs
+    used.
+    """
     framework = workload.framework
     if (
         model.architecture != "decoder"
@@ -540,10 +543,10 @@ def _check_framework(model: ModelSpec, workload: TrainingWorkload, parallel: Par
 
 
 def check_degrees(parallel: ParallelQuery, *, framework: str) -> None:
-    """Check that the framework supports each degree above 1.
+    """Check that the framework supports each parallel size above 1.
 
     Raises:
-        InputError: The framework does not support a degree.
+        InputError: The framework does not support a kind of parallelism.
     """
     supported = framework_facts(framework).degrees
     for name in DEGREES:
@@ -556,7 +559,7 @@ def check_degrees(parallel: ParallelQuery, *, framework: str) -> None:
 
 
 _SCHEDULES = {"1f1b", "interleaved", "gpipe", "zb-h1"}
-"""Schedules that place one stage on each rank."""
+"""Schedules with one stage per rank."""
 _MEGATRON_MIXERS: tuple[Mixer, ...] = ("attention", "gated_delta", "mamba2", "none")
 """Mixers that Megatron Core supports (0.16: ssm/, transformer/)."""
 
@@ -564,7 +567,7 @@ _MEGATRON_MIXERS: tuple[Mixer, ...] = ("attention", "gated_delta", "mamba2", "no
 def check_unlike(
     *, model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery, cluster: ClusterSpec
 ) -> None:
-    """Check the training of a model whose layers differ or are not attention and MLP.
+    """Check the training of a hybrid model, whose layers differ or are not attention and MLP.
 
     Raises:
         UnsupportedError: A feature is not modelled, or the framework lacks a mixer.
@@ -595,7 +598,7 @@ def check_unlike(
 def _unsupported_cases(
     model: ModelSpec, workload: TrainingWorkload, parallel: ParallelQuery, cluster: ClusterSpec
 ) -> tuple[tuple[object, tuple[str, str]], ...]:
-    """Return (whether the query uses it, (field, name)) for each unsupported feature."""
+    """Return (whether the query uses it, (field, name)) for each feature that is not supported."""
     return (
         (
             framework_facts(workload.framework).is_plain,

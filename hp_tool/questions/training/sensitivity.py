@@ -1,4 +1,4 @@
-"""Sensitivity of a recommendation: other numbers of devices, without an axis, and on better
+"""Sensitivity of a recommendation to the number of devices, to each axis, and to better
 hardware.
 """
 
@@ -25,14 +25,14 @@ from hp_tool.questions.training.usual_settings import answer_with_usual_settings
 
 MAX_COST_RATIO = 1.05
 FASTER_FACTOR, LARGER_FACTOR = 2.0, 1.5
-"""Factors of bandwidth and of memory for the better hardware."""
+"""Factors for bandwidth and for memory of the better hardware."""
 UNUSED_VALUES: dict[str, int | str] = {
     **dict.fromkeys((*DEGREES, "micro_batch_size"), 1),
     "recompute": "none",
     "zero_stage": 0,
     "data_parallel_shard_size": 0,
 }
-"""Value of each axis that disables it."""
+"""Value with which each axis is unused."""
 
 
 def sensitivity(
@@ -43,14 +43,14 @@ def sensitivity(
 ) -> Sensitivity:
     """Return rank 1 with other numbers of devices, without each axis, and on better hardware.
 
-    Each figure is rank 1 of a separate ranking with the settings of `first` besides its layout.
+    Each figure is rank 1 of a separate ranking with the settings of `first` other than its layout.
     Calibrations do not apply to better hardware, so the cost model's ratio of step times is used
     there.
 
     Args:
         query: A query with open axes.
         first: Rank 1 of the query's ranking; None if no configuration is acceptable.
-        calibrations: Calibrations of clusters; None uses only the cost model.
+        calibrations: Calibrations of clusters; None: use only the cost model.
 
     Raises:
         UnsupportedError: The cluster has two kinds of GPU.
@@ -113,11 +113,11 @@ def _with_settings_of(
     first: Recommendation | None, query: Query, calibrations: Calibrations | None
 ) -> tuple[TrainingProblem, CalibratedPredictor | None]:
     """Return the query's problem with the values that the ranking chose (except the number of
-    devices), and its predictor.
+    devices), and its calibrated predictor.
 
-    Without a calibration the predictor is None, and rows have the usual settings.
+    Without a calibration, the predictor is None, and rows have the usual settings.
     """
-    problem = resolve_training(query)  # refuses lists under `training`
+    problem = resolve_training(query)  # rejects lists under `training`
     values = {} if first is None else {**first.set}
     values.pop(NUM_GPUS, None)
     for path, value in values.items():
@@ -130,9 +130,9 @@ def _with_settings_of(
 def _with_better_hardware(
     query: Query, problem: TrainingProblem, first: Recommendation, start: ScalingPoint
 ) -> list[Influence]:
-    """Return the influence of more memory and of faster links on the step time of rank 1.
+    """Return the effects of more memory and of faster links on the step time of rank 1.
 
-    The layout of rank 1 is compared as well, so that better hardware is never slower.
+    The layout of rank 1 is included in the comparison, so that better hardware is never slower.
     """
     first_query = Configuration.from_row(first, query=query).query
     if not first.calibrated_estimate:
@@ -158,8 +158,8 @@ def _with_better_hardware(
 
 
 def _device_counts(problem: TrainingProblem) -> list[int]:
-    """Return the cluster's number of devices, half of it, a quarter and so on, if layouts can use
-    them.
+    """Return the cluster's number of devices, half of it, a quarter of it and so on, as far as
+    layouts can use them.
     """
     max_count = problem.cluster.num_gpus
     return [
@@ -224,8 +224,8 @@ def _best_step_s(
 
 
 def _improved_clusters(cluster: ClusterSpec) -> list[tuple[str, ClusterSpec]]:
-    """Return (name of the improvement, cluster) for more memory and for each faster kind of
-    link.
+    """Return (name of the improvement, cluster) for more memory, and for each kind of link made
+    faster.
     """
     gpu = cluster.gpu
     memory = replace(cluster, gpu=replace(gpu, memory_bytes=int(LARGER_FACTOR * gpu.memory_bytes)))

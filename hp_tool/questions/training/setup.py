@@ -1,4 +1,6 @@
-"""Collect the settings of a training configuration from which other tools' files are written."""
+"""Collect the settings of a training configuration. Exporters write them as files for other
+tools.
+"""
 
 import math
 from dataclasses import replace
@@ -19,8 +21,8 @@ from hp_tool.questions.training.problem import TrainingProblem
 
 
 def training_setup(problem: TrainingProblem, config: ParallelConfig) -> TrainingSetup:
-    """Return the settings of one training configuration, which may use fewer devices than the
-    problem, as reduced runs do.
+    """Return the settings of one training configuration. Like reduced runs, it may use fewer
+    devices than the problem.
     """
     model_parallel = (
         config.tensor_parallel_size * config.pipeline_parallel_size * config.context_parallel_size
@@ -47,7 +49,7 @@ def training_setup(problem: TrainingProblem, config: ParallelConfig) -> Training
 def _written_dispatcher(strategy: Strategy, config: ParallelConfig) -> TokenDispatcher:
     """Return the token dispatcher to write to files.
 
-    It is alltoall if each rank has all experts, because Megatron Core then rejects flex.
+    If each rank has all experts, it is alltoall, because Megatron Core then rejects flex.
     """
     if config.expert_parallel_size * config.expert_tensor_parallel_size == 1:
         return "alltoall"
@@ -57,8 +59,8 @@ def _written_dispatcher(strategy: Strategy, config: ParallelConfig) -> TokenDisp
 def _written_layout(problem: TrainingProblem, config: ParallelConfig) -> PipelineLayout | None:
     """Return the pipeline layout to write to files.
 
-    None if the framework derives the layout from the sizes, or from a setting for one layer fewer
-    on the first and last stage.
+    None if the framework derives the layout from the sizes, or from a setting that gives the first
+    and the last stage one layer fewer.
     """
     layers, dense, without_layout = (
         problem.model.num_hidden_layers,

@@ -1,11 +1,11 @@
-"""Usual settings: settings that a query omits and that its answers assume, because most runs of
-such trainings use them.
+"""Usual settings: settings that a query omits and that its answers assume, because most training
+runs of this kind use them.
 
-For MoE models these are the settings of the current recipe; a step with the framework's defaults,
-which hardly anyone uses, can take three times as long. For other models they are CUDA graphs, if
-kernel launches limit the step and recipes for the GPU use graphs. A layout may not support them: an
-estimate assumes what its layout supports (`with_usual_settings`), a ranking what each row supports
-(`usual_problems`).
+For MoE models, these are the settings of the current recipe. A step with the framework's defaults,
+which hardly anyone uses, can take three times as long. For other models, they are CUDA graphs, if
+kernel launches limit the step and recipes for the GPU use graphs. Not every layout supports them.
+An estimate assumes the usual settings that its layout supports (`with_usual_settings`), and a
+ranking those that each row supports (`usual_problems`).
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from hp_tool.questions.training.with_recipe import (
 
 GRAPHS = {"training.cuda_graphs": True}
 DISPATCHER = "moe_token_dispatcher_type"
-"""Axis that a recipe sets also for rows without expert parallelism, which have no value of it."""
+"""Axis that a recipe also sets for rows without expert parallelism, where the axis has no value."""
 ROW_VALUES: Mapping[str, Any] = {
     "recompute": Recompute(granularity="none"),
     "zero_stage": 1,
     "expert_tensor_parallel_size": 1,
 }
-"""Axes that recipes set but that each row of a ranking determines; the query has these values while
-a recipe is inserted, so that the recipe does not set them.
+"""Values of axes that recipes set but that vary by row in a ranking. The query has these values
+while the settings of a recipe are inserted, so that the recipe does not set them.
 """
 
 
@@ -58,11 +58,11 @@ def usual_settings(
 
 
 def records_graphs(cluster: ClusterSpec) -> bool:
-    """Return whether current recipes use CUDA graphs on this GPU if kernel launches limit a step.
+    """Return whether current recipes use CUDA graphs on this GPU if kernel launches limit the step.
 
-    This is so for GPUs with 8-bit matmuls and NVLink. Source: Megatron Bridge 26.08 (Llama 3 8B on
-    B200 to GB300, MoE models from H100 on) and NVIDIA's LoRA in MLPerf Training 5.0 (from 64 H100
-    or B200 on).
+    They do on GPUs with 8-bit matmuls and NVLink. Source: Megatron Bridge 26.08 (Llama 3 8B on B200
+    to GB300, MoE models from H100 on) and NVIDIA's LoRA in MLPerf Training 5.0 (from 64 H100 or
+    B200 on).
     """
     gpu = cluster.gpu
     return gpu.nvlink_bandwidth_bytes_per_second is not None and (
@@ -71,11 +71,11 @@ def records_graphs(cluster: ClusterSpec) -> bool:
 
 
 def usual_problems(problem: TrainingProblem) -> tuple[TrainingProblem, ...]:
-    """Return the problems with which a ranking costs its rows; each row belongs to one of them.
+    """Return the problems with which a ranking costs its rows. Each row belongs to one of them.
 
     For MoE models, these are the problems with the current recipe, in the order in which an
-    estimate tries them, then the problem itself for rows that support no recipe. For other models,
-    and if the answers assume no usual settings, it is the problem itself.
+    estimate tries them, followed by the problem itself for rows that support no recipe. For other
+    models, and if answers assume no usual settings, it is only the problem itself.
     """
     if problem.asked is None or not problem.model.num_experts:
         return (problem,)
@@ -83,7 +83,7 @@ def usual_problems(problem: TrainingProblem) -> tuple[TrainingProblem, ...]:
 
 
 def assumes_graphs(problem: TrainingProblem) -> bool:
-    """Return whether rows of a ranking have CUDA graphs if kernel launches limit their steps."""
+    """Return whether rows of a ranking get CUDA graphs if kernel launches limit their steps."""
     return (
         problem.asked is not None
         and problem.recorded is not None
@@ -93,8 +93,8 @@ def assumes_graphs(problem: TrainingProblem) -> bool:
 
 
 def recorded_problem(problem: TrainingProblem) -> TrainingProblem | None:
-    """Return the problem with CUDA graphs, for rows whose steps kernel launches limit; None if the
-    answers assume no graphs.
+    """Return the problem with CUDA graphs, for rows whose steps are limited by kernel launches;
+    None if answers assume no graphs.
     """
     query = problem.asked
     if not assumes_graphs(problem) or query is None or query.training is None:
@@ -105,7 +105,9 @@ def recorded_problem(problem: TrainingProblem) -> TrainingProblem | None:
 
 
 def least_step_s(problem: TrainingProblem) -> float:
-    """Return a lower bound of the step time with and without usual settings, in seconds."""
+    """Return a lower bound of the step time in seconds that holds with and without usual
+    settings.
+    """
     if math.isinf(problem.longest_step_s):
         return problem.least_step_s
     return min(each.least_step_s for each in usual_problems(problem))
@@ -184,7 +186,9 @@ def with_usual_settings(
     problem: TrainingProblem | None = None,
     with_fixes: bool = False,
 ) -> Estimate:
-    """Return the estimate with the usual settings that the query omits; unchanged without any."""
+    """Return the estimate with the usual settings that the query omits. Without any, it is
+    unchanged.
+    """
     settings = usual_settings(estimate, query=query, problem=problem) if estimate.time else {}
     resolved = resolve_with_settings(query, settings) if settings else None
     if resolved is None:
@@ -200,8 +204,9 @@ def assuming(
 ) -> Estimate:
     """Return an estimate with usual settings as the answer to a query that omits them.
 
-    The interval is extended to include `plain_s`, the step time in seconds without them, if the
-    configuration fits in memory without them. `provenance.usual` contains both.
+    If the configuration also fits in memory without these settings, the interval is extended to
+    include `plain_s`, the step time in seconds without them. `provenance.usual` contains the
+    settings and `plain_s`.
     """
     assert usual.intervals is not None  # the configuration is legal
     low, high = usual.intervals.step_s
@@ -217,7 +222,9 @@ def assuming(
 def assume_usual(
     estimates: Sequence[Estimate], *, candidates: Candidates, problem: TrainingProblem
 ) -> list[Estimate]:
-    """Return the estimates of candidates of a problem, whose usual settings they assume."""
+    """Return the estimates of candidates as answers that assume the usual settings of their
+    problem.
+    """
     usual = problem.usual
     if usual is None or not usual.set:
         return list(estimates)

@@ -1,5 +1,5 @@
-"""Predict the step time of a query with the current recipe, and find the settings of it that the
-layout supports.
+"""Predict the step time of a query with the current recipe, using the settings that the layout
+supports.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from hp_tool.questions.training.problem import TrainingProblem, resolve_training
 from hp_tool.questions.training.recipes import get_recipe
 
 NEWEST_FAMILY = "megatron-bridge"
-"""Name of the recipe of the newest release; with a suffix, of another release."""
+"""Name of the newest release's recipe. With a suffix, it is the name of another release's
+recipe.
+"""
 AUDITED = "mlperf-training-5.0"
 """Name of the recipe of NVIDIA's audited runs."""
 NUMERICS_PATHS = frozenset(f"training.{name}" for name, knob in KNOBS.items() if knob.trains)
@@ -30,7 +32,7 @@ NUMERICS_PATHS = frozenset(f"training.{name}" for name, knob in KNOBS.items() if
 CAPACITY_KEY = "training.expert_capacity_factor"
 LAYOUT_SETTINGS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({}, {}),
-    ({"cuda_graphs": True}, {}),  # Graphs of whole iterations, which allow recomputation of layers.
+    ({"cuda_graphs": True}, {}),  # Full-iteration graphs, which allow recomputation of layers.
     ({"cuda_graphs": False}, {}),
     ({"overlap": OverlapSpec(expert_parallel=False)}, {}),
     ({"overlap": OverlapSpec(expert_parallel=False), "cuda_graphs": False}, {}),
@@ -39,8 +41,8 @@ LAYOUT_SETTINGS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
         {"zero_stage": 1, "recompute": "none"},
     ),
 )
-"""Values of `training` and `parallel` that replace a recipe's, which depend on the recipe's own
-layout. A layout has the first pair that it supports.
+"""Values of `training` and `parallel` that replace those of a recipe, because the recipe's depend
+on its own layout. A layout gets the first pair that it supports.
 """
 
 
@@ -53,9 +55,9 @@ def with_recipe_figure(
 ) -> Estimate:
     """Return the estimate with the step time under the current recipe in `with_recipe`.
 
-    The estimate is unchanged if the query names a recipe, or none exists for its framework and
-    device. `problem` is the query's, if already resolved. `calibrations` correct the step time with
-    the recipe as they correct the estimate.
+    The estimate is unchanged if the query names a recipe, or if there is none for its framework and
+    device. `problem` is the query's problem, if already resolved. `calibrations` correct the step
+    time with the recipe in the same way as the estimate.
     """
     workload = query.training
     if workload is None or workload.recipe is not None or estimate.time is None:
@@ -94,7 +96,8 @@ def supported_recipe(
     """Return the query with the current recipe and the first of LAYOUT_SETTINGS that its layout
     supports, and the configuration.
 
-    None if no recipe exists, the layout supports none of them, or the recipe changes no setting.
+    None if there is no recipe, the layout supports none of LAYOUT_SETTINGS, or the recipe changes
+    no setting.
     """
     for named in recipe_queries(query, problem):
         resolved = _try_resolve(named)
@@ -113,10 +116,11 @@ def recipe_queries(query: Query, problem: TrainingProblem) -> Iterator[Query]:
 
 
 def current_recipe(problem: TrainingProblem) -> str | None:
-    """Return the name of the recipe that trainings like this one use; None if there is none.
+    """Return the name of the recipe that training runs like this one use; None if there is none.
 
-    It is the recipe of the query's release if there is one. Otherwise it is that of NVIDIA's
-    audited runs for a LoRA training whose model occurs only there, else the newest.
+    It is the recipe of the query's release if there is one. Otherwise, it is the newest recipe,
+    except for a LoRA run whose model occurs only in NVIDIA's audited runs; then it is the recipe of
+    these.
     """
     workload, gpu = problem.workload, problem.cluster.gpu
     if (
@@ -129,7 +133,7 @@ def current_recipe(problem: TrainingProblem) -> str | None:
     audited = (
         workload.task == "lora" and name in get_recipe(AUDITED).models and name not in newest.models
     )
-    linked = gpu.nvlink_bandwidth_bytes_per_second is not None  # As all releases with recipes do.
+    linked = gpu.nvlink_bandwidth_bytes_per_second is not None  # as in all recipes
     if "bf16" not in gpu.peak_flops_per_second or not (linked or audited):
         return None
     released = f"{NEWEST_FAMILY}-{workload.framework_version}"
@@ -141,12 +145,12 @@ def current_recipe(problem: TrainingProblem) -> str | None:
 def _try_resolve(query: Query) -> ResolvedConfiguration | None:
     try:
         return resolve_configuration(query)
-    except HpToolError:  # This layout does not support what the recipe sets.
+    except HpToolError:  # This layout does not support the recipe's settings.
         return None
 
 
 def _fill_open(query: Query, *, training: Mapping[str, Any], parallel: Mapping[str, Any]) -> Query:
-    """Return the query with these values for the keys that it omits."""
+    """Return the query with these values for keys that it omits."""
     assert query.training is not None
     workload, layout = query.training, query.parallel
     filled = replace(workload, **_open_values(workload, training))
@@ -162,7 +166,7 @@ def _open_values(
 
 
 def inserted_settings(query: Query, named: Query) -> dict[str, Any]:
-    """Return the values by path that `named` has and `query` lacks, the recipe first."""
+    """Return the values, by path, that `named` has and `query` lacks. The recipe comes first."""
     assert named.training is not None
     before, after = (schema.to_dict(each) for each in (query, named))
     return {"training.recipe": named.training.recipe} | {
@@ -196,8 +200,8 @@ def _problem_knobs(problem: TrainingProblem) -> dict[str, Any]:
 def _numerics_ratios(
     named: Query, *, changes: Mapping[str, Any], before: TrainingProblem, step_s: float
 ) -> dict[str, float]:
-    """Return, for each setting of the recipe that changes the numerics, the step time without it
-    divided by `step_s`.
+    """Return, for each setting of the recipe that changes the numerics, the step time without the
+    setting divided by `step_s`.
     """
     gains: dict[str, float] = {}
     for path in (path for path in changes if path in NUMERICS_PATHS and path in before.assumed):
@@ -214,5 +218,7 @@ def _numerics_ratios(
 
 
 def _without_expert_capacity(problem: TrainingProblem) -> TrainingProblem:
-    """Return the problem without an expert capacity, which a query with the recipe cannot unset."""
+    """Return the problem without an expert capacity, which a query with this recipe cannot
+    unset.
+    """
     return replace(problem, workload=replace(problem.workload, expert_capacity_factor=None))

@@ -1,1 +1,3 @@
-"""The ranking of a training query: bounds, enumeration, order, choice of rank 1, nearest misses."""
+"""Rank the layouts of a training query: bounds, enumeration, order, choice of rank 1, and nearest
+misses.
+"""

@@ -1,5 +1,5 @@
-"""Pipelines of models with different kinds of layers, divided so that all stages take
-equally long.
+"""Balance the pipelines of models with different kinds of layers, so that all stages take equally
+long.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from hp_tool.questions.training.problem import TrainingProblem
 from hp_tool.questions.training.ranking.exact import BestSearch, OpenRows
 
 MAX_STEP_RATIO = 0.99
-"""Maximum time of a balanced pipeline relative to one with the default stages."""
+"""Maximum step time of a balanced pipeline, relative to the same pipeline with default stages, for
+it to be used.
+"""
 
 
 def balanced_problems(search: BestSearch) -> Iterator[tuple[TrainingProblem, OpenRows]]:
-    """Yield the search's problem with balanced stages, and the layouts to try with these stages.
+    """Yield the search's problem with balanced stages, and the layouts to try with them.
 
-    Balanced stages are computed for each number of stages and chunks, from its fastest layout. The
-    lower bounds of the step times of all its layouts are reduced by the same ratio.
+    Stages are balanced for each number of stages and chunks, based on its fastest layout. The lower
+    bounds of the step times of all its layouts are reduced by the same ratio.
     """
     problem, model = search.problem, search.problem.model
     if not search.pipelined or problem.parallel.pipeline_layout is not None:

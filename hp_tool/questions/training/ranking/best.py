@@ -1,5 +1,5 @@
-"""Search the best candidates of a problem, with all settings and context exchanges that it leaves
-open.
+"""Search for the best candidates of a problem over all settings and context exchanges that it
+leaves open.
 """
 
 from __future__ import annotations
@@ -30,38 +30,40 @@ from hp_tool.questions.training.usual_settings import usual_problems
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Best:
-    """The best candidates of a query, best first; arrays have shape (n,)."""
+    """The best candidates of a query, best first. Arrays have shape (n,)."""
 
     problems: tuple[TrainingProblem, ...]
-    """Problems that the rows are costed with: the query's problem with each group of usual
+    """Problems with which the rows are costed: the query's problem with each group of usual
     settings, context exchange and balanced pipeline, for each listed value of `training`.
     """
     predictors: tuple[CalibratedPredictor | None, ...]
-    """Calibrated predictor of each problem; None without a calibration."""
+    """Calibrated predictor for each problem; None without a calibration."""
     rows: CostedRows
     variant: IntArray
-    """Index in `problems` of each row."""
+    """Index into `problems` for each row."""
     layout: IntArray
-    """Number of each row's layout; rows of one layout differ only in recomputation and sharding."""
+    """Layout number of each row. Rows of one layout differ only in recomputation and sharding."""
     value_s: FloatArray
     """Ranking criterion in seconds."""
     computed: int
     """Number of costed candidates."""
     pruned: int
-    """Number of legal combinations that bounds excluded."""
+    """Number of legal combinations that were excluded by bounds."""
     feasible: int
     """Number of acceptable candidates."""
     rejections: dict[str, int]
     bases: tuple[int, ...]
-    """Indices of the problems with the query's context exchange and pipeline layout, one for each
-    group of usual settings (`training.usual_settings`).
+    """Indices of the problems with the query's own context exchange and pipeline layout, one for
+    each group of usual settings (`training.usual_settings`).
     """
     rank_by: RankBy
     limit_s: float
-    """Maximum ranking criterion of rows that can be shown, in seconds."""
+    """Maximum ranking criterion, in seconds, of rows that may be shown."""
 
     def with_usual_graphs(self) -> Best:
-        """Return the rows, best first, with the usual CUDA graphs if launches limit their steps."""
+        """Return the rows, best first. Rows whose steps are limited by kernel launches have the
+        usual CUDA graphs.
+        """
         if not (self.rows.waits_s > 0.0).any():
             return self
         near = (self.rows.waits_s == 0.0) | (self.rows.least_value(self.rank_by) <= self.limit_s)
@@ -73,7 +75,7 @@ class Best:
         return best if len(best.value_s) else replace(best, feasible=0)
 
     def take(self, indices: NDArray[np.intp]) -> Best:
-        """Return the chosen rows, in the given order."""
+        """Return the selected rows, in the given order."""
         chosen = {name: getattr(self, name)[indices] for name in ("variant", "layout", "value_s")}
         return replace(self, rows=self.rows.take(indices), **chosen)
 
@@ -84,9 +86,9 @@ class Best:
 
     @staticmethod
     def joined(parts: Sequence[Best]) -> Best:
-        """Join the rows of several trainings, best first.
+        """Join the rows of several training workloads, best first.
 
-        Step times are scaled to the number of tokens per step of the first training.
+        Step times are scaled to the tokens per step of the first workload.
         """
         if len(parts) == 1:
             return parts[0]
@@ -123,10 +125,10 @@ def search_best(
     rank_by: RankBy = "expected",
     predictor: CalibratedPredictor | None = None,
 ) -> Best:
-    """Return all candidates that fewer than `keep` layouts beat or that are nearly the fastest,
-    best first.
+    """Return all candidates that fewer than `keep` layouts beat or that are nearly as fast as the
+    fastest, best first.
 
-    The result may contain further candidates.
+    The result may contain other candidates too.
     """
     best = search_without_graphs(problem, keep=keep, rank_by=rank_by, predictor=predictor)
     return best.with_usual_graphs()
@@ -139,7 +141,7 @@ def search_without_graphs(
     rank_by: RankBy,
     predictor: CalibratedPredictor | None,
 ) -> Best:
-    """Return the result of `search_best` without applying `Best.with_usual_graphs`."""
+    """Return the result of `search_best` before `Best.with_usual_graphs` is applied."""
     problems: list[TrainingProblem] = []
     searches: list[BestSearch] = []
     bases: list[int] = []
@@ -186,7 +188,7 @@ def search_without_graphs(
 
 
 def _rerank(search: BestSearch, predictor: CalibratedPredictor) -> CostedRows:
-    """Return the RERANKED best rows of the search, costed with the residuals of a calibration."""
+    """Return the RERANKED best rows of the search, costed with the calibration's residuals."""
     kept = np.argsort(search.value(search.rows), kind="stable")[:RERANKED]
     search.rows, search.layout = search.rows.take(kept), search.layout[kept]
     if not len(kept):

@@ -1,4 +1,4 @@
-"""Choose the rows of a ranking to show, put the row to try first, and group tied rows."""
+"""Choose the rows of a ranking to show, determine rank 1, and group tied rows."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from hp_tool.questions.training.ranking.exact import NEAR_RATIO, NEAR_RATIO_MEAS
 from hp_tool.questions.training.ranking.rank import recommendations_of_rows
 
 COARSE_TIE = 0.05
-"""Candidates whose free memory differs by less than this fraction of the device's memory count as
-equal.
+"""Candidates count as equal if their free memory differs by less than this fraction of the device's
+memory.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The rows to show, in rank order."""
+    """The rows to show, in ranking order."""
 
     best: Best
     group: IntArray
-    """(n,) group of each row, from 1."""
+    """(n,) group number of each row, from 1."""
     sizes: tuple[int, ...]
-    """Number of layouts in each group, up to the last row's."""
+    """Number of layouts in each group, up to the group of the last row."""
     faster: Best | None = None
-    """The fastest row, if it is not rank 1 because no measured run has some of its features."""
+    """The fastest row, if it is not rank 1 because it has features that no measured run has."""
 
 
 def choose_rows(best: Best, *, count: int) -> Choice:
-    """Return the `count` best layouts, each with its best recomputation and sharding, in groups.
+    """Return the `count` best layouts in groups, each with its best recomputation and sharding.
 
-    Rank 1 is the simplest and safest candidate of group 1 whose step takes at most NEAR_RATIO times
-    as long as the fastest. If candidates that ran on this cluster take at most NEAR_RATIO_MEASURED
-    times as long as the fastest, rank 1 is chosen among these. Otherwise the same applies to
-    candidates all of whose features occur in measured runs. Layouts of group 1 that ran replace the
-    last rows if they are slower than all rows shown.
+    Rank 1 is the simplest and safest candidate of group 1 with a step time of at most NEAR_RATIO
+    times the shortest. If some candidates within NEAR_RATIO_MEASURED of the shortest step time ran
+    on this cluster, rank 1 is chosen among these. Otherwise, the same applies to candidates whose
+    features all occur in measured runs. Layouts of group 1 that ran but are slower than all rows
+    shown replace the last rows.
     """
     if not len(best.layout):
         return Choice(best=best, group=np.zeros(0, dtype=np.int64), sizes=())
@@ -90,8 +90,8 @@ def choose_rows(best: Best, *, count: int) -> Choice:
 
 
 def _select_shown(rows: NDArray[np.intp], must_show: BoolArray, count: int) -> NDArray[np.intp]:
-    """Return the first `count` of the sorted `others`; later ones with `kept` replace the last
-    without.
+    """Return the first `count` of the sorted `rows`. Later rows with `must_show` replace the last
+    rows without it.
     """
     first, later = rows[:count], rows[count:]
     replaceable = first[~must_show[first]]
@@ -101,9 +101,9 @@ def _select_shown(rows: NDArray[np.intp], must_show: BoolArray, count: int) -> N
 
 
 def _group_rows(best: Best) -> IntArray:
-    """Return (n,) the group of each row.
+    """Return (n,) the group number of each row.
 
-    A row that is not tied with the first row of the present group begins a new group.
+    A row that is not tied with the first row of the current group starts a new group.
     """
     group, start = np.ones(len(best.layout), dtype=np.int64), 0
     while len(apart := np.flatnonzero(~_is_tied(best, start)[start:])):
@@ -113,8 +113,8 @@ def _group_rows(best: Best) -> IntArray:
 
 
 def _is_tied(best: Best, first: int) -> BoolArray:
-    """Return (n,) whether each row is tied with row `first`: the 90% interval of the ratio of their
-    step times contains 1.
+    """Return (n,) whether each row is tied with row `first`, so that the 90% interval of the ratio
+    of their step times contains 1.
     """
     unmeasured = _unmeasured_features(best)
     differing = (unmeasured ^ unmeasured[first]).sum(axis=1)
@@ -127,7 +127,7 @@ def _is_tied(best: Best, first: int) -> BoolArray:
     ]
     different_training_sd = math.sqrt(2.0) * step_log_sd(
         case=first_of_all
-    )  # errors of two trainings are assumed not to cancel
+    )  # errors of two workloads are assumed to be independent
     bound = NORMAL_QUANTILE * np.where(
         same, ratio_log_sd(first_of_all.profile, differing=differing), different_training_sd
     )
@@ -146,7 +146,7 @@ def _is_measured(best: Best) -> BoolArray:
 
 
 def _has_run(best: Best) -> BoolArray:
-    """Return (n,) whether each row ran on this cluster, according to the calibration."""
+    """Return (n,) whether each row ran on this cluster, as recorded in the calibration."""
     ran = np.zeros(len(best.layout), dtype=np.bool_)
     for number, (problem, predictor) in enumerate(zip(best.problems, best.predictors, strict=True)):
         if predictor is not None:
@@ -156,7 +156,7 @@ def _has_run(best: Best) -> BoolArray:
 
 
 def _unmeasured_features(best: Best) -> BoolArray:
-    """Return (n, features) whether each row has each feature that no measured run has."""
+    """Return (n, features) whether each row has each of the features that no measured run has."""
     unmeasured = np.zeros((len(best.layout), 0), dtype=np.bool_)
     for number, problem in enumerate(best.problems):
         rows = np.flatnonzero(best.variant == number)
@@ -181,9 +181,9 @@ def choose_simplest(
 ) -> int:
     """Return the index of the candidate to try first.
 
-    The criteria are, in this order: a low risk of running out of memory (probability `fails`), the
-    fewest axes in use (including `more_axes`), the most replicas left after the loss of a node, the
-    most free memory, and the shortest time.
+    The criteria, in this order, are a low probability of running out of memory (`fails`), the
+    fewest axes in use (including `more_axes`), the most replicas left after a node fails, the most
+    free memory, and the shortest time.
     """
     free = np.floor(total_bytes / problem.cluster.gpu.memory_bytes / COARSE_TIE)
     axes = _count_axes(candidates, layers=problem.model.total_layers) + more_axes
@@ -225,10 +225,10 @@ def _count_axes(c: Candidates, *, layers: int) -> IntArray:
 
 
 def _surviving_fraction(c: Candidates, problem: TrainingProblem) -> FloatArray:
-    """Return (n,) the fraction of data-parallel replicas that can continue without one of the
-    nodes.
+    """Return (n,) the fraction of data-parallel replicas that can continue after one node fails.
 
-    Their number is the largest that fits on the other nodes and divides the batch.
+    The number of remaining replicas is the largest one that fits on the other nodes and divides the
+    batch.
     """
     cluster, batch = problem.cluster, problem.workload.global_batch_size
     ranks = c.tensor_parallel_size * c.pipeline_parallel_size * c.context_parallel_size
@@ -242,7 +242,7 @@ def _surviving_fraction(c: Candidates, problem: TrainingProblem) -> FloatArray:
 
 
 def recommendations_of(best: Best) -> tuple[Recommendation, ...]:
-    """Return a recommendation for each row, ranked in the order of the rows."""
+    """Return a recommendation for each row, with ranks in the order of the rows."""
     described: dict[int, Recommendation] = {}
     for number, (problem, predictor) in enumerate(zip(best.problems, best.predictors, strict=True)):
         of_problem = best.variant == number
@@ -278,7 +278,7 @@ def chosen_recommendations(choice: Choice) -> tuple[Recommendation, ...]:
 
 
 def _fastest_unmeasured(best: Best, *, than: Recommendation) -> Faster:
-    """Return the fastest layout, and its features that no measured run and not `than` has."""
+    """Return the fastest layout, and those of its unmeasured features that `than` does not have."""
     (row,) = recommendations_of(best)
     near, first = row.estimate.familiarity, than.estimate.familiarity
     assert near is not None and first is not None
@@ -295,8 +295,8 @@ def _fastest_unmeasured(best: Best, *, than: Recommendation) -> Faster:
 def _sort_by_schedule(
     rows: tuple[Recommendation, ...], *, bound: float
 ) -> tuple[Recommendation, ...]:
-    """Return the rows in the order of their expected step time with dynamic context parallelism,
-    which the ranking ignores.
+    """Return the rows sorted by their expected step time with dynamic context parallelism, which
+    the ranking ignores.
     """
     ordered = sorted(rows, key=lambda row: row.expected_step_s or math.inf)
     ranking: list[Recommendation] = []

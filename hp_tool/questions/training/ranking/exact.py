@@ -1,6 +1,6 @@
-"""Exact search for the best candidates of one problem without costing all of them.
+"""Exact search for the best candidates of one problem, without costing all of them.
 
-A layout determines all axes except recomputation, sharding (ZeRO stage, shard size) and the context
+A layout determines all axes except recomputation, sharding (ZeRO stage, shard size) and context
 exchange. Each layout is costed with the usual values of these three (`space.axes`). Other values
 are costed only if a lower bound of their step time or memory does not exclude them:
 
@@ -8,11 +8,12 @@ are costed only if a lower bound of their step time or memory does not exclude t
 - Sharding affects only the parts SHARDED of a step, so the step without these parts is a lower
   bound.
 - Another context exchange affects only EXCHANGE_PART and a proportional share of the bubble.
-- Each recomputation stores at least the inputs of its layers, as full recomputation does, so the
-  memory of full recomputation without buffers is a lower bound.
+- Every kind of recomputation stores at least the inputs of its layers, as full recomputation does,
+  so the memory of full recomputation without buffers is a lower bound.
 - Block recomputation stores at least as much as full recomputation, and sharding within groups at
   least as much as sharding over all replicas.
-- CUDA graphs save at most the waits for the host, so the step without these waits is a lower bound.
+- CUDA graphs save at most the time spent waiting for the host, so the step without it is a lower
+  bound.
 """
 
 from __future__ import annotations
@@ -54,33 +55,33 @@ from hp_tool.space import default_axes, legal_chunks, spanned_values
 
 EXCHANGE_PART = "context_parallel"
 NEAR_RATIO = 1.01
-"""Maximum ratio of rank 1's expected step to the fastest."""
+"""Maximum expected step time of rank 1, relative to the fastest candidate."""
 NEAR_RATIO_MEASURED = 1.04
-"""Maximum ratio of rank 1's expected step to the fastest if rank 1 ran on this cluster, or all its
-features occur in measured runs, and this is not so for faster layouts.
+"""The same, if rank 1 ran on this cluster or all its features occur in measured runs, and neither
+is the case for faster layouts.
 """
 FIRST, BLOCK = 256, 1 << 17
-"""Number of rows whose other values are costed first, to reduce the limit of the later ones, and
-number of candidates that are then costed together.
+"""Number of rows whose other values are costed first, which lowers the limit for the later rows,
+and number of candidates costed at once after that.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRows:
-    """Rows for which other values of an axis may be among the best; all fields have shape (n,)."""
+    """Rows that may be among the best with other values of an axis. All fields have shape (n,)."""
 
     candidates: Candidates
     layout: IntArray
-    """Number of each row's layout."""
+    """Layout number of each row."""
     bound_s: FloatArray
-    """Lower bound of the step for all values of the axis."""
+    """Lower bound of the step time for all values of the axis."""
     full_s: FloatArray
-    """Step time with full recomputation; infinity if the axes do not contain it."""
+    """Step time with full recomputation; infinity if the axes exclude it."""
     full_fits: BoolArray
-    """Whether full recomputation fits or may fit in memory."""
+    """Whether full recomputation fits, or may fit, in memory."""
 
     def take(self, indices: NDArray[np.intp]) -> OpenRows:
-        """Return the chosen rows, in the given order."""
+        """Return the selected rows, in the given order."""
         columns: dict[str, Any] = {
             f.name: getattr(self, f.name).take(indices) for f in fields(OpenRows)
         }
@@ -88,7 +89,7 @@ class OpenRows:
 
     @staticmethod
     def joined(parts: list[OpenRows]) -> OpenRows:
-        """Join the rows of all parts, at least one."""
+        """Join the rows of all parts. There must be at least one part."""
         columns: dict[str, Any] = {
             f.name: np.concatenate([getattr(part, f.name) for part in parts])
             for f in fields(OpenRows)[1:]
@@ -100,19 +101,21 @@ class OpenRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridCosts:
-    """Step times of a costed grid and bounds that follow from them, in the shape of the grid."""
+    """Step times of a costed grid and the bounds derived from them, in the shape of the grid."""
 
     step_s: FloatArray
     unsharded_s: FloatArray
-    """Step time without the parts SHARDED."""
+    """Step time without the parts in SHARDED."""
     exchanged_s: FloatArray
-    """Maximum saving of another context exchange."""
+    """Maximum saving by another context exchange."""
     may_fit: BoolArray
-    """Whether any recomputation with the same states may fit."""
+    """Whether some recomputation may fit with the same states."""
 
 
 def take_layouts(grid: Candidates, indices: NDArray[np.intp]) -> Candidates:
-    """Return the part of the grid with these layouts; layouts are the grid's first dimension."""
+    """Return the part of the grid with these layouts. Layouts are the first dimension of the
+    grid.
+    """
     count = grid.shape[0]
     if len(indices) == count:
         return grid
@@ -126,8 +129,8 @@ def take_layouts(grid: Candidates, indices: NDArray[np.intp]) -> Candidates:
 
 
 class BestSearch:
-    """Search for all candidates of one problem that fewer than `keep` layouts beat or that are
-    nearly the fastest: those up to `reach_s`.
+    """Search for all candidates of one problem that fewer than `keep` layouts beat, or that are
+    nearly as fast as the fastest (up to `reach_s`).
     """
 
     def __init__(
@@ -141,7 +144,7 @@ class BestSearch:
     ) -> None:
         self.problem, self.keep, self.rank_by, self.predictor = problem, keep, rank_by, predictor
         self.slack = max(NEAR_RATIO, float(np.exp(NORMAL_QUANTILE * ratio_log_sd(problem.profile))))
-        # A step longer than the longest permitted one is never acceptable.
+        # A step longer than the longest permitted step is never acceptable.
         self.reach_s, self.limit_s = min(reach_s, problem.longest_step_s), np.inf
         self.axes = default_axes(query=problem.parallel, case=problem)
         self.assumes_graphs = assumes_graphs(problem)
@@ -157,7 +160,7 @@ class BestSearch:
         self.full = methods.index(FULL_UNIFORM) if FULL_UNIFORM in methods else None
         self.rows = NO_ROWS
         self.layout: IntArray = np.zeros(0, dtype=np.int64)
-        """Layout of each of `rows`."""
+        """Layout number of each of `rows`."""
         self.layouts = 0
         self.computed = self.feasible = self.combinations = 0
         self.rejections: Counter[str] = Counter()
@@ -165,16 +168,18 @@ class BestSearch:
         self.illegal: Counter[str] = Counter()
         """Number of combinations that each rule rejected."""
         self.exchanged: list[OpenRows] = []
-        """Layouts for which another context exchange may be faster."""
+        """Layouts that may be faster with another context exchange."""
         self.pipelined: list[OpenRows] = []
-        """Pipelined layouts of models with different kinds of layers, for which another division
-        into stages may be faster than `bound_s`.
+        """Pipelined layouts of models with different kinds of layers, which may be faster than
+        `bound_s` if the layers are split differently into stages.
         """
         self._unsharded: list[OpenRows] = []
         self._unrecomputed: list[OpenRows] = []
 
     def run_on(self, layouts: OpenRows) -> BestSearch:
-        """Search these layouts only, which a search with another context exchange has costed."""
+        """Search only these layouts, which a search with another context exchange has already
+        costed.
+        """
         c = layouts.candidates
         legal = (legality(case=self.problem, candidates=c) == 0) & np.isin(
             c.context_parallel_size, self.axes.context_parallel_size
@@ -193,8 +198,8 @@ class BestSearch:
         return self
 
     def run(self) -> BestSearch:
-        """Collect in `rows` all candidates up to `reach_s`, and those costed candidates that are
-        tied with one of them.
+        """Collect in `rows` all candidates up to `reach_s`, and any costed candidates that are tied
+        with one of them.
         """
         keep_heap()
         for chunk in legal_chunks(case=self.problem, axes=self.axes):
@@ -208,20 +213,22 @@ class BestSearch:
 
     @property
     def pruned(self) -> int:
-        """Return the number of legal combinations that lower bounds excluded."""
+        """Return the number of legal combinations that were excluded by lower bounds."""
         return self.combinations - self.computed
 
     def value(self, rows: CostedRows) -> FloatArray:
-        """Return the ranking criterion of the rows in seconds; infinity if not acceptable."""
+        """Return the ranking criterion of the rows in seconds; infinity for rows that are not
+        acceptable.
+        """
         return rows.value(self.rank_by)
 
     def _cost_usual_values(
         self, grid: Candidates, layout: IntArray, *, counted: bool = False
     ) -> None:
-        """Cost layouts with their usual recomputations and ZeRO stages, and record those for which
-        other values may be among the best.
+        """Cost layouts with their usual recomputations and ZeRO stages, and record the layouts that
+        may be among the best with other values.
 
-        `counted`: `combinations` already includes these layouts.
+        `counted`: whether `combinations` already includes these layouts.
         """
         own = self._own_layouts(grid)
         grid, layout = take_layouts(grid, own), layout[own]
@@ -254,7 +261,7 @@ class BestSearch:
             self.pipelined.append(rows.take(np.flatnonzero(base.pipeline_parallel_size > 1)))
 
     def _own_layouts(self, grid: Candidates) -> NDArray[np.intp]:
-        """Return indices of the grid's layouts that have a row with the problem's usual
+        """Return the indices of the layouts in the grid that have a row with the problem's usual
         settings.
         """
         usual = self.problem.usual
@@ -266,7 +273,7 @@ class BestSearch:
     def _new_combinations(self, rows: Candidates, *, usual: int) -> int:
         """Return the number of combinations of these layouts with recomputation and sharding.
 
-        Layouts that are legal in an earlier problem (`Usual.earlier`) do not count.
+        Layouts that are legal in a problem with precedence (`Usual.earlier`) do not count.
         """
         number = self._count_combinations(rows, usual=usual)
         settings = self.problem.usual
@@ -287,9 +294,7 @@ class BestSearch:
         return states * (len(self.axes.recompute) + self._count_other_recomputations(rows))
 
     def _shard_groups(self, rows: Candidates) -> BoolArray:
-        """Return (n, sizes) whether the replicas of each row can shard within groups of
-        each size.
-        """
+        """Return (n, sizes) whether ZeRO can shard within groups of each size for each row."""
         columns = {f.name: getattr(rows, f.name)[:, None] for f in fields(Candidates)}
         sizes = np.array(self.shards, dtype=np.int64)[None, :]
         grid = Candidates(**columns | {"data_parallel_shard_size": sizes})
@@ -298,14 +303,14 @@ class BestSearch:
         return legal
 
     def _count_other_recomputations(self, rows: Candidates) -> IntArray:
-        """Return (n,) the number of recomputations of each row in addition to the usual ones."""
+        """Return (n,) the number of recomputations for each row besides the usual ones."""
         return (
             len(self.modules)
             + 2 * np.maximum(self._chunk_layers(rows) - 1, 0) * self.tries_layer_counts
         )
 
     def _chunk_layers(self, rows: Candidates) -> IntArray:
-        """Return (n,) the number of layers of the largest model chunk."""
+        """Return (n,) the number of layers in the largest model chunk."""
         layers: IntArray = -(
             -self.problem.model.total_layers
             // (rows.pipeline_parallel_size * rows.virtual_pipeline_parallel_size)
@@ -314,7 +319,7 @@ class BestSearch:
 
     def _search_sharding(self) -> None:
         """Cost the other ZeRO stages of layouts that may be among the best, then sharding within
-        groups that may fit.
+        groups where it may fit.
         """
         if not self._unsharded:
             return
@@ -355,7 +360,9 @@ class BestSearch:
                 self._cost_layer_counts(block)
 
     def _cost_layer_counts(self, block: OpenRows) -> None:
-        """Cost full recomputation of each number of layers that may fit and be among the best."""
+        """Cost full recomputation of each number of layers that may fit and may be among the
+        best.
+        """
         max_layers = self._chunk_layers(block.candidates) - 1
         may_be_faster = block.full_s * ROUNDING_FACTOR <= self.reach_s
         by_block, by_checkpoint = (
@@ -380,8 +387,8 @@ class BestSearch:
         self._cost_grid(grid, block.layout[row], reopen=False)
 
     def _blocks(self, rows: OpenRows, *, each: int) -> Iterator[OpenRows]:
-        """Yield blocks of rows in the order of `bound_s`, until it exceeds `reach_s`, which the
-        costs of each block may reduce.
+        """Yield blocks of rows by ascending `bound_s`, until it exceeds `reach_s`. Costing a block
+        may lower `reach_s`.
 
         Each row stands for `each` candidates.
         """
@@ -397,7 +404,7 @@ class BestSearch:
     def _cost_grid(self, grid: Candidates, layout: IntArray, *, reopen: bool = True) -> GridCosts:
         """Cost a grid of layouts, recomputations and ZeRO stages, and store the best rows.
 
-        `reopen`: also record the rows for which other recomputations may be among the best.
+        `reopen`: also record the rows that may be among the best with other recomputations.
         """
         shape = grid.shape
         costs = corrected_costs(grid, problem=self.problem, predictor=self.predictor)
@@ -464,8 +471,8 @@ class BestSearch:
     def _rank_one_limit_s(self, rows: CostedRows) -> float:
         """Return the maximum ranking criterion of rank 1 among sorted rows, in seconds.
 
-        It is NEAR_RATIO times that of the fastest row with measured features, or
-        NEAR_RATIO_MEASURED times that of the fastest row if a row that ran may be rank 1.
+        It is NEAR_RATIO times that of the fastest row with only measured features. If a row that
+        ran may be rank 1, it is NEAR_RATIO_MEASURED times that of the fastest row.
         """
         value = self.value(rows)
         if self.predictor is not None and self.predictor.measures(self.problem):
@@ -478,7 +485,7 @@ class BestSearch:
         return NEAR_RATIO * float(value[measured[0]])
 
     def _store_best(self, rows: CostedRows, layout: IntArray) -> None:
-        """Store the rows up to `limit_s`, and reduce `limit_s` and `reach_s`.
+        """Store the rows up to `limit_s`, and lower `limit_s` and `reach_s`.
 
         `limit_s` is `slack` times the ranking criterion of the `keep`-th best layout.
         """

@@ -1,4 +1,4 @@
-"""Values of free axes that a ranking tries in addition to the usual values of `space.axes`.
+"""Values of free axes that a ranking tries in addition to the usual values in `space.axes`.
 
 Settings that change the numerics (precision, batch, dropped tokens) are not free. Offload is tried
 only if no configuration fits without it.
@@ -19,8 +19,8 @@ from hp_tool.space import Axes, default_axes
 
 
 def more_module_sets(problem: TrainingProblem, axes: Axes) -> list[tuple[int, int, int]]:
-    """Return codes of selective recomputations that the framework supports and `axes` omits: sets
-    of modules, and recomputation per operation.
+    """Return the codes of selective recomputations that the framework supports and `axes` lacks:
+    sets of modules, and recomputation per operation.
 
     Megatron Core does not recompute norms and activations under delayed fp8 scaling.
     """
@@ -62,7 +62,7 @@ def tries_layer_counts(problem: TrainingProblem) -> bool:
 
 
 def more_zero_stages(problem: TrainingProblem, axes: Axes) -> tuple[int, ...]:
-    """Return the framework's ZeRO stages that `axes` omits; none if the query sets the stage."""
+    """Return the framework's ZeRO stages that `axes` lacks; none if the query sets the stage."""
     if (
         problem.parallel.zero_stage is not None
         or problem.cluster.kinds
@@ -73,7 +73,7 @@ def more_zero_stages(problem: TrainingProblem, axes: Axes) -> tuple[int, ...]:
 
 
 def more_shards(problem: TrainingProblem, axes: Axes) -> tuple[int, ...]:
-    """Return sizes of groups of replicas within which ZeRO may shard, instead of over all
+    """Return the sizes of replica groups within which ZeRO may shard, instead of over all
     replicas.
     """
     framework = framework_facts(problem.workload.framework)
@@ -88,16 +88,16 @@ def more_shards(problem: TrainingProblem, axes: Axes) -> tuple[int, ...]:
 
 
 def group_stages(problem: TrainingProblem, stages: Iterable[int]) -> tuple[int, ...]:
-    """Return the ZeRO stages that can shard within groups of replicas: under Megatron Core only 1,
-    the distributed optimizer.
+    """Return the ZeRO stages that can shard within groups of replicas. For Megatron Core this is
+    only stage 1, the distributed optimizer.
     """
     max_stage = 1 if training_engine(problem.workload.framework) == "megatron-core" else 3
     return tuple(stage for stage in stages if 0 < stage <= max_stage)
 
 
 def strategy_variants(problem: TrainingProblem) -> Iterator[TrainingProblem]:
-    """Yield the problem with each other context exchange that the query leaves open, for the
-    context-parallel sizes that can use it.
+    """Yield the problem with each other context exchange that the query leaves open, restricted to
+    the context-parallel sizes that support it.
 
     For a2a+p2p, each pair of level sizes is a separate problem.
     """
@@ -127,8 +127,8 @@ def strategy_variants(problem: TrainingProblem) -> Iterator[TrainingProblem]:
 
 
 def _has_free_recomputation(problem: TrainingProblem) -> bool:
-    """Return whether the ranking chooses the recomputation: the query leaves it open, and the model
-    is a decoder on devices of one kind.
+    """Return whether the ranking chooses the recomputation. It does if the query leaves it open and
+    the model is a decoder on devices of one kind.
     """
     decoder = (
         problem.model.architecture == "decoder"

@@ -1,5 +1,5 @@
-"""Settings that do not change the numerics. A ranking chooses them if the query leaves them open
-and they shorten the step.
+"""Settings that do not change the numerics. If the query leaves them open, a ranking chooses those
+that shorten the step.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from hp_tool.questions.training.ranking.best import Best
 from hp_tool.questions.training.usual_settings import usual_problems
 
 HIDDEN_OVERLAPS = {"expert_parallel": True}
-"""Value of `training.overlap` that overlaps experts' all-to-alls with another micro-batch."""
+"""Value of `training.overlap` with which experts' all-to-alls overlap another micro-batch."""
 MAX_STEP_RATIO = 0.99
-"""Maximum ratio of the shortest step with a setting to that without it, for the setting to be
+"""Maximum ratio of the shortest step time with a setting to that without it, for the setting to be
 chosen.
 """
 NUM_LAYOUTS = 10
-"""Number of best layouts that determine the choice, regardless of the number of rows shown."""
+"""Number of best layouts that determine the choice, whatever the number of rows shown."""
 
 
 def choose_free_knobs(query: Query, best: Best) -> tuple[TrainingProblem, ...]:
@@ -34,11 +34,11 @@ def choose_free_knobs(query: Query, best: Best) -> tuple[TrainingProblem, ...]:
     if none does.
 
     The settings are CUDA graphs, a fused loss and, for MoE models, overlapped all-to-alls, if
-    framework and GPU support them.
+    supported by the framework and the GPU.
 
     If no configuration is acceptable without them, return the problems to try, in order: with all
     settings, then for MoE models with fewer, because graphs and overlapped all-to-alls exclude some
-    recomputations and layouts. A fused loss saves memory, and the other settings may meet a
+    recomputations and layouts. A fused loss saves memory, and the other settings may help to meet a
     deadline.
     """
     before = best.problems[0].plain
@@ -57,7 +57,7 @@ def choose_free_knobs(query: Query, best: Best) -> tuple[TrainingProblem, ...]:
         return (*resolved[:1], *without_graphs)
     fastest_s = _fastest_s(
         before, best
-    )  # by the cost model, as with each setting: rows may be calibrated
+    )  # by the cost model in both cases, because rows may be calibrated
     chosen: TrainingProblem | None = None
     for values in _knob_values(query, before):
         problem = _problem_with(query, values, before=before)
@@ -70,8 +70,8 @@ def choose_free_knobs(query: Query, best: Best) -> tuple[TrainingProblem, ...]:
 
 
 def has_free_knobs(query: Query, problem: TrainingProblem) -> bool:
-    """Return whether framework and device support the free settings, and no recipe sets them:
-    neither the query's nor the usual one.
+    """Return whether the framework and the device support the free settings, and neither the
+    query's recipe nor the usual one sets them.
     """
     assert query.training is not None
     workload = problem.workload
@@ -84,7 +84,7 @@ def has_free_knobs(query: Query, problem: TrainingProblem) -> bool:
 
 
 def _knob_values(query: Query, problem: TrainingProblem) -> Iterator[dict[str, Any]]:
-    """Yield combinations of the free settings as values of `training` by name, smallest first."""
+    """Yield combinations of the free settings as values of `training` by name, fewest first."""
     assert query.training is not None
     workload = problem.workload
     values: dict[str, Any] = {}
@@ -124,7 +124,7 @@ def _problem_with(
 
 
 def _fastest_s(problem: TrainingProblem, best: Best) -> float:
-    """Return the shortest step of the NUM_LAYOUTS best layouts under the problem, in seconds;
+    """Return the shortest step time of the NUM_LAYOUTS best layouts under the problem, in seconds;
     infinity if none of them is legal and fits.
     """
     firsts = np.sort(np.unique(best.layout, return_index=True)[1])

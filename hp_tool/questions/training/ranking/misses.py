@@ -19,7 +19,7 @@ from hp_tool.questions.training.ranking.rank import (
 )
 
 NUM_NEAREST = 3
-"""Number of misses in an answer."""
+"""Number of nearest misses in an answer."""
 
 
 def nearest_misses(
@@ -27,8 +27,8 @@ def nearest_misses(
 ) -> tuple[Recommendation, ...]:
     """Return the NUM_NEAREST unacceptable configurations that are nearest to the limits.
 
-    They are chosen among all layouts with the usual axis values, and the fastest configurations
-    that fit in memory with any values and context exchange.
+    They are selected from all layouts with the usual axis values, and from the fastest
+    configurations that fit in memory with any axis values and context exchange.
     """
     unlimited = replace(
         problem, constraints=replace(problem.constraints, max_days=None, max_cost=None)
@@ -53,7 +53,7 @@ def nearest_misses(
 
 
 def miss_distance(problem: TrainingProblem) -> Callable[[Recommendation], tuple[int, float, float]]:
-    """Return a function that gives the sort key of a recommendation, in the order of
+    """Return a function that returns the sort key of a recommendation, for the order of
     `nearest_rows`.
     """
     capacity, longest_s = _memory_capacity(problem), problem.longest_step_s
@@ -76,11 +76,11 @@ def _memory_capacity(problem: TrainingProblem) -> float:
 def nearest_rows(
     rows: CostedRows, *, problem: TrainingProblem, variant: IntArray | None = None
 ) -> NDArray[np.intp]:
-    """Return indices of the NUM_NEAREST rows that are nearest to the limits.
+    """Return the indices of the NUM_NEAREST rows that are nearest to the limits.
 
-    Candidates that miss only one limit, memory or time, come first. Among these, the order is that
-    of the larger of two ratios: bytes to the capacity, and step time to the longest step that
-    max_days and max_cost permit. Equal candidates of the same `variant` count once.
+    Candidates that miss only one limit, memory or time, come first. They are sorted by the larger
+    of two ratios: bytes to the capacity, and step time to the longest step that max_days and
+    max_cost permit. Equal candidates of the same `variant` count once.
     """
     size, time = (
         rows.memory_total_bytes / _memory_capacity(problem),
@@ -100,6 +100,6 @@ def nearest_rows(
 def nearest_recommendations(
     chosen: CostedRows, *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
 ) -> tuple[Recommendation, ...]:
-    """Return a recommendation for each unacceptable row, with all missed limits in its reasons."""
+    """Return a recommendation for each unacceptable row, with reasons for all missed limits."""
     rows = recommendations_of_rows(chosen, problem=problem, predictor=predictor)
     return tuple(replace(row, estimate=problem.with_missed_targets(row.estimate)) for row in rows)

@@ -38,14 +38,14 @@ from hp_tool.space import default_axes, legal_chunks
 Row = TypeVar("Row")
 _HEAP_BYTES = 16 * MIB
 RERANKED = 4096
-"""Number of best candidates by a calibration's factors that are ranked by its residuals, which are
-too slow for millions.
+"""Number of candidates, best by a calibration's factors, that are ranked again by its residuals.
+Residuals are too slow for millions of candidates.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostedRows:
-    """Legal candidates with their ranking criteria; arrays of shape (n,)."""
+    """Legal candidates with their ranking criteria. Arrays have shape (n,)."""
 
     candidates: Candidates
     step_s: FloatArray
@@ -53,22 +53,22 @@ class CostedRows:
     acceptable: BoolArray
     """Fits in memory and satisfies all constraints."""
     expected_s: FloatArray
-    """step_s divided by the probability that the run does not run out of memory; infinity if not
-    acceptable.
+    """step_s divided by the probability that the run does not run out of memory; infinity for
+    candidates that are not acceptable.
     """
     own: BoolArray
-    """Whether the row has the usual settings of the problem that it is costed with; True if the
+    """Whether the row has the usual settings of the problem with which it is costed. True if the
     problem has none.
     """
     waits_s: FloatArray
-    """Maximum number of seconds that the usual CUDA graphs can save; 0 if they do not apply or the
-    row has them already.
+    """Maximum seconds that the usual CUDA graphs can save; 0 if they do not apply or the row
+    already has them.
     """
     recorded: BoolArray
     """Whether the row has the usual CUDA graphs (`usual_settings.recorded_problem`)."""
 
     def take(self, rows: NDArray[np.intp]) -> CostedRows:
-        """Return the chosen rows, in the given order."""
+        """Return the selected rows, in the given order."""
         return CostedRows(**{name: column.take(rows) for name, column in self.columns().items()})
 
     def columns(self) -> dict[str, Any]:
@@ -76,7 +76,9 @@ class CostedRows:
         return {f.name: getattr(self, f.name) for f in fields(CostedRows)}
 
     def value(self, rank_by: RankBy) -> FloatArray:
-        """Return (n,) the ranking criterion in seconds; infinity if not acceptable."""
+        """Return (n,) the ranking criterion in seconds; infinity for candidates that are not
+        acceptable.
+        """
         return (
             self.expected_s
             if rank_by == "expected"
@@ -89,9 +91,9 @@ class CostedRows:
         return value * (1.0 - self.waits_s / self.step_s) if self.waits_s.any() else value
 
     def best(self, count: int) -> NDArray[np.intp]:
-        """Return indices of the `count` fastest acceptable candidates, fastest first.
+        """Return the indices of the `count` fastest acceptable candidates, fastest first.
 
-        Of equally fast candidates, the one with less memory comes first, then the earlier row.
+        Ties are broken by memory, then by row number.
         """
         rows = np.flatnonzero(self.acceptable)
         if len(rows) > count:
@@ -100,7 +102,7 @@ class CostedRows:
 
     @staticmethod
     def concatenate(parts: Sequence[CostedRows]) -> CostedRows:
-        """Concatenate the rows of all parts, at least one, in order."""
+        """Concatenate the rows of all parts, in order. There must be at least one part."""
         return CostedRows(
             candidates=Candidates.concatenate([part.candidates for part in parts]),
             **{
@@ -125,17 +127,17 @@ NO_ROWS = CostedRows(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostedSpace(CostedRows):
-    """All legal candidates of a space, or only the best acceptable ones, with counts of the whole
+    """All legal candidates of a space, or only the best acceptable ones, with counts for the whole
     space.
     """
 
     legal: int
-    """Candidates whose memory and time were computed in full."""
+    """Number of candidates whose memory and time were fully computed."""
     feasible: int
     """Number of acceptable candidates."""
     rejections: dict[str, int]
-    """Number of combinations that each rule rejects, and of legal candidates that each limit
-    rejects.
+    """Number of combinations rejected by each rule, and of legal candidates rejected by each
+    limit.
     """
 
 
@@ -149,8 +151,8 @@ def cost_space(
 
     Args:
         keep: Number of best candidates to return; None returns all.
-        predictor: Calibration of the costs. Its factors select the RERANKED best candidates, which
-            its residuals then rank.
+        predictor: Calibration of the costs. The RERANKED best candidates by its factors are
+            ranked again by its residuals.
     """
     rejections: Counter[str] = Counter()
     kept: list[CostedRows] = []
@@ -177,10 +179,10 @@ def cost_space(
 def costed_chunks(
     *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
 ) -> Iterator[tuple[CostedRows, Counter[str]]]:
-    """Yield chunks of the space: legal candidates with their costs, and the number of combinations
-    that each rule or limit rejects.
+    """Yield the space in chunks: legal candidates with their costs, and the number of combinations
+    rejected by each rule or limit.
 
-    Of `predictor`, only the factors are applied, not the residuals.
+    Only the factors of `predictor` are applied, not its residuals.
     """
     keep_heap()
     axes = default_axes(query=problem.parallel, case=problem)
@@ -196,9 +198,7 @@ def costed_chunks(
 def corrected_costs(
     candidates: Candidates, *, problem: TrainingProblem, predictor: CalibratedPredictor | None
 ) -> TrainingCosts:
-    """Return the costs of rows or a grid, corrected by the factors of `predictor` if there
-    is one.
-    """
+    """Return the costs of rows or of a grid. If there is a `predictor`, its factors are applied."""
     costs = problem.costs(candidates)
     if predictor is None:
         return costs
@@ -209,8 +209,8 @@ def corrected_costs(
 def with_residuals(
     candidates: Candidates, *, problem: TrainingProblem, predictor: CalibratedPredictor
 ) -> tuple[CostedRows, dict[str, int]]:
-    """Return candidates costed by a calibration including its residuals, and the number of
-    candidates that each limit rejects.
+    """Return candidates costed with a calibration including its residuals, and the number of
+    candidates rejected by each limit.
     """
     costs, fails = predictor.costs_and_risks(
         problem.costs(candidates), candidates=candidates, problem=problem
@@ -226,12 +226,12 @@ def with_criteria(
     predictor: CalibratedPredictor | None = None,
     fails: FloatArray | None = None,
 ) -> tuple[CostedRows, dict[str, int]]:
-    """Return legal candidates with their ranking criteria, and the number of candidates that each
-    limit rejects.
+    """Return legal candidates with their ranking criteria, and the number of candidates rejected by
+    each limit.
 
     Candidates that crashed, according to `predictor`, are not acceptable. `fails` is (n,) the
-    probability of running out of memory; None computes it by the cost model. Rows without the
-    problem's usual settings are not acceptable and not counted.
+    probability of running out of memory; if None, it is computed by the cost model. Rows without
+    the problem's usual settings are not acceptable and do not count.
     """
     shape = candidates.shape
     own = np.ones(len(candidates), dtype=np.bool_)
@@ -247,7 +247,8 @@ def with_criteria(
     crashed = np.zeros(len(candidates), dtype=np.bool_)
     if predictor is not None:
         crashed = predictor.crashes(candidates, problem=problem) > 0
-    # Spaces are enumerated before recomputation, which recorded graphs may exclude.
+    # Legality is checked before recomputation is known, but captured graphs may exclude
+    # recomputations.
     excluded = np.zeros(len(candidates), dtype=np.bool_)
     if problem.workload.cuda_graphs:
         broken = np.asarray(has_invalid_graphs(problem, candidates), dtype=np.bool_)
@@ -267,7 +268,7 @@ def with_criteria(
             )
         else:
             risk = fails[good]
-        with np.errstate(divide="ignore"):  # infinite for certain out of memory
+        with np.errstate(divide="ignore"):  # infinite if it certainly runs out of memory
             expected_s[good] = step_s[good] / (1.0 - risk)
     counts = {
         MEMORY: int(np.count_nonzero(own & ~fits)),
@@ -291,7 +292,7 @@ def with_criteria(
 def _usual_waits_s(
     costs: TrainingCosts, step_s: FloatArray, *, problem: TrainingProblem, shape: tuple[int, ...]
 ) -> FloatArray:
-    """Return (n,) `CostedRows.waits_s` of costs without CUDA graphs."""
+    """Return (n,) `CostedRows.waits_s` for costs without CUDA graphs."""
     if not assumes_graphs(problem):
         return np.zeros(len(step_s))
     waits_s = _flatten_column(np.asarray(host_waits_s(costs, case=problem)), shape)
@@ -301,9 +302,9 @@ def _usual_waits_s(
 def with_recorded(
     rows: CostedRows, *, problem: TrainingProblem, own: BoolArray | bool = True
 ) -> CostedRows:
-    """Return the rows with the usual CUDA graphs if kernel launches limit their steps.
+    """Return the rows, with the usual CUDA graphs where kernel launches limit the step.
 
-    Only rows for which `own` is True belong to the problem; other rows are unchanged.
+    Only rows with `own` belong to the problem. Other rows are unchanged.
     """
     places = np.flatnonzero((rows.waits_s > 0.0) & own)
     if not len(places):
@@ -331,9 +332,9 @@ def _flatten_column(column: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any
 
 
 def _merge_best(parts: list[CostedRows], count: int) -> CostedRows:
-    """Return the `count` best rows of the parts: the best rows so far, and a new chunk.
+    """Return the `count` best rows of the parts, which are the best rows so far and a new chunk.
 
-    A chunk without a fast enough row, as most are, is not sorted.
+    Most chunks contain no row that is fast enough, and they are not sorted.
     """
     *before, new = parts
     if before and len(ranked := before[0].step_s) == count:
@@ -348,9 +349,9 @@ def _merge_best(parts: list[CostedRows], count: int) -> CostedRows:
 def recommendations_of_rows(
     ranked: CostedRows, *, problem: TrainingProblem, predictor: CalibratedPredictor | None = None
 ) -> tuple[Recommendation, ...]:
-    """Return a recommendation for each row of a problem, ranked in the order of the rows.
+    """Return a recommendation for each row of a problem, with ranks in the order of the rows.
 
-    Either all rows have the usual CUDA graphs (`CostedRows.recorded`), or none has.
+    Either all rows or none must have the usual CUDA graphs (`CostedRows.recorded`).
     """
     if len(chosen := ranked.candidates) == 0:
         return ()
@@ -382,7 +383,9 @@ def recommendations_of_rows(
 
 
 def group_numbers(rows: Sequence[Row], *, alike: Callable[[Row, Row], bool]) -> list[int]:
-    """Return the group of each ranked row, from 1; rows of a group are `alike` its first row."""
+    """Return the group number of each ranked row, from 1. Rows of a group are `alike` its first
+    row.
+    """
     groups: list[int] = []
     first: Row | None = None
     for row in rows:
@@ -395,9 +398,10 @@ def group_numbers(rows: Sequence[Row], *, alike: Callable[[Row, Row], bool]) -> 
 
 @functools.cache
 def keep_heap() -> None:
-    """Make the C library keep freed memory, so that one chunk reuses the memory of the last.
+    """Make the C library keep freed memory, so that a chunk can reuse the memory of the previous
+    one.
 
-    glibc returns large blocks to the system until a block of this size has been freed (mallopt(3)).
+    glibc returns large blocks to the system until a block of that size has been freed (mallopt(3)).
     Allocating them again takes longer than the arithmetic.
     """
     np.empty(_HEAP_BYTES, dtype=np.uint8)

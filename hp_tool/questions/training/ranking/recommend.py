@@ -39,22 +39,24 @@ from hp_tool.space.pareto import pareto_optimal
 
 MAX_TOP = 1_000
 DYNAMIC_CONTEXT_KEY = "dynamic_context_parallel"
-"""Key of an estimate's provenance with the comparison to static context parallelism."""
+"""Provenance key of the comparison with static context parallelism."""
 MAX_TRAININGS = 16
-"""Maximum number of combinations of listed `training` values; each is a separate ranking."""
+"""Maximum number of combinations of the values listed under `training`. Each is a separate
+ranking.
+"""
 
 
 def recommend(
     *, query: Query, top: int = 10, calibrations: Calibrations | None = None
 ) -> Ranking[Recommendation]:
-    """Rank the layouts of a query by expected or mean step time and return the best `top`.
+    """Rank the layouts of a query by expected or predicted step time and return the best `top`.
 
     Rank 1 is the layout to try first (`training.ranking.choice`). If no configuration is
-    acceptable, offload is tried unless the query sets it. If still none is, the answer contains the
-    nearest misses. With `calibrations`, the ranking and the fit in memory are those of the
-    calibrated estimates; rows contain both estimates.
+    acceptable, offload is tried unless the query sets it. If there still is none, the answer
+    contains the nearest misses. With `calibrations`, the ranking and the memory fit follow from the
+    calibrated estimates, and rows contain both estimates.
 
-    With objective min_gpus, cluster.num_gpus is the maximum, and the ranking is that of the fewest
+    With objective min_gpus, cluster.num_gpus is the maximum. The ranking is then that on the fewest
     devices with an acceptable configuration (`device_counts`).
     """
     if not 1 <= top <= MAX_TOP:
@@ -105,8 +107,8 @@ def _compare_with_static(
 ) -> Recommendation:
     """Return the row with a sentence that compares it with the best static layout.
 
-    Dynamic groups exchange only by p2p, but static groups may exchange in any way. Therefore the
-    gain over the best static layout can be smaller than that over the same layout.
+    Dynamic groups exchange only by p2p, whereas static groups may use any exchange. Therefore, the
+    gain over the best static layout can be smaller than the gain over the same layout.
     """
     static = replace(query, parallel=replace(query.parallel, dynamic_context_parallel=None))
     with bounds.repeat_search():
@@ -142,10 +144,10 @@ def _compare_with_static(
 
 
 def _best_of_listed_values(query: Query, *, keep: int, calibrations: Calibrations | None) -> Best:
-    """Return the best candidates over all combinations of the values that `training` lists.
+    """Return the best candidates over all combinations of the values listed under `training`.
 
-    Offload is tried if no configuration is acceptable without it. Estimates name the values in
-    `provenance.assumed`.
+    Offload is tried if no configuration is acceptable without it. Estimates contain the chosen
+    values in `provenance.assumed`.
     """
     choices = query.training.choices if query.training is not None else {}
     count = math.prod(map(len, choices.values()))
@@ -181,8 +183,8 @@ def _best_of_listed_values(query: Query, *, keep: int, calibrations: Calibration
 def _best_of_training(
     query: Query, chosen: Mapping[str, Any], keep: int, calibrations: Calibrations | None
 ) -> Best:
-    """Return the best candidates of one training; `chosen` are its values of listed `training`
-    keys.
+    """Return the best candidates of one training workload. `chosen` contains its values for keys
+    with a list under `training`.
     """
     problem, predictor = _resolve(query, chosen, calibrations)
     keep = max(keep, NUM_LAYOUTS) if has_free_knobs(query, problem) else keep
@@ -202,9 +204,10 @@ def _best_of_training(
 def _resolve(
     query: Query, chosen: Mapping[str, Any], calibrations: Calibrations | None
 ) -> tuple[TrainingProblem, CalibratedPredictor | None]:
-    """Return the query's problem with the chosen values of `training`, and its predictor.
+    """Return the query's problem with the chosen values of `training`, and its calibrated
+    predictor.
 
-    Without a calibration the predictor is None, and rows have the usual settings.
+    Without a calibration, the predictor is None, and rows have the usual settings.
     """
     problem = resolve_training(query)
     values = {f"training.{name}": value for name, value in chosen.items()}
@@ -214,7 +217,9 @@ def _resolve(
 
 
 def _chosen_values(query: Query, best: Best) -> dict[str, Any]:
-    """Return the values of listed `training` keys and the offload of the best candidate, by key."""
+    """Return the values of the best candidate, by key: those chosen from lists under `training`,
+    and the offload.
+    """
     assert query.training is not None
     chosen = best.problems[0].chosen
     names = (*query.training.choices, "offload")
@@ -247,7 +252,9 @@ def _with_free_knobs(
     ranked: Callable[[TrainingProblem, CalibratedPredictor | None], Best],
     calibrations: Calibrations | None,
 ) -> Best:
-    """Return the best candidates with the free settings that shorten their steps, else `best`."""
+    """Return the best candidates with the free settings that shorten the step; `best` if none
+    does.
+    """
     rankings = [best]
     for faster in choose_free_knobs(query, best):
         faster = faster.with_num_gpus(problem.cluster.num_gpus)
@@ -259,17 +266,19 @@ def _with_free_knobs(
 
 
 def _sort_key(best: Best) -> tuple[int, float]:
-    """Return the sort key of rankings: number of devices, then the step of the best candidate."""
+    """Return the sort key of a ranking: number of devices, then the step time of the best
+    candidate.
+    """
     return best.problems[0].cluster.num_gpus, float(best.value_s[0])
 
 
 def best_offloaded(
     query: Query, best: Best, *, keep: int, calibrations: Calibrations | None
 ) -> Best:
-    """Return the best candidates with optimizer states or activations offloaded, whichever is
+    """Return the best candidates with offloaded optimizer states or activations, whichever is
     faster.
 
-    `best` is returned if the query sets offload or no candidate is acceptable with it.
+    Return `best` if the query sets offload or no candidate is acceptable with it.
     """
     if query.training is None or query.training.offload is not None or not best.computed:
         return best
@@ -306,7 +315,7 @@ def pareto_front(
 
     memory: step time and bytes on the fullest device, fastest first. gpus: expected step time,
     which includes the risk of running out of memory, and number of devices up to cluster.num_gpus,
-    fewest devices first; `provenance.num_gpus` of each estimate is the number.
+    fewest devices first. `provenance.num_gpus` of each estimate is the number of devices.
     """
     best = _best_of_listed_values(
         replace(query, objective="throughput"), keep=1, calibrations=calibrations
@@ -338,10 +347,11 @@ def pareto_front(
 
 
 def device_counts(problem: TrainingProblem) -> tuple[int, ...]:
-    """Return the numbers of devices up to the cluster's that are t p c d of a layout, ascending.
+    """Return the numbers of devices, up to the cluster's, that equal t p c d for a layout,
+    ascending.
 
-    d divides the global batch; t, p and c are the values that a ranking on the whole cluster tries.
-    Numbers are whole nodes, or equal parts of one.
+    d divides the global batch size; t, p and c are the values that a ranking on the whole cluster
+    tries. Each number is a whole number of nodes, or an equal part of one node.
     """
     cluster, batch = problem.cluster, problem.workload.global_batch_size
     axes = default_axes(query=problem.parallel, case=problem)
@@ -367,8 +377,8 @@ def fewest_devices(
     rank_by: RankBy = "expected",
     predictor: CalibratedPredictor | None = None,
 ) -> tuple[TrainingProblem, Best]:
-    """Return the problem with the smallest of `device_counts` that has an acceptable configuration,
-    and its best candidates; the problem on the whole cluster if no number has one.
+    """Return the problem on the smallest of `device_counts` that has an acceptable configuration,
+    and its best candidates. If none has one, return the problem on the whole cluster.
     """
     problem = problem.choosing({"cluster.num_gpus": problem.cluster.num_gpus})
     for smaller in _possible_problems(problem):
@@ -382,7 +392,7 @@ def _memory_front(best: Best) -> Best:
     """Return the acceptable candidates that are Pareto-optimal in step time and memory, fastest
     first.
 
-    They are chosen among all layouts with the usual axis values, and the rows of `best`.
+    They are selected from all layouts with the usual axis values and from the rows of `best`.
     """
     predictor = best.predictors[0]
     others = best.take(np.flatnonzero(~np.isin(best.variant, best.bases)))
@@ -411,8 +421,8 @@ def _acceptable_front(rows: CostedRows) -> CostedRows:
 
 
 def _possible_problems(problem: TrainingProblem) -> Iterator[TrainingProblem]:
-    """Yield the problem with each of `device_counts` on which a step at twice the devices' peak
-    could meet deadline and budget.
+    """Yield the problem on each of `device_counts` for which a step at twice the devices' peak
+    could meet the deadline and budget.
     """
     for count in device_counts(problem):
         smaller = problem if count == problem.cluster.num_gpus else problem.with_num_gpus(count)
