@@ -75,7 +75,7 @@ def test_a_run_is_followed_from_its_start_up(
     run = store.intend_run(lease=lease, parallel=OTHER, fidelity=Fidelity(), predicted=predicted)
     store.mark_submitted(lease=lease, run_id=run.id, handle="43")
     page.goto(f"{server}/searches/{lease.search_id}/runs/{run.id}")
-    before = page.get_by_role("region", name="Predicted before it ran")
+    before = page.get_by_role("region", name="Predicted before the run")
     assert "450.0 ms" in before.inner_text() and "300.0 ms to 600.0 ms" in before.inner_text()
     assert "calibrated by 3 earlier runs" in before.inner_text()
     page.get_by_text("Waiting for the log").wait_for()

@@ -58,7 +58,7 @@ def test_what_to_run_and_why_tp_1_does_not_work(screen: Page) -> None:
     screen.get_by_role("region", name="Memory per pipeline stage").wait_for()
 
     # And back to the question: the address carries it.
-    screen.get_by_role("link", name="Change its settings").click()
+    screen.get_by_role("link", name="Edit settings").click()
     assert screen.get_by_role("combobox", name="Model", exact=True).input_value() == "llama-3-70b"
 
 

@@ -128,7 +128,7 @@ def test_ten_journeys(
     with hands.at_most(3):  # start a search
         page.goto(copied)
         hands.press(page.get_by_role("link", name="Search with real runs").first)
-        page.get_by_role("heading", name="Best configuration by prediction").wait_for()
+        page.get_by_role("heading", name="Best predicted configuration").wait_for()
         hands.press(page.get_by_role("button", name="Start the search"))
         page.locator("h1 ~ .state", has_text="queued").wait_for()
         assert twin(http, page)["state"] == "queued"

@@ -29,7 +29,7 @@ def test_a_search_whose_job_waits_says_why_and_what_waiting_took(
     assert page["pending"] == "1 run: Resources, expected to start at 2026-11-23T04:00:00"
     html = http.get(f"/searches/{search.id}").text
     assert "Waiting for devices: 1 run: Resources, expected to start at 2026-11-23T04:00:00" in html
-    assert "Waited for devices" in html
+    assert "Time in queue" in html
     assert http.get(f"/v1/searches/{search.id}").json()["progress"]["pending"] == PENDING
 
 

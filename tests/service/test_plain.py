@@ -55,7 +55,7 @@ def test_runs_that_were_cut_off_run_again_with_a_longer_limit(
     page = http.get(f"/searches/{search}.json").json()
     assert (
         page["longer_s"] == 60
-        and "Run again with 60 s for each run" in http.get(f"/searches/{search}").text
+        and "Run again with 60 s per run" in http.get(f"/searches/{search}").text
     )
     again = http.post(
         f"/searches/{search}/longer", content="run_timeout_s=60", follow_redirects=False

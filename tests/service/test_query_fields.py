@@ -182,13 +182,13 @@ def test_the_explorer_follows_the_fields_of_its_groups(page: Page, server: str) 
     page.get_by_label("GPUs per node").fill("4")
     page.wait_for_url("**cluster.gpus_per_node=4**")
     page.get_by_text("Other fields").click()
-    page.get_by_label("Further fields of the query, as YAML").fill("training: {optimizer: muon}")
-    page.get_by_label("Further fields of the query, as YAML").press("Tab")
+    page.get_by_label("Other query fields, as YAML").fill("training: {optimizer: muon}")
+    page.get_by_label("Other query fields, as YAML").press("Tab")
     page.wait_for_url("**muon**")
     page.get_by_role("combobox", name="GPU", exact=True).select_option(label="h200-sxm-141gb")
     page.wait_for_url("**gpu=h200**")
     assert page.get_by_label("Gradient precision").input_value() == "bf16"
-    assert "muon" in page.get_by_label("Further fields of the query, as YAML").input_value()
+    assert "muon" in page.get_by_label("Other query fields, as YAML").input_value()
     assert "gpus_per_node=4" in page.url, "what is asked stays asked"
 
 
@@ -214,7 +214,7 @@ def test_a_launch_script_fills_the_form_or_is_shown_as_it_is(page: Page, server:
     explorer, as it is.
     """
     page.goto(f"{server}/explorer")
-    _paste(page, "Predict it")
+    _paste(page, "Predict")
     page.wait_for_url("**/configurations?**")
     assert page.locator("h1").inner_text().startswith("TP 2 x PP 1 x DP 4")
     page.goto(f"{server}/explorer")
@@ -224,4 +224,4 @@ def test_a_launch_script_fills_the_form_or_is_shown_as_it_is(page: Page, server:
     assert query.training is not None and query.training.global_batch_size == 64
     assert query.search.baseline is not None and query.search.baseline.tensor_parallel_size == 2
     assert query.parallel.tensor_parallel_size is None, "free: that is what the search is for"
-    page.get_by_role("heading", name="Best configuration by prediction").wait_for()
+    page.get_by_role("heading", name="Best predicted configuration").wait_for()

@@ -143,7 +143,7 @@ def test_where_no_run_keeps_to_the_target_the_nearest_is_shown_and_not_called_th
     asked = query(search={"budget_runs": 1}, targets={"tpot_s": 1e-5})
     found = tune(query=asked, store=store, launcher=ServingEngine(num_gpus=2))
     page, best = (http.get(f"/searches/{found.search.id}{rest}") for rest in ("", ".json"))
-    assert "Nearest to the targets" in page.text and "Best configuration</h2>" not in page.text
+    assert "Closest to the targets" in page.text and "Best configuration</h2>" not in page.text
     (miss,) = best.json()["best"]["misses"]
     assert (
         " per output token is " in miss

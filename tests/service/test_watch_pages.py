@@ -129,7 +129,7 @@ def test_a_chart_follows_new_steps_and_a_job_is_forgotten(page: Page, server: st
         page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
         page.locator(".state.bad", has_text="slower than it was").wait_for(timeout=40_000)
         page.wait_for_function("document.querySelector('[data-plot]').figure?.shapes.length === 1")
-        page.locator("summary", has_text="Forget this job").click()
-        page.get_by_role("button", name="Yes, forget this job").click()
+        page.locator("summary", has_text="Delete this job").click()
+        page.get_by_role("button", name="Yes, delete this job").click()
         page.get_by_text("Removed.").wait_for()
         assert http.get(f"/v1/watches/{watch}").status_code == 404
