@@ -1,7 +1,7 @@
 """Assumed constants of calibration, search and learning, read from `assumptions.yaml`.
 
-The file gives each constant's unit, its meaning and the reason for its value. It is read at first
-use, so predictions without a calibration never parse it.
+The file states the unit and meaning of each constant, and the reason for its value. It is read at
+first use, so predictions without a calibration never parse it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ByName = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePriors:
-    """Prior deviations of a calibration by kind of device; see `calibration.Prior`."""
+    """Prior deviations of a calibration for one kind of device; see `calibration.Prior`."""
 
     common_log_sd: ByKind
     group_log_sd: ByKind
@@ -55,7 +55,7 @@ class Features:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variances:
-    """Weights of stated variances relative to runs; correlations of similar configurations."""
+    """Weights of stated variances in equivalent runs; correlations of similar configurations."""
 
     memory_runs: ByName
     similar_share: float
@@ -65,7 +65,7 @@ class Variances:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """How the step-time variance that the cost model states is divided between components."""
+    """How the step-time variance stated by the cost model is split between components."""
 
     regular_log_sd_limit: float
     stall_share_limit: float
@@ -204,7 +204,7 @@ class Assumptions:
 
 @functools.cache
 def assumed() -> Assumptions:
-    """Return the constants of `assumptions.yaml`, read once per process."""
+    """Return the constants in `assumptions.yaml`. The file is read once per process."""
     document, groups = documents.read(FILE), get_type_hints(Assumptions)
     return Assumptions(
         **{

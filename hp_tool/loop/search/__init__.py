@@ -1,1 +1,1 @@
-"""Choose the few candidates to run, their order, and when to stop. All effects go through ports."""
+"""Choose the few candidates to run, their order, and when to stop. All I/O goes through ports."""

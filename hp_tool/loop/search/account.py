@@ -1,6 +1,4 @@
-"""Accounting of a search: costs of its runs, expected cost of the next run, stop criteria,
-progress.
-"""
+"""Accounting of a search: cost of its runs and of the next run, stop criteria, progress."""
 
 import statistics
 from collections.abc import Sequence
@@ -18,36 +16,37 @@ from hp_tool.loop.search.fidelity import combine_repeats, find_leader
 from hp_tool.loop.search.rivals import BESIDE
 
 BUDGETS = ("budget_runs", "budget_gpu_seconds")
-"""Search settings that may be changed during a search."""
+"""Search settings that may be changed while a search is running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Reason why the loop ended; the caller ends or releases the search accordingly."""
+    """Why the loop ended. The caller ends or releases the search accordingly."""
 
     state: Literal["succeeded", "cancelled", "paused", "released"]
     stopped_because: str
     expected_gain_fraction: float | None = None
-    """Last expected gain of the best further runs (`lookahead.FURTHER_RUNS`), as a fraction of the
-    best step time; None without measurements.
+    """Last expected gain from the best further runs (`lookahead.FURTHER_RUNS`), as a fraction of
+    the best step time; None without measurements.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Number of runs, GPU-seconds and waiting time that a search has used."""
+    """Runs, GPU-seconds and waiting time that a search has used so far."""
 
     profile_runs: int
-    """Number of real runs that ended with a measurement, successful or not."""
+    """Number of actual runs that ended with a measurement, whether or not they succeeded."""
     gpu_seconds: float
-    """Devices x wall seconds of all runs, including abandoned ones."""
+    """Devices x wall seconds over all runs, including abandoned ones."""
     queue_s: float = 0.0
-    """Seconds that jobs waited for devices, which cost nothing."""
+    """Seconds that jobs waited for devices. Waiting is free."""
 
 
 def spent_by(runs: Sequence[RunRecord]) -> Spent:
-    """Return the costs of runs. Reused measurements do not count as runs; abandoned runs only cost
-    time.
+    """Return the cost of runs.
+
+    Reused measurements do not count as runs. Abandoned runs count only with their time.
     """
     real = sum(run.state is RunState.FINISHED and REUSED not in run.predicted for run in runs)
     return Spent(
@@ -63,7 +62,7 @@ def open_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def startup_s(runs: Sequence[RunRecord], *, settings: SearchSettings) -> float | None:
-    """Return the median start-up seconds of successful runs; None without any."""
+    """Return the median start-up time of successful runs in seconds; None if there are none."""
     ended = [
         run.measurement
         for run in runs
@@ -89,17 +88,16 @@ def measured_startup_s(measurement: Measurement, *, settings: SearchSettings) ->
 def run_gpu_seconds(
     *, num_gpus: int, step_s: float, startup_s: float, settings: SearchSettings
 ) -> float:
-    """Return devices x (start-up and all steps) of a future run, in GPU-seconds."""
+    """Return devices x (start-up and all steps) for a future run, in GPU-seconds."""
     return num_gpus * (startup_s + (settings.warmup_steps + settings.steps) * step_s)
 
 
 def coverage_runs(settings: SearchSettings, *, prior: Prior) -> int:
-    """Return how many of the first runs may cover unseen axis values instead of following the
-    expected gain.
+    """Return how many of the first runs may cover unseen axis values.
 
-    The number is 0 if the cost model is accurate to tens of percent, because the expected gain then
-    gives less regret on measured grids. Earlier evidence does not reduce the number, because hosts
-    change.
+    These runs do not maximize the expected gain. The number is 0 if the cost model is accurate to
+    tens of percent, because the expected gain then gives less regret on measured grids. Earlier
+    evidence does not reduce the number, because hosts change.
     """
     return (
         _least_runs(settings) if prior.group_log_sd > assumed().search.roughly_known_log_sd else 0
@@ -113,10 +111,10 @@ def why_stop(
     next_run_gpu_seconds: float,
     proposal: Proposal | None,
 ) -> str | None:
-    """Return the reason to stop now; None to continue.
+    """Return why the search should stop now; None to continue.
 
-    A run that is expected to exceed `budget_gpu_seconds` is not started. Nor is one if no sequence
-    of further runs is expected to save `min_gain_fraction` with each of its runs.
+    A run is not started if it is expected to exceed `budget_gpu_seconds`. It is not started either
+    if no sequence of further runs is expected to save `min_gain_fraction` with each of its runs.
     """
     if proposal is None:
         return "space_exhausted"
@@ -142,14 +140,14 @@ def _least_runs(settings: SearchSettings) -> int:
 
 
 def with_budget(settings: SearchSettings, *, stored: JsonObject) -> SearchSettings:
-    """Return the settings with the current budget of the stored query."""
+    """Return the settings with the budget currently in the stored query."""
     return replace(settings, **{name: stored[name] for name in BUDGETS if name in stored})
 
 
 def progress_of(
     runs: Sequence[RunRecord], *, budget_runs: int, expected_gain: float | None
 ) -> JsonObject:
-    """Return the costs and the best configuration of a search's runs.
+    """Return the cost and the best configuration of a search's runs.
 
     `expected_gain` is that of the best further runs, as a fraction of the best step time.
     """

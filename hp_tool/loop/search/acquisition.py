@@ -1,4 +1,4 @@
-"""Choose the next run by its expected gain; numeric kernels over table rows."""
+"""Choose the next run by its expected gain. Numeric functions on table rows."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -14,29 +14,29 @@ from hp_tool.loop.search.lookahead import ROWS, further_gains
 from hp_tool.loop.search.table import AxisValue, CandidateTable
 
 COVERED_AXES = ("tensor_parallel_size", "pipeline_parallel_size", "sequence_parallel", "recompute")
-"""Axes whose effect on time a calibration can learn only from runs that vary them."""
+"""Axes whose effect on time a calibration can only learn from runs that vary them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observations:
-    """Results of this search's runs, by row."""
+    """Results of this search's runs by table row."""
 
     step_s: Mapping[int, float] = field(default_factory=dict)
-    """Measured seconds of the rows that ran."""
+    """Measured step time in seconds of each row that ran."""
     memory_bytes: Mapping[int, float] = field(default_factory=dict)
-    """Measured peak bytes of those rows, if known."""
+    """Measured peak bytes of each of these rows, if known."""
     measurement_ids: Mapping[int, str] = field(default_factory=dict)
     out_of_memory: frozenset[int] = frozenset()
     broken: frozenset[int] = frozenset()
-    """Rows that crashed or timed out. They have no step time, but show which axis values fail."""
+    """Rows that crashed or timed out. They have no step time but show which axis values fail."""
     pending: frozenset[int] = frozenset()
-    """Rows that are proposed or running."""
+    """Rows that have been proposed or are running."""
     apart: frozenset[int] = frozenset()
-    """Rows that this proposal excludes."""
+    """Rows excluded from this proposal only."""
 
     @property
     def tried(self) -> frozenset[int]:
-        """Rows that are not proposed again."""
+        """Rows that must not be proposed again."""
         return frozenset(self.step_s) | self.out_of_memory | self.broken | self.pending
 
 
@@ -46,24 +46,25 @@ class Proposal:
 
     row: int
     expected_gain: float
-    """Expected saving as a fraction of the best step time so far; infinite without measurements."""
+    """Expected saving as a fraction of the best step time so far. Infinite without measurements."""
     reason: str
     """analytic_best, coverage or expected_improvement."""
     hold_probability: float
-    """Probability that the run fits, works and does not stall."""
+    """Probability that the run fits in memory, works and does not stall."""
     further_gains: tuple[float, ...] = ()
-    """Expected savings of sequences of 1, 2, ... further runs, see `lookahead`; empty before the
+    """Expected savings from sequences of 1, 2, ... further runs; see `lookahead`. Empty before the
     first measurement.
     """
 
     @property
     def expected_further_gain(self) -> float:
-        """Return the expected saving of the longest sequence."""
+        """Return the expected saving from the longest sequence."""
         return self.further_gains[-1] if self.further_gains else self.expected_gain
 
     def is_worth(self, least_gain: float) -> bool:
-        """Return whether the next run, or a sequence that it starts, is expected to save at least
-        this fraction with each of its runs.
+        """Return True if the next run is expected to save at least `least_gain`.
+
+        It may also start a sequence of runs that is expected to save this fraction per run.
         """
         gains = self.further_gains or (self.expected_gain,)
         return any(gain >= runs * least_gain for runs, gain in enumerate(gains, start=1))
@@ -80,11 +81,11 @@ def propose(
 ) -> Proposal | None:
     """Return the row to run next; None if every row that may fit was tried.
 
-    Without measurements, return the row with the greatest expected speed, weighted by the
-    probability that it fits and does not stall. Until `coverage_runs` rows were tried, return the
-    row with the most unseen axis values among those that are not much slower. After that, return
-    the row whose run is expected to lower the least expected step time most (`lookahead`), weighted
-    by the probability that it fits, works and neither stalls nor retries. Pending rows count as if
+    Without measurements, this is the row with the greatest expected speed, weighted by the
+    probability that it fits and does not stall. Until `coverage_runs` rows were tried, it is the
+    row with the most unseen axis values among those that are not much slower. After that, it is the
+    row whose run is expected to lower the best expected step time most (`lookahead`), weighted by
+    the probability that it fits, works and neither stalls nor retries. Pending rows count as if
     they had returned their prediction. Rows in `stored` already have a measurement and are
     preferred among nearly equal ones.
     """
@@ -94,8 +95,8 @@ def propose(
     chance = table.predict_memory(calibration).fit_probability(table.usable_bytes)
     chance = chance * _works_probability(table, observations)
     quick = 1.0 - step.slow_probability
-    # Equal predictions are common (an axis without effect). The seed breaks ties, not the order of
-    # enumeration.
+    # Equal predictions are common (an axis may have no effect). Break ties by the seed, not by the
+    # order of enumeration.
     median_s = step.regular_s * (1.0 + 1e-9 * rng.random(len(table)))
     likely = free & (chance >= min(0.5, float(chance[free].max(initial=0.0))))
     if not likely.any():
@@ -157,12 +158,12 @@ def _argmin(values: FloatArray, where: BoolArray) -> int:
 
 
 def _works_probability(table: CandidateTable, observations: Observations) -> FloatArray:
-    """Return the probability that each row works, given the crashes, shape (n,).
+    """Return the probability that each row works, given the crashes so far; shape (n,).
 
-    It is (worked + 1) / (worked + blame + 1) of the row's least reliable axis value. The axis value
-    that caused a crash is unknown, so all values of the row share the blame equally. Without
-    crashes the result is 1. If a value (a schedule, a degree) has only ever crashed, other values
-    are tried first.
+    It is (worked + 1) / (worked + blame + 1) of the row's least reliable axis value. Because it is
+    unknown which axis value caused a crash, all values of the row share the blame equally. Without
+    crashes, the probability is 1. If an axis value (a schedule or a degree) has only ever crashed,
+    other values are tried first.
     """
     probability = np.ones(len(table))
     worked = list(observations.step_s) + list(observations.out_of_memory)
@@ -177,9 +178,7 @@ def _works_probability(table: CandidateTable, observations: Observations) -> Flo
 
 
 def _unseen_values(table: CandidateTable, observations: Observations) -> NDArray[np.int64]:
-    """Return the number of covered axes on which each row has a value that no tried row has, shape
-    (n,).
-    """
+    """Return on how many covered axes each row has a value that no tried row has, shape (n,)."""
     count = np.zeros(len(table), dtype=np.int64)
     for name in COVERED_AXES:
         if name in table.axes:

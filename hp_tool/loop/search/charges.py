@@ -1,6 +1,4 @@
-"""Costs of runs: the seconds for which jobs had devices, and the seconds that they waited in the
-queue.
-"""
+"""Cost of runs: how long jobs held devices, and how long they waited in the queue."""
 
 import contextlib
 import math
@@ -20,11 +18,13 @@ from hp_tool.loop.search.problem import Question
 
 
 class Charges:
-    """Queue and run times of jobs, observed by polling for engines that do not report them."""
+    """Queue and run times of jobs, observed by polling, for engines that do not report them."""
 
     def __init__(self, *, clock: Callable[[], float], carried_gpu_seconds: float = 0.0) -> None:
-        """Create the record. `carried_gpu_seconds` of a check before the first run are charged to
-        that run.
+        """Create the record.
+
+        `carried_gpu_seconds` is the cost of a check before the first run, which is charged to that
+        run.
         """
         self._clock, self._carried = clock, carried_gpu_seconds
         self._started_at: dict[str, float] = {}
@@ -33,8 +33,9 @@ class Charges:
         self._lasted_s: dict[str, float] = {}
 
     def start(self, run: RunRecord) -> bool:
-        """Record that a run was submitted, now or by an earlier coordinator; return False if
-        already recorded.
+        """Record that a run was submitted, now or by an earlier coordinator.
+
+        Return False if this is already recorded.
         """
         if run.id in self._started_at:
             return False
@@ -42,7 +43,7 @@ class Charges:
         return True
 
     def watch(self, states: Mapping[str, JobState]) -> None:
-        """Record the states of jobs, by run id."""
+        """Record the job states, by run id."""
         for run_id, state in states.items():
             if state is JobState.RUNNING:
                 self._running_since.setdefault(run_id, self._clock())
@@ -51,7 +52,7 @@ class Charges:
                 self._waiting_until[run_id] = self._clock()
 
     def end(self, run: RunRecord, handle: str, *, launcher: Launcher) -> None:
-        """Record how long an ended job had devices, if the engine reports it."""
+        """Record how long an ended job held devices, if the engine reports it."""
         with contextlib.suppress(LauncherError):  # Otherwise use the observed time.
             if (
                 isinstance(launcher, Timekeeping)
@@ -60,25 +61,26 @@ class Charges:
                 self._lasted_s[run.id] = lasted_s
 
     def waited_s(self, run: RunRecord) -> float:
-        """Return the seconds since the submission."""
+        """Return the seconds since the run was submitted."""
         now = self._clock()
         return now - self._started_at.get(run.id, now)
 
     def ran_s(self, run: RunRecord) -> float:
-        """Return the observed seconds during which the job had devices."""
+        """Return the observed time for which the job held devices, in seconds."""
         now = self._clock()
         return now - self._running_since.get(run.id, now)
 
     def gpu_seconds(self, run: RunRecord, measurement: Measurement) -> float:
-        """Return the GPU-seconds that the engine reports, else the observed ones."""
+        """Return the GPU-seconds reported by the engine, else the observed ones."""
         carried, self._carried = self._carried, 0.0
         return carried + _gpu_seconds(
             run, wall_s=measurement.wall_s, ran_s=self._longest_s(run, measurement)
         )
 
     def account(self, run: RunRecord, measurement: Measurement) -> RunAccount:
-        """Return the job's data to store with the measurement; empty for a run that was never
-        submitted.
+        """Return the job's data to store with the measurement.
+
+        Empty if the run was never submitted.
         """
         if run.id not in self._started_at or REUSED in run.predicted:
             return {}
@@ -86,7 +88,7 @@ class Charges:
         return _account(measurement, waited_s=waited_s, ran_s=self._longest_s(run, measurement))
 
     def _longest_s(self, run: RunRecord, measurement: Measurement) -> float:
-        """Return the longest time for which the job may have had devices, in seconds."""
+        """Return the longest time for which the job may have held devices, in seconds."""
         if (
             run.id in self._running_since
             or measurement.refused
@@ -107,9 +109,9 @@ def end_run(
 ) -> None:
     """End an open run's job with all its processes, and abandon the run.
 
-    Its GPU-seconds are those of the job's record, else `ran_s`, its observed run time; the sweep
-    corrects them later. An unreachable engine is not waited for: the search ends, and the sweep
-    ends the job.
+    Its GPU-seconds are those in the job's record, else its observed run time `ran_s`; the sweep
+    corrects them later. If the engine is unreachable, the call does not wait. The search ends, and
+    the sweep ends the job.
     """
     try:
         launcher.cancel(run.job_name)
@@ -118,8 +120,7 @@ def end_run(
     except OSError:  # The runs folder is not writable.
         if run.handle is not None or launcher.find(run.job_name) is not None:
             raise
-        # There is no job. If a delayed worker submits it after this, that worker or the sweep ends
-        # it.
+        # There is no job. If a delayed worker submits it later, that worker or the sweep ends it.
     known = Measurement(status="preempted")
     with contextlib.suppress(Exception):  # The job is cancelled, and the run must end.
         handle = launcher.find(run.job_name)
@@ -141,7 +142,7 @@ def finish_run(
     gpu_seconds: float,
     account: RunAccount,
 ) -> RunRecord:
-    """Store a run's measurement; if the database rejects its text, the run counts as crashed."""
+    """Store a run's measurement. If the database rejects its text, the run counts as crashed."""
     store_it = partial(
         store.finish_run, lease=lease, run_id=run.id, gpu_seconds=gpu_seconds, account=account
     )
@@ -156,7 +157,7 @@ def finish_run(
 
 
 def fetch_ended_job(launcher: Launcher, handle: str, state: JobState) -> Measurement:
-    """Return the run time, nodes and log of a job that the engine ended, cancelled or lost."""
+    """Return the run time, nodes and log of a job that has ended, was cancelled or was lost."""
     cause = f"the engine ended the job: {state}"
     try:
         known = launcher.fetch(handle)
@@ -173,8 +174,9 @@ def fetch_ended_job(launcher: Launcher, handle: str, state: JobState) -> Measure
 
 
 def with_log(account: RunAccount, measurement: Measurement) -> RunAccount:
-    """Return the account of a run that is given up, with its nodes and log, because it has no
-    measurement.
+    """Return the account of an abandoned run with the nodes and log of its measurement.
+
+    An abandoned run has no stored measurement.
     """
     traces: RunAccount = {}
     if measurement.hardware is not None:
@@ -187,7 +189,7 @@ def with_log(account: RunAccount, measurement: Measurement) -> RunAccount:
 
 
 def failed_hosts(runs: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Return the nodes that may have caused at least `Search.node_failures` runs to fail."""
+    """Return the nodes that may have caused at least `Search.node_failures` failed runs."""
     suspected = Counter(host for run in runs for host in (run.account or {}).get("suspects", ()))
     return tuple(
         sorted(host for host, count in suspected.items() if count >= assumed().search.node_failures)
@@ -195,7 +197,7 @@ def failed_hosts(runs: Sequence[RunRecord]) -> tuple[str, ...]:
 
 
 def submitted_ago_s(run: RunRecord) -> float:
-    """Return the seconds since the run was submitted; 0 if it was not."""
+    """Return the seconds since the run was submitted; 0 if it was never submitted."""
     if run.submitted_at is None:
         return 0.0
     return max((datetime.now(UTC) - run.submitted_at).total_seconds(), 0.0)

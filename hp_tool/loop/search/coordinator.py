@@ -1,8 +1,8 @@
 """The loop of one search: propose, store the intent, submit, poll, fetch, store, learn, repeat.
 
-All effects go through ports. If this process dies, the next coordinator reads the intended runs
-from the store and the submitted jobs from the engine and continues. Finished runs are never
-repeated, and running jobs are found again by name.
+All I/O goes through ports. If this process dies, the next coordinator continues with the intended
+runs in the store and the submitted jobs in the engine. Finished runs are never repeated, and
+running jobs are found by name.
 """
 
 import contextlib
@@ -50,11 +50,11 @@ from hp_tool.loop.search.underway import Watched
 FULL_POLL_S = 1.0
 """Seconds between checks whether the cluster has room for a run."""
 MAX_ENGINE_FAILURES = 20
-"""Maximum consecutive polls that fail because the engine does not answer."""
+"""Maximum number of consecutive polls that the engine does not answer."""
 FOLDER_PATIENCE_S = 300.0
 """Seconds that a coordinator waits for a runs folder, an engine, or room on its cluster.
 
-After that, the search returns to the queue: another host may work, and this search may be the only
+After that, the search returns to the queue. Another host may work, and this search may be the only
 one that can end the runs that fill the cluster.
 """
 LONGEST_FOLDER_WAIT_S = 5.0
@@ -67,7 +67,7 @@ class _Stop(Exception):  # noqa: N818 - not an error: unwinds the loop between a
 
 
 class Coordinator:
-    """Coordinates one search under its lease. Instances are neither reusable nor thread-safe."""
+    """Coordinate one search under its lease. Instances are neither reusable nor thread-safe."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Coordinator:
             reusable: Ids of stored measurements that replace runs, by configuration digest.
             report: Called with each event.
             should_release: Returns True if this process should exit. The search then returns to the
-                queue with its job running, for the next coordinator.
+                queue, and its job keeps running for the next coordinator.
         """
         self._store, self._launcher, self._lease, self._problem = store, launcher, lease, problem
         self._projection = projection
@@ -110,10 +110,10 @@ class Coordinator:
         self._waiting_since, self._full_since = 0.0, timing.clock()
 
     def run(self) -> Outcome:
-        """Work until there is a reason to stop.
+        """Coordinate the search until there is a reason to stop.
 
         Raises:
-            ConflictError: `lease_lost`: another coordinator took over. Jobs are unchanged.
+            ConflictError: Another coordinator took over (`lease_lost`). Jobs are left unchanged.
             LauncherError: The engine stays unreachable.
         """
         try:
@@ -137,8 +137,9 @@ class Coordinator:
         return outcome
 
     def _turn(self) -> None:
-        """Start one more run if there is room and a sufficient expected gain; otherwise wait for
-        running jobs.
+        """Start one more run if there is room and enough expected gain.
+
+        Otherwise, wait for running jobs.
 
         Raises:
             _Stop: The search ends.
@@ -170,8 +171,9 @@ class Coordinator:
             raise _Stop(Outcome(state="succeeded", stopped_because=reason or "space_exhausted"))
 
     def _wait_out(self, error: OSError | EngineAwayError) -> None:
-        """Wait before a retry, and report the reason: the runs folder is full, read-only or
-        unreachable, or the engine is unreachable.
+        """Wait before a retry, and report the reason.
+
+        The runs folder is full, read-only or unreachable, or the engine is unreachable.
         """
         now = self._timing.clock()
         if self._waiting_for is None:
@@ -197,9 +199,7 @@ class Coordinator:
             self._progress(self._runs())
 
     def _next(self, runs: list[RunRecord]) -> str | None:
-        """Choose the next run and store the intent; return the reason if no run is worth its
-        cost.
-        """
+        """Choose the next run and store the intent. Return why, if no run is worth its cost."""
         self._projection.sync(runs)
         proposal = self._projection.proposal() if find_retry(runs) is None else None
         decision = self._planner.decide(runs, proposal)
@@ -237,15 +237,17 @@ class Coordinator:
         return None
 
     def _has_room(self) -> bool:
-        """Return whether the cluster has room for a run. Checked before planning; `intend_run`
-        makes the decision.
+        """Return True if the cluster has room for a run.
+
+        This is only checked before planning; `intend_run` makes the decision.
         """
         limit = self._site.limit
         return limit is None or self._store.count_open_runs(cluster=limit.cluster) < limit.runs
 
     def _advance(self, unfinished: list[RunRecord]) -> None:
-        """Submit intended runs, including those of an earlier coordinator, and wait until a job has
-        ended.
+        """Submit intended runs, and wait until a job has ended.
+
+        Intended runs include those of an earlier coordinator.
         """
         waiting: dict[str, RunRecord] = {}
         for run in unfinished:
@@ -269,7 +271,7 @@ class Coordinator:
                 )
                 return
             except InputError as error:
-                # No further attempt, and the search continues.
+                # There is no further attempt, and the search continues.
                 self._finish(
                     run,
                     Measurement(status="crashed", cause=f"not submitted: {error.message}"),
@@ -299,10 +301,10 @@ class Coordinator:
             self._finish(run, measurement, gpu_seconds=self._charges.gpu_seconds(run, measurement))
 
     def _refuse(self, run: RunRecord, cause: str, measurement: Measurement | None = None) -> None:
-        """Give up the run and end the search, because the site would reject other runs too.
+        """Give up the run and end the search, because the site would also reject other runs.
 
-        If the site has run jobs of this search, and rejected this one for its size or because a
-        node failed, the search ends with its results so far.
+        If the site has already run jobs of this search, and rejected this one for its size or
+        because a node failed, the search ends with its results so far.
 
         Raises:
             RefusedError: The site ran no job of this search.
@@ -322,8 +324,9 @@ class Coordinator:
         raise RefusedError(f"the cluster rejected the job: {cause}")
 
     def _give_back(self, run: RunRecord, measurement: Measurement) -> None:
-        """Abandon an attempt that failed for external reasons, and retry up to `Search.attempts`
-        times.
+        """Abandon an attempt that failed for external reasons.
+
+        Retry up to `Search.attempts` times.
         """
         with contextlib.suppress(
             LauncherError, OSError
@@ -335,8 +338,9 @@ class Coordinator:
             self._abandon(run, measurement)
 
     def _abandon(self, run: RunRecord, measurement: Measurement) -> None:
-        """Store a run that failed for external reasons as abandoned, with its GPU-seconds, nodes
-        and log.
+        """Store a run that failed for external reasons as abandoned.
+
+        Its GPU-seconds, nodes and log are stored with it.
         """
         cause, gpu_seconds = (
             measurement.cause or measurement.status,
@@ -352,8 +356,9 @@ class Coordinator:
         return self._store.runs(search_id=self._lease.search_id)
 
     def _submit(self, run: RunRecord) -> str:
-        """Start the job of a stored intent, or find it. Submission is idempotent by the run's job
-        name.
+        """Start the job of a stored intent, or find it if it is running.
+
+        The run's job name makes this idempotent.
         """
         runs = self._runs()
         seen_s = startup_s(runs, settings=self._problem.settings)
@@ -368,7 +373,7 @@ class Coordinator:
             self._store.mark_submitted(lease=self._lease, run_id=run.id, handle=handle)
         except ConflictError:
             # While this process was delayed, another coordinator took over. If it adopted the run,
-            # it watches this job. If the run or its search has ended, nobody watches it.
+            # it watches this job. If the run or its search has ended, no one watches the job.
             now = self._store.get_run(search_id=run.search_id, run_id=run.id)
             if now.state.ended or self._store.get_search(search_id=run.search_id).state.ended:
                 self._launcher.cancel(run.job_name)
@@ -376,8 +381,9 @@ class Coordinator:
         return handle
 
     def _wait(self, handles: Mapping[str, RunRecord]) -> dict[str, JobState]:
-        """Poll until a job has ended, renewing the lease and checking for a cancel; return ended
-        jobs and states.
+        """Poll until a job has ended. Return the ended jobs and their states.
+
+        Meanwhile, renew the lease and check for a cancel.
         """
         failures = 0
         while True:
@@ -436,7 +442,7 @@ class Coordinator:
         """Cancel a run that exceeded its queue timeout, and end the search.
 
         Raises:
-            LauncherError: `queue_timeout`, nothing was measured.
+            LauncherError: Nothing was measured (`queue_timeout`).
             _Stop: The search ends with its results.
         """
         limit_s = self._problem.settings.queue_timeout_s
@@ -474,7 +480,7 @@ class Coordinator:
                 lease=self._lease, parallel=config, fidelity=WHOLE, predicted=share.predicted
             )
             self._store_end(rival, share, account={})
-        # Last, so that the job can be found again if this worker dies earlier.
+        # Do this last, so that the job can still be found if this worker dies earlier.
         self._store_end(run, own, account=account)
         self._stop_waiting()
 
@@ -497,11 +503,10 @@ class Coordinator:
         )
 
     def _heartbeat(self, *, every_s: float) -> SearchRecord | None:
-        """Renew the lease when it is due, and carry out a cancel or release at once.
+        """Renew the lease when it is due. Carry out a cancel or release at once.
 
-        A cancel ends the running job. A release leaves the job to the next coordinator. A pause
-        lets the job finish, because most of its cost is already spent; the loop checks the returned
-        record.
+        A cancel ends the running job. A release leaves it to the next coordinator. A pause lets it
+        finish, because most of its cost is already spent; the loop checks the returned record.
         """
         if self._should_release():
             raise _Stop(Outcome(state="released", stopped_because="released"))
@@ -522,7 +527,7 @@ class Coordinator:
             self._planner = replace(self._planner, problem=self._problem)
 
     def _end_open_jobs(self, *, cause: str) -> None:
-        """End the jobs of all open runs with all their processes, and record it in the store."""
+        """End the jobs of all open runs with all their processes, and store this."""
         for run in open_runs(self._runs()):
             ran_s = self._charges.ran_s(run)
             end_run(

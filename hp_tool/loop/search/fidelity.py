@@ -1,8 +1,8 @@
-"""Reduced runs of a configuration, and the extrapolation of their step times.
+"""Reduced runs of a configuration, and extrapolation of their step times.
 
-A reduced run keeps the communication pattern of a step: tensor, context and pipeline groups are
-unchanged, data-parallel groups still span nodes if the full ones do, and the pipeline still fills
-and drains. Fewer replicas save devices; fewer micro-batches and layers save time.
+A reduced run preserves the communication pattern of a step: TP, CP and PP groups are unchanged, DP
+groups still span nodes if the full ones do, and the pipeline still fills and drains. Fewer replicas
+save devices. Fewer micro-batches and layers save time.
 """
 
 import math
@@ -28,25 +28,25 @@ from hp_tool.loop.calibration.evidence import FloatArray
 
 WHOLE = Fidelity()
 EXTRAPOLATION_RATIO = "extrapolation_ratio"
-"""Key, in a reduced run's prediction, of the ratio of the complete step's predicted seconds to the
-reduced one's.
+"""Key in a reduced run's prediction for the predicted complete step time divided by the reduced
+one.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduction:
-    """A reduced run of one configuration, with its predictions."""
+    """A reduced run of a configuration, with its predictions."""
 
     fidelity: Fidelity
     num_gpus: int
     parts_s: Mapping[str, FloatArray]
-    """Uncalibrated exposed seconds of its step by part, each (1,)."""
+    """Uncalibrated exposed seconds of its step by part, each of shape (1,)."""
     layer_passes: FloatArray
     """(1,) see `calibration.Evidence`."""
     features: Mapping[str, FloatArray] = field(default_factory=dict)
     """See `calibration.residual_features`, each (1,)."""
     crowding: float = 1.0
-    """Processes per core in the complete run, divided by those in the reduced one. Processes on a
+    """Processes per core in the complete run, divided by those in the reduced run. Processes on a
     CPU share cores, which the cost model does not include.
     """
 
@@ -61,10 +61,9 @@ class Reduction:
 def reduce_run(
     *, fidelity: Fidelity, model: ModelSpec, training: TrainingWorkload, parallel: ParallelConfig
 ) -> tuple[ModelSpec, TrainingWorkload, ParallelConfig]:
-    """Return model, workload and configuration with the layers, replicas and micro-batches of
-    `fidelity`.
+    """Return model, workload and configuration, reduced as stated by `fidelity`.
 
-    The batch size changes accordingly.
+    It may reduce layers, replicas and micro-batches. The batch size changes accordingly.
     """
     replicas = fidelity.data_parallel_size or parallel.data_parallel_size
     micro_batches = fidelity.num_micro_batches or num_micro_batches(training, parallel)
@@ -76,7 +75,7 @@ def reduce_run(
 
 
 def num_gpus(parallel: RunConfig, fidelity: Fidelity = WHOLE) -> int:
-    """Return the number of devices of a run; for serving, those of one replica."""
+    """Return the number of devices of a run. For serving, this is one replica."""
     model_ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
     if isinstance(parallel, ServingConfig):
         return model_ranks
@@ -87,9 +86,9 @@ def num_gpus(parallel: RunConfig, fidelity: Fidelity = WHOLE) -> int:
 def fewest_replicas(
     sizes: Sizes, *, data_parallel_size: NDArray[np.int64], gpus_per_node: int
 ) -> NDArray[np.int64]:
-    """Return the fewest replicas that keep the communication pattern of all d, shape (n,).
+    """Return the fewest replicas that preserve the communication pattern of d, shape (n,).
 
-    These are two, or as many as reach a second node if d does. Ranks are ordered tensor, context,
+    It is 2, or as many as reach a second node if d replicas do. Ranks are ordered tensor, context,
     data, pipeline, so a data-parallel group spans t c d consecutive ranks.
     """
     d = np.asarray(data_parallel_size)
@@ -107,14 +106,15 @@ def fewest_replicas(
 
 
 def fewest_micro_batches(training: TrainingWorkload, parallel: ParallelConfig) -> int:
-    """Return the fewest micro-batches that reach a steady state: twice the pipeline's depth, and a
-    multiple of it for interleaving.
+    """Return the minimum number of micro-batches that reaches a steady state.
+
+    It is twice the pipeline depth and, for interleaving, a multiple of the depth.
     """
     return min(num_micro_batches(training, parallel), 2 * parallel.pipeline_parallel_size)
 
 
 class Outcome(Protocol):
-    """A run, complete or reduced to the fields needed here."""
+    """Attributes of a run, complete or reduced, that this module needs."""
 
     @property
     def id(self) -> str: ...
@@ -132,11 +132,11 @@ Run = TypeVar("Run", bound=Outcome)
 
 
 def representative_runs(runs: Sequence[Run]) -> dict[RunConfig, Run]:
-    """Return the run that represents each configuration: the last successful complete run, else the
-    last complete one, else the last.
+    """Return the run that represents each configuration.
 
-    A failed complete run invalidates reduced runs of its configuration, unless it only hit its time
-    limit.
+    This is the last successful complete run, else the last complete run, else the last run. A
+    failed complete run invalidates the reduced runs of its configuration, unless it only hit its
+    time limit.
     """
     counting: dict[RunConfig, Run] = {}
     for run in runs:
@@ -148,7 +148,7 @@ def representative_runs(runs: Sequence[Run]) -> dict[RunConfig, Run]:
 
 
 def combine_repeats(runs: Sequence[Run]) -> dict[RunConfig, Repeats]:
-    """Return the combined runs of each configuration, omitting those without a step time."""
+    """Combine the runs of each configuration. Omit configurations without a step time."""
     times_s: dict[RunConfig, list[float]] = {}
     for run in runs:
         if run.objective_s is not None and run.fidelity.is_whole:
@@ -176,7 +176,7 @@ def _rank(run: Outcome) -> int:
 
 
 def find_leader(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:
-    """Return the representative run with the shortest known step time, and its seconds."""
+    """Return the representative run with the shortest known step time, and that time in seconds."""
     timed = [
         (run, run.measurement.objective_s)
         for run in representative_runs(runs).values()
@@ -192,10 +192,10 @@ def find_leader(runs: Sequence[RunRecord]) -> tuple[RunRecord, float] | None:
 def extrapolate(
     run: RunRecord, measurement: Measurement, *, runs: Sequence[RunRecord]
 ) -> Measurement:
-    """Return a reduced run's measurement, extrapolated to the complete configuration.
+    """Extrapolate a reduced run's measurement to the complete configuration.
 
     The estimate is predicted complete / predicted reduced x measured reduced x bias. The bias is
-    fitted to configurations of this search that ran both ways; after a few such pairs, half of it
+    fitted to configurations of this search that ran both ways. After a few such pairs, half of it
     is applied (`Search.extrapolation_log_sd`, `extrapolation_bias_log_sd`).
     """
     if run.fidelity.is_whole or measurement.status != "ok" or measurement.step_s is None:
@@ -219,9 +219,7 @@ def extrapolate(
 
 
 def _extrapolation_errors(runs: Sequence[RunRecord]) -> list[float]:
-    """Return ln(measured complete / extrapolated without bias) of each configuration that ran both
-    ways.
-    """
+    """Return ln(measured / extrapolated without bias) of configurations that ran both ways."""
     whole: dict[RunConfig, float] = {}
     implied: dict[RunConfig, float] = {}
     for run in runs:

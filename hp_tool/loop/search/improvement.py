@@ -8,7 +8,7 @@ from hp_tool.loop.calibration.evidence import FloatArray
 def expected_improvement(*, median_s: FloatArray, log_sd: FloatArray, best_s: float) -> FloatArray:
     """Return E[max(best - T, 0)] in seconds for ln T ~ N(ln median, log_sd^2).
 
-    best Phi(z) - median e^(sd^2/2) Phi(z - sd).
+    It is best Phi(z) - median e^(sd^2/2) Phi(z - sd), with z = ln(best / median) / sd.
     """
     from scipy.special import ndtr
 

@@ -1,4 +1,7 @@
-"""Expected gain of the best sequence of further runs, each chosen after those before it."""
+"""Expected gain from the best sequence of further runs.
+
+Each run is chosen given the earlier ones.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +16,36 @@ from hp_tool.loop.search.improvement import expected_improvement
 FURTHER_RUNS = 4
 """Length of the longest sequence."""
 DRAWS = 16
-"""Number of simulated sequences. Each adds the expected gains of its choices, so only the choices
-are random.
+"""Number of simulated sequences. Only their choices are random, because each sequence sums the
+expected gains of its choices.
 """
 ROWS = 16
-"""Maximum number of rows that sequences choose from, and of rows that ran."""
+"""Maximum number of rows from which sequences choose, and maximum number of rows that ran."""
 
 
 def further_gains(
     steps: JointSteps, *, measured_s: FloatArray, holds: FloatArray, rng: np.random.Generator
 ) -> tuple[tuple[float, ...], FloatArray]:
-    """Return the expected gains of sequences of 1 to FURTHER_RUNS runs, and those of a next run of
-    each row, (m,), as fractions of the best step time so far.
+    """Return the expected gains of sequences of 1 to FURTHER_RUNS runs, and of one run of each row.
 
-    A run of row i moves its expected ln(step) with the standard deviation s_i = c_ii / sqrt(c_ii +
-    n_i), where c_ii is the variance of what runs of i have in common and n_i that of a single run
-    (Frazier, Powell and Dayanik 2009, the knowledge gradient). Its gain is E[max(1 - exp(M_i) /
-    best, 0)] with M_i ~ N(m_i, s_i^2), times the probability that the run holds. Each sequence
-    takes the row of the largest gain, draws its measurement, updates all m and c and the weights of
-    the explanations, and repeats (Lam, Willcox and Wolpert 2016, rollout). So a run that tells
-    explanations apart counts for what it lets the next ones win.
+    Gains are fractions of the best step time so far; those of single runs have the shape (m,).
 
-    Whether the variance n_i is of configurations or of runs is unknown without repeats: half of
-    each.
+    A run of row i moves the expected ln(step) of row i with the standard deviation s_i = c_ii /
+    sqrt(c_ii + n_i), where c_ii is the variance shared by all runs of row i and n_i that of a
+    single run (Frazier, Powell and Dayanik 2009, the knowledge gradient). Its gain is E[max(1 -
+    exp(M_i) / best, 0)] with M_i ~ N(m_i, s_i^2), times the probability that the run holds.
+
+    Each sequence takes the row with the largest gain, draws its measurement, updates all m and c
+    and the weights of the explanations, and repeats (Lam, Willcox and Wolpert 2016, rollout). A run
+    that distinguishes explanations is therefore credited with the gains that it enables later.
+
+    Without repeats, it is unknown whether the variance n_i is between configurations or between
+    runs. Each gets half of the weight.
 
     Args:
         steps: Joint distribution of m rows.
-        measured_s: (m,) seconds of the rows that ran, else NaN; at least one ran.
+        measured_s: (m,) step time in seconds of the rows that ran (at least one), NaN for the
+            others.
         holds: (m,) probabilities that a run fits, works and does not stall.
         rng: Draws the measurements.
     """
@@ -62,7 +68,7 @@ def further_gains(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """Joint distribution of m rows under each of K explanations, after real and simulated runs."""
+    """Joint distribution of m rows under K explanations, after actual and simulated runs."""
 
     weight: FloatArray
     mean: FloatArray
@@ -72,8 +78,10 @@ class _State:
 
     @staticmethod
     def of(steps: JointSteps, measured_s: FloatArray) -> _State:
-        """Return the initial state. Half of its explanations attribute the noise to configurations,
-        so that a measured row is known exactly. The other half attribute it to single runs.
+        """Return the initial state.
+
+        Half of its explanations attribute the noise to configurations, so a measured row is known
+        exactly. The other half attribute it to single runs.
         """
         ran = np.isfinite(measured_s)
         known = np.log(np.where(ran, measured_s, 1.0))
@@ -88,11 +96,11 @@ class _State:
 
     @property
     def best(self) -> float:
-        """Return the lowest expected ln(step) of the rows that ran."""
+        """Return the lowest expected ln(step) among the rows that ran."""
         return float((self.weight @ self.mean)[self.ran].min())
 
     def gains(self, holds: FloatArray) -> FloatArray:
-        """Return (m,) expected gains of one run, as fractions of the best step; 0 if it ran."""
+        """Return the expected gains of one run as fractions of the best step, (m,); 0 if it ran."""
         variance = np.einsum("kii->ki", self.covariance)
         moves = variance / np.sqrt(np.maximum(variance + self.noise, np.finfo(float).tiny))
         won = expected_improvement(
@@ -101,7 +109,7 @@ class _State:
         return np.asarray(np.where(self.ran, 0.0, holds * (self.weight @ won)))
 
     def after(self, row: int, *, rng: np.random.Generator) -> _State:
-        """Return the state after a run of a row, drawn from one explanation."""
+        """Return the state after a run of `row`, whose result is drawn from one explanation."""
         mean = self.mean[:, row]
         variance = self.covariance[:, row, row] + self.noise[:, row]
         true = rng.choice(len(self.weight), p=self.weight)

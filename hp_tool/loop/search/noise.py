@@ -1,4 +1,4 @@
-"""Noise of measured step times, within a run and between runs of one configuration."""
+"""Noise of measured step times, within a run and between repeated runs."""
 
 import math
 import statistics
@@ -16,7 +16,7 @@ from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.calibration.posterior import OwnRuns, ratio_interval, repeat_log_sd
 
 _MEDIAN_EFFICIENCY = math.sqrt(math.pi / 2)
-"""Ratio of the standard error of a median to that of a mean, for normal noise."""
+"""Standard error of a median relative to that of a mean, for normal noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class MeasuredSteps:
     """Measured step times of complete configurations, with their noise."""
 
     known: Mapping[RunConfig, tuple[float, float]]
-    """(seconds, log_sd) by configuration: the mean of its runs, weighted as in
+    """(seconds, log_sd) of each configuration: the mean of its runs, weighted as in
     `posterior.combine_with_runs`.
     """
     repeat_log_sd: float
@@ -32,10 +32,10 @@ class MeasuredSteps:
     `calibration.posterior`.
     """
     num_repeats: int
-    """Number of runs that repeat an earlier configuration; if 0, the noise is assumed."""
+    """Number of runs that repeat an earlier configuration. If 0, the noise is assumed."""
 
     def ratio(self, one: RunConfig, other: RunConfig) -> tuple[float, float, float]:
-        """Return (seconds of one / seconds of the other, low, high) with a 90% interval."""
+        """Return the ratio of two step times and its 90% interval: (ratio, low, high)."""
         factor, low, high = ratio_interval(
             self.known[one], self.known[other], quantile=NORMAL_QUANTILE
         )
@@ -51,7 +51,8 @@ def measured_steps(
     """Return the measurements of successful complete runs.
 
     ln(seconds) of run i has the variance u_i = max(s^2, e_i^2), where s is the noise between
-    repeats and e_i that of the run's own steps. `seconds` returns the value of a run to compare.
+    repeats and e_i that of the run's own steps. `seconds` returns the value of a run that is
+    compared.
     """
     worked = [
         (run, figure)
@@ -81,7 +82,7 @@ def measured_steps(
 def standard_error_s(measurement: Measurement) -> float:
     """Return the standard error of a run's median step time, in seconds.
 
-    It is computed from the variation of the run's steps; for a single step, from the typical
+    It is computed from the variation of the run's steps or, for a single step, from the typical
     variation. It is 0 without steps.
     """
     times = measurement.repetitions_s
@@ -91,8 +92,9 @@ def standard_error_s(measurement: Measurement) -> float:
 
 
 def spread_of(measurement: Measurement) -> float:
-    """Return the standard deviation of the logarithm of a run's median, from its steps or
-    repetitions; 0 without any.
+    """Return the standard deviation of the ln of a run's median, from its steps or repetitions.
+
+    It is 0 if there are none.
     """
     times = measurement.repetitions_s
     return standard_error_s(measurement) / (sum(times) / len(times)) if times else 0.0

@@ -1,6 +1,4 @@
-"""Choose the next run: a retry, the baseline, a confirmation of the leader, or a proposal of the
-sampler.
-"""
+"""Choose the next run: a retry, the baseline, a confirmation of the leader, or a new proposal."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,14 +43,14 @@ from hp_tool.loop.search.rivals import (
 from hp_tool.loop.search.study import StudyProjection
 
 CONFIRMATION = "confirmation"
-"""Reason of a run that confirms the best configuration, which only ran reduced."""
+"""Reason of a run that confirms the best configuration, which so far only ran reduced."""
 
 REPEAT = "repeat"
-"""Reason of a run that repeats the leader, because noise leaves open which configuration is
-best.
+"""Reason of a run that repeats the leader, because it is unclear within noise which configuration
+is best.
 """
 BASELINE = "baseline"
-"""Reason of a run of the baseline, with which the answer is compared."""
+"""Reason of a run of the baseline, with which the result is compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,31 +59,32 @@ class NextRun:
     fidelity: Fidelity
     predicted: JsonObject
     trial: Trial | None = None
-    """The study's trial, if the sampler proposed the run."""
+    """Optuna trial, if the sampler proposed the run."""
     calibration: Calibration | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nothing:
-    """No further run, with the reason."""
+    """No further run, and why."""
 
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planner:
-    """Decides on the next run from all runs so far. The same runs give the same decision."""
+    """Decide on the next run given all runs so far. The same runs give the same decision."""
 
     problem: Question
     projection: StudyProjection
     available_gpus: int
-    """Maximum devices that the launcher can allocate to one job."""
+    """Maximum number of devices that the launcher can allocate to a job."""
     reusable: Mapping[str, str]
     """Ids of stored measurements that replace runs, by configuration digest."""
 
     def decide(self, runs: Sequence[RunRecord], proposal: Proposal | None) -> NextRun | Nothing:
-        """Return the next run, or the reason for starting none. Open runs count in the budgets as
-        if they had ended.
+        """Return the next run, or why none should be started.
+
+        In the budgets, open runs count as if they had ended.
         """
         again = find_retry(runs)
         if again is not None:
@@ -123,8 +122,9 @@ class Planner:
         return self._proposed(runs, proposal, runs_left=runs_left, beside=beside)
 
     def _expected_job(self, runs: Sequence[RunRecord], proposal: Proposal) -> tuple[float, float]:
-        """Return the expected GPU-seconds of a job with the proposed configuration, and of a
-        further one like it.
+        """Return the expected GPU-seconds of a job with the proposed configuration.
+
+        Also return those of one more such configuration in the same job.
         """
         predicted = self.problem.predicted(
             row=proposal.row, calibration=self._calibration(), proposal=proposal
@@ -142,15 +142,15 @@ class Planner:
         return first_s, next_s
 
     def startup_s(self, runs: Sequence[RunRecord]) -> float:
-        """Return the expected seconds of a run before its first step."""
+        """Return the expected time of a run before its first step, in seconds."""
         seen_s = startup_s(runs, settings=self.problem.settings)
         return self.problem.assumed_startup_s if seen_s is None else seen_s
 
     def best_step_s(self, run: RunRecord, runs: Sequence[RunRecord]) -> float | None:
-        """Return the step time against which a run is compared to end it early, in seconds.
+        """Return the step time used to decide whether a run may end early, in seconds.
 
-        This is the best known step time. For the first run on GPUs it is that run's prediction,
-        because a stalled run yields no further information. Predictions for CPUs are too inaccurate
+        It is the best known step time. For the first run on GPUs, it is that run's prediction,
+        because a stalled run gives no further information. For CPUs, predictions are too inaccurate
         for this.
         """
         if (known := find_leader(runs)) is not None:
@@ -162,7 +162,7 @@ class Planner:
     def _proposed(
         self, runs: Sequence[RunRecord], proposal: Proposal, *, runs_left: int, beside: int
     ) -> NextRun:
-        """Return the proposed run, with at most `beside` further configurations in its job."""
+        """Return the proposed run. Its job has at most `beside` further configurations."""
         trial, row = self.projection.ask()
         parallel = self.problem.candidates.config(row)
         calibration = self._calibration()
@@ -191,8 +191,9 @@ class Planner:
     def _rivals(
         self, runs: Sequence[RunRecord], row: int, calibration: Calibration, *, count: int
     ) -> JsonObject:
-        """Return the other configurations in the job of a row's run, as stored in its prediction;
-        the baseline comes first.
+        """Return the other configurations in a run's job, as stored in its prediction.
+
+        The baseline comes first.
         """
         apart = self.problem.apart(row)
         baseline = self._baseline_row(runs) if count > 0 else None
@@ -221,10 +222,10 @@ class Planner:
         *,
         runs_left: int,
     ) -> Reduction | None:
-        """Return a reduced run to replace the complete one, or None.
+        """Return a reduced run that replaces the complete one; None if there should be none.
 
-        A reduced run is used if the launcher has too few devices, or if it halves the cost and
-        another run remains to confirm the leader.
+        Runs are reduced if the launcher has too few devices. They are also reduced if this halves
+        the cost and another run remains to confirm the leader.
         """
         settings = self.problem.settings
         must = num_gpus(parallel) > self.available_gpus
@@ -241,7 +242,7 @@ class Planner:
     def _baseline(
         self, runs: Sequence[RunRecord], spent: Spent, average_s: float
     ) -> NextRun | None:
-        """Return a run of the baseline, once the first run was chosen without it."""
+        """Return a run of the baseline unless it has run; None before the search's first run."""
         row = self._baseline_row(runs)
         if row is None or not runs or not self._affordable(spent, average_s):
             return None
@@ -264,10 +265,9 @@ class Planner:
     def _confirmation(
         self, runs: Sequence[RunRecord], spent: Spent, *, average_s: float, stopping: bool
     ) -> NextRun | None:
-        """Return another run of the leader if it only ran reduced, or if noise leaves the order
-        open.
+        """Return another run of the leader if it only ran reduced, or if noise hides the order.
 
-        It runs if no other run is worthwhile, or if it is affordable now but would not be after one
+        It is due if no other run is worthwhile, or if it would no longer be affordable after one
         more run. Noise does not justify one of the first runs.
         """
         best, step_s = find_leader(runs) or (None, 0.0)
@@ -309,10 +309,9 @@ class Planner:
     def _again(
         self, parallel: RunConfig, *, fidelity: Fidelity, reason: str, reused: str | None = None
     ) -> NextRun | None:
-        """Return a run of a configuration that was not proposed; None if it is no longer a
-        candidate.
+        """Return a run of a configuration that was not proposed; None if it is not a candidate.
 
-        `reused` is the stored measurement that replaces it.
+        `reused` is a stored measurement that replaces the run.
         """
         row = self.problem.row(parallel)
         if row is None:
@@ -332,15 +331,17 @@ class Planner:
 
 
 def _unconditional_proposal(row: int, *, reason: str) -> Proposal:
-    """Return a proposal without expected gain, because its row already ran in this search or in the
-    user's training.
+    """Return a proposal without an expected gain.
+
+    Its row has already run in this search, or in the user's training.
     """
     return Proposal(row=row, expected_gain=0.0, reason=reason, hold_probability=1.0)
 
 
 def gpu_seconds_by_job(runs: Sequence[RunRecord]) -> tuple[float, float]:
-    """Return the mean device seconds of a job with one configuration, and of each further
-    configuration; 0 before any job.
+    """Return the mean GPU-seconds of a job's first configuration and of each further one.
+
+    Both are 0 before any job.
     """
     beside = [run.gpu_seconds or 0.0 for run in runs if BESIDE in run.predicted]
     jobs = num_jobs(runs)
@@ -349,7 +350,7 @@ def gpu_seconds_by_job(runs: Sequence[RunRecord]) -> tuple[float, float]:
 
 
 def find_retry(runs: Sequence[RunRecord]) -> RunRecord | None:
-    """Return the first configuration whose last attempt was abandoned for an external reason."""
+    """Return the first run whose last attempt was abandoned for an external reason."""
     last, attempts = {run.digest: run for run in runs}, assumed().search.attempts
     return next(
         (
@@ -364,7 +365,7 @@ def find_retry(runs: Sequence[RunRecord]) -> RunRecord | None:
 def _reduced_prediction(
     reduction: Reduction, predicted: JsonObject, calibration: Calibration
 ) -> JsonObject:
-    """Return the prediction of the reduced run, and the factor on its seconds."""
+    """Return the prediction of a reduced run, and the factor on its seconds."""
     step_s = reduction.step_s(calibration)
     return {
         "reduced_step_s": float(sum(seconds[0] for seconds in reduction.parts_s.values())),
@@ -374,10 +375,10 @@ def _reduced_prediction(
 
 
 def needs_repeat(runs: Sequence[RunRecord], *, kind: Kind) -> bool:
-    """Return whether the leader ran once and the runner-up may be faster by more than a repeat is
-    worth.
+    """Return True if the leader should run again.
 
-    The criterion is the 90% interval of the ratio of their measured step times, one run each.
+    This is so if it ran once and the runner-up may be faster by more than a repeat is worth. The
+    criterion is the 90% interval of the ratio of their measured step times, with one run each.
     """
     steps = measured_steps(runs, kind=kind)
     ranked = sorted(steps.known, key=lambda parallel: steps.known[parallel][0])

@@ -1,4 +1,4 @@
-"""The resolved query of a search: candidates with their costs, and requests for runs of them."""
+"""The resolved query of a search: its candidates with their costs, and requests for their runs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -34,10 +34,10 @@ from hp_tool.loop.search.table import AxisValue, CandidateTable
 
 @dataclass(frozen=True, kw_only=True)
 class Question(ABC):
-    """A resolved query with its candidates, from which a coordinator chooses runs."""
+    """A resolved query and its candidates, among which a coordinator chooses runs."""
 
     query: JsonObject
-    """The query as stored; measurements contain it, so that they can be predicted again."""
+    """The stored query. Measurements contain it, so that they can be predicted again."""
     model: ModelSpec
     cluster: ClusterSpec
     settings: SearchSettings
@@ -47,15 +47,15 @@ class Question(ABC):
     cluster_key: str
     problem_digest: str
     chosen: Mapping[str, Any] = field(default_factory=dict)
-    """Values added to the query besides `parallel`, by path; all runs use them."""
+    """Values that were added to the query (except `parallel`), by path. All runs use them."""
     baseline: RunConfig | None = None
-    """The configuration in `search.baseline`, which runs once if it is a candidate."""
+    """Configuration in `search.baseline`. It runs once if it is a candidate."""
     assumed_startup_s: float = field(default_factory=lambda: assumed().search.local_startup_s)
-    """Assumed seconds from a job's start to its first step, until a run of this search has measured
-    them.
+    """Assumed seconds from a job's start to its first step, which apply until a run of this search
+    has measured them.
     """
     startup_is_known: bool = False
-    """Whether earlier runs on this cluster measured the start-up time; otherwise it is assumed."""
+    """True if earlier runs on this cluster measured the start-up time, False if it is assumed."""
 
     @cached_property
     def _row_by_digest(self) -> dict[str, int]:
@@ -66,18 +66,16 @@ class Question(ABC):
         return configuration_digest(parallel=self.candidates.config(row))
 
     def row(self, parallel: RunConfig) -> int | None:
-        """Return the table's row of a configuration; None if it is not a candidate."""
+        """Return the table row of a configuration; None if it is not a candidate."""
         return self._row_by_digest.get(configuration_digest(parallel=parallel))
 
     def params(self, parallel: RunConfig) -> dict[str, AxisValue] | None:
-        """Return a configuration's values by axis; None if it is not a candidate."""
+        """Return the axis values of a configuration; None if it is not a candidate."""
         row = self.row(parallel)
         return None if row is None else self.table.params(row)
 
     def predicted(self, *, row: int, calibration: Calibration, proposal: Proposal) -> JsonObject:
-        """Return the prediction before a run: uncalibrated and calibrated values, and the reason
-        for the run.
-        """
+        """Return a run's prediction, uncalibrated and calibrated, and the reason for the run."""
         one = self.table.take(np.array([row]))
         step, memory = one.predict_step(calibration), one.predict_memory(calibration)
         low, high = step.interval()
@@ -108,17 +106,15 @@ class Question(ABC):
 
     @property
     def configurations_per_job(self) -> int:
-        """Return the maximum number of configurations that one job may run in sequence."""
+        """Return the maximum number of configurations that a job may run in sequence."""
         return 1
 
     def apart(self, row: int) -> frozenset[int]:
-        """Return the rows that cannot run in the same job as this row."""
+        """Return the rows that cannot run in the same job as this one."""
         return frozenset()
 
     def rival_rows(self, run: RunRecord) -> list[int]:
-        """Return the rows that the run's job executes afterwards; none if one of them is no longer
-        a candidate.
-        """
+        """Return the rows that a job runs after its first; none if one is no longer a candidate."""
         rows = [self._row_by_digest.get(rival[DIGEST]) for rival in rivals_of(run)]
         return [row for row in rows if row is not None] if None not in rows else []
 
@@ -130,26 +126,25 @@ class Question(ABC):
     @property
     @abstractmethod
     def tokens_per_gpu(self) -> float:
-        """Return the tokens of one step per device."""
+        """Return the number of tokens per step and device."""
 
     @abstractmethod
     def request(
         self, run: RunRecord, *, best_step_s: float | None = None, startup_s: float | None = None
     ) -> RunRequest:
-        """Return the profiler's request for a stored run: the configuration, reduced to the run's
-        fidelity.
+        """Return the profiler request of a stored run, reduced to the run's fidelity.
 
         Args:
             best_step_s: Known or expected step time of the best configuration, in seconds. A run
                 that is far slower may end early.
-            startup_s: Start-up seconds of earlier runs of this search; None before the first.
+            startup_s: Start-up seconds of earlier runs of this search; None before the first one.
         """
 
     def startup_range_s(self, seen_s: float | None = None) -> tuple[float, float]:
-        """Return the minimum and maximum seconds of a start.
+        """Return the minimum and maximum start-up time in seconds.
 
-        They are equal if runs of this search (`seen_s`) or earlier runs measured the start-up;
-        otherwise they span the uncertainty of the assumed value.
+        They are equal if runs of this search (`seen_s`) or earlier runs measured the start-up.
+        Otherwise, they span the uncertainty of the assumed value.
         """
         doubt = (
             assumed().search.startup_doubt if seen_s is None and not self.startup_is_known else 1.0
@@ -158,10 +153,11 @@ class Question(ABC):
         return center_s / doubt, center_s * doubt
 
     def time_limit_s(self, run: RunRecord, *, startup_s: float | None) -> float:
-        """Return the seconds after which a run is cut off.
+        """Return the time limit of a run in seconds.
 
-        The query's value takes precedence. Otherwise it is the start-up time with slack (its
-        maximum if no run measured it), plus every step at the upper end of its interval.
+        The query's value takes precedence. Otherwise, it is the start-up time with slack (the
+        maximum if no run measured it), plus the time of all steps at the upper bound of their
+        interval.
         """
         settings, predicted, limits = self.settings, run.predicted, assumed().search
         if settings.run_timeout_s != "auto":
@@ -190,16 +186,14 @@ class Question(ABC):
         return measurement
 
     def reduction(self, parallel: RunConfig) -> Reduction | None:
-        """Return the cheapest reduced run of a configuration; None if only a complete run
-        represents it.
-        """
+        """Return the cheapest reduced run of a configuration; None if it must run completely."""
         return None
 
     def new_measurement(self, *, run: RunRecord, measurement: Measurement) -> NewMeasurement:
-        """Return the measurement of a run, ready to be stored.
+        """Return a run's measurement in the form to be stored.
 
-        If its nodes lacked software that trainings use, it is stored under another software name.
-        For CPUs, this is always so.
+        If its nodes lacked software that training jobs use, it is stored under another software
+        name. For CPUs, this is always so.
         """
         lacked = {package for packages in measurement.differences.values() for package in packages}
         lacking = sorted(lacked) if self.cluster.gpu.kind == "gpu" else []
@@ -221,14 +215,14 @@ class Question(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchProblem(Question):
-    """A search over training configurations; a run is a few optimizer steps."""
+    """A search over training configurations. A run consists of a few optimizer steps."""
 
     candidates: Candidates
     training: TrainingWorkload
     strategy: Strategy = DEFAULT_STRATEGY
-    """Settings that all candidates share, besides their sizes."""
+    """Settings shared by all candidates, in addition to their sizes."""
     reduce: Callable[[ParallelConfig], Reduction | None] | None = None
-    """Return the cheapest reduced run of a configuration; None to run everything completely."""
+    """Returns the cheapest reduced run of a configuration. If None, all runs are complete."""
 
     @property
     def framework(self) -> str:
@@ -251,8 +245,9 @@ class SearchProblem(Question):
 
     @cached_property
     def _processes(self) -> list[tuple[str | None, int]]:
-        """Return, for each row, the settings that cannot change within a job: CUDA queues (set
-        before the first kernel) and processes.
+        """Return the settings of each row that cannot change within a job.
+
+        They are CUDA queues (set before the first kernel) and the number of processes.
         """
         configs = map(self.candidates.config, range(len(self.candidates)))
         if self.cluster.gpu.kind == "cpu":
@@ -269,9 +264,7 @@ class SearchProblem(Question):
         )
 
     def completed(self, measurement: Measurement, run: RunRecord) -> Measurement:
-        """Return the measurement with its throughput, which is unknown for a run that was cut
-        off.
-        """
+        """Return the measurement with its throughput, which is unknown if the run was cut off."""
         if measurement.step_s is None or measurement.tokens_per_second_per_gpu is not None:
             return measurement
         assert isinstance(run.parallel, ParallelConfig)
@@ -319,7 +312,7 @@ class SearchProblem(Question):
         )
 
     def _with_strategy(self, parallel: ParallelConfig) -> ParallelConfig:
-        """Return the configuration with the settings of the query, its release or its recipe."""
+        """Return the configuration with settings from the query, its release or its recipe."""
         if parallel.context_parallel_size > 1:
             parallel = replace(
                 parallel,

@@ -1,7 +1,8 @@
-"""Several configurations in one job, which share imports, rendezvous and queue time.
+"""Several configurations in one job. They share imports, rendezvous and queue time.
 
-The rivals are part of a run's prediction, so that a resumed search submits the same job. Each rival
-becomes a separate run when the job has ended, with its share of the cost.
+The rivals, which are the configurations after the first one, are part of a run's prediction, so
+that a resumed search submits the same job. When the job has ended, each rival becomes a separate
+run with its share of the cost.
 """
 
 from collections.abc import Sequence
@@ -12,17 +13,17 @@ from hp_tool.domain.records import REUSED, JsonObject, RunRecord
 from hp_tool.domain.states import RunState
 
 RIVALS = "rivals"
-"""Key, in a run's prediction, of the predictions of the other configurations in its job, each with
-its DIGEST.
+"""Key in a run's prediction for the predictions of its job's other configurations, each with its
+DIGEST.
 """
 DIGEST = "digest"
 BESIDE = "beside"
-"""Key, in such a configuration's prediction, of the run whose job executed it."""
+"""Key in such a configuration's prediction for the run whose job executed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One configuration's prediction, measurement and GPU-seconds in a job of several."""
+    """Prediction, measurement and GPU-seconds of one configuration in a job of several."""
 
     predicted: JsonObject
     measurement: Measurement
@@ -30,17 +31,17 @@ class Share:
 
 
 def rivals_of(run: RunRecord) -> list[JsonObject]:
-    """Return the predictions of the configurations that the run's job executes afterwards."""
+    """Return the predictions of the configurations that a job runs after its first one."""
     return list(run.predicted.get(RIVALS, ()))
 
 
 def count_configurations(runs: Sequence[RunRecord]) -> int:
-    """Return how many configurations the jobs of these runs measure."""
+    """Return the number of configurations that the jobs of these runs measure."""
     return sum(1 + len(rivals_of(run)) for run in runs)
 
 
 def num_jobs(runs: Sequence[RunRecord]) -> int:
-    """Return how many jobs produced these runs' measurements."""
+    """Return the number of jobs that produced the measurements of these runs."""
     return sum(
         run.state is RunState.FINISHED and not {REUSED, BESIDE} & run.predicted.keys()
         for run in runs
@@ -48,9 +49,7 @@ def num_jobs(runs: Sequence[RunRecord]) -> int:
 
 
 def split_job(run: RunRecord, measurement: Measurement, *, gpu_seconds: float) -> list[Share]:
-    """Return the first configuration's share of its job, then those of the other measured
-    configurations.
-    """
+    """Split a job's measurement and cost between its measured configurations, first one first."""
     if not isinstance(measurement, JobResult):
         return [Share(predicted=run.predicted, measurement=measurement, gpu_seconds=gpu_seconds)]
     per_s = gpu_seconds / measurement.wall_s if measurement.wall_s else 0.0

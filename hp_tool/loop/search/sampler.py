@@ -1,4 +1,4 @@
-"""An Optuna sampler with the cost model as prior: proposes rows of a candidate table."""
+"""An Optuna sampler that proposes rows of a candidate table, with the cost model as prior."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -17,24 +17,23 @@ from hp_tool.loop.search.acquisition import Observations, Proposal, propose
 from hp_tool.loop.search.table import CandidateTable
 
 MEMORY_CONSTRAINT = "memory"
-"""Name of the constraint that is above 0 for trials that ran out of memory."""
+"""Name of the constraint, which is above 0 for trials that ran out of memory."""
 PEAK_MEMORY = "peak_memory_bytes"
-"""User attribute: peak allocated bytes of the run."""
+"""User attribute for the peak allocated bytes of a run."""
 STATUS = "status"
-"""User attribute of trials that mirror a profile run: the measurement's status, or ABANDONED."""
+"""User attribute for the status of a trial's run: that of its measurement, or ABANDONED."""
 ABANDONED = "abandoned"
 MEASUREMENT_ID = "measurement_id"
 
 
 class CostModelSampler(BaseSampler):
-    """Minimises step time (seconds) over the rows of a table, with the cost model as prior
-    knowledge.
+    """Minimise step time in seconds over the rows of a table, with the cost model as prior.
 
     The objective calls `trial.suggest_categorical(name, sampler.table.choices[name])` for each axis
-    and returns the measured seconds. A run out of memory returns any number and calls
-    `trial.set_constraint("memory", 1.0)`. Proposals are joint: all axes of a trial together name a
-    row of the table. Other parameters are drawn uniformly. Deterministic given the seed and the
-    study's trials.
+    and returns the measured seconds. If a run runs out of memory, it returns any number and calls
+    `trial.set_constraint("memory", 1.0)`. Proposals are joint: all axis values of a trial together
+    identify a row of the table. Other parameters are drawn uniformly. The sampler is deterministic
+    given the seed and the study's trials.
     """
 
     def __init__(
@@ -64,25 +63,27 @@ class CostModelSampler(BaseSampler):
         self._seed = seed
         self._stored = stored
         self.reserved: frozenset[int] = frozenset()
-        """Rows that running jobs will execute in addition to their trials."""
+        """Rows that running jobs will execute in addition to those of their trials."""
         self._last_fit: tuple[Any, Calibration] | None = None
-        """Observations and result of the last fit, which one step uses several times."""
+        """Observations and result of the last fit, which one step of the search uses several times.
+        """
         self._last_proposal: tuple[Observations, Proposal | None] | None = None
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:
-        """Return one categorical distribution per axis, for `study.ask(fixed_distributions)`."""
+        """Return a categorical distribution for each axis, for `study.ask(fixed_distributions)`."""
         return {
             name: CategoricalDistribution(choices) for name, choices in self.table.choices.items()
         }
 
     def calibration(self, *, study: Study) -> Calibration:
-        """Return the calibration from the study's finished trials and the outside evidence."""
+        """Return the calibration fitted to the study's finished trials and the outside evidence."""
         return self._calibrate(self.observations(study=study))
 
     def proposal(self, *, study: Study, exclude: int | None = None) -> Proposal | None:
-        """Return the next row and its expected gain; None if no row is left. Trial number `exclude`
-        is ignored.
+        """Return the next row and its expected gain; None if no row is left.
+
+        Trial number `exclude` is ignored.
         """
         observations = self.observations(study=study, exclude=exclude)
         return self._propose(observations, self._calibrate(observations))
@@ -90,10 +91,9 @@ class CostModelSampler(BaseSampler):
     def rivals(
         self, *, study: Study, count: int, apart: frozenset[int] = frozenset()
     ) -> list[Proposal]:
-        """Return up to `count` rows to run in the same jobs as the pending trials, none of them in
-        `apart`.
+        """Return up to `count` rows to run in the same jobs as the pending trials.
 
-        Each is chosen as if those before it had returned their predictions.
+        Rows in `apart` are excluded. Each row is chosen as if the earlier ones had returned their predictions.
         """
         observations, proposals = (
             replace(self.observations(study=study), apart=apart),
@@ -123,7 +123,10 @@ class CostModelSampler(BaseSampler):
         return proposal
 
     def observations(self, *, study: Study, exclude: int | None = None) -> Observations:
-        """Return the study's trials by row; if a row has several, the last counts."""
+        """Return the results of the study's trials by row.
+
+        If a row has several trials, the last counts.
+        """
         step_s: dict[int, float] = {}
         memory: dict[int, float] = {}
         ids: dict[int, str] = {}
@@ -180,7 +183,7 @@ class CostModelSampler(BaseSampler):
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """Return all axes, from the first trial on: the space is known in advance."""
+        """Return all axes from the first trial on, because the search space is known in advance."""
         if study.direction != StudyDirection.MINIMIZE:
             raise ValueError(
                 "CostModelSampler minimises seconds: create the study with direction='minimize'"
@@ -190,8 +193,9 @@ class CostModelSampler(BaseSampler):
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Return the values of the proposed row, or of the best one if all rows were tried (a
-        repeat).
+        """Return the axis values of the proposed row.
+
+        If all rows were tried, repeat the best one.
         """
         proposal = self.proposal(study=study, exclude=trial.number)
         if proposal is not None:
@@ -206,7 +210,7 @@ class CostModelSampler(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """Draw parameters that are not axes of the table uniformly."""
+        """Draw parameters that are not axes of the table from a uniform distribution."""
         from optuna.samplers import RandomSampler
 
         seed = int(np.random.SeedSequence([self._seed, trial.number]).generate_state(1)[0])

@@ -1,6 +1,4 @@
-"""Searches over serving configurations: runs of one replica, and its latencies under the full
-load.
-"""
+"""Searches over serving configurations: runs of one replica, and its latencies under full load."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -21,8 +19,8 @@ from hp_tool.loop.assumptions import assumed
 from hp_tool.loop.search.problem import Question
 
 TARGETS = tuple(LATENCIES)
-"""Targets that every run can measure. Targets on quantiles need an endpoint, to which requests are
-sent one by one.
+"""Targets that every run can measure. Targets on quantiles require an endpoint, to which requests
+are sent one by one.
 """
 SERVING = "-serving"
 """Suffix of the software name under which serving measurements are stored."""
@@ -30,8 +28,9 @@ SERVING = "-serving"
 
 @dataclass(frozen=True, kw_only=True)
 class ServingSearch(Question):
-    """A search over serving configurations under a closed load. Replicas are equal, so only one
-    runs.
+    """A search over serving configurations under a closed load.
+
+    Replicas are identical, so only one is run.
     """
 
     candidates: ServingCandidates
@@ -45,15 +44,16 @@ class ServingSearch(Question):
 
     @property
     def tokens_per_gpu(self) -> float:
-        """Return the output tokens of the load's requests in flight, per device."""
+        """Return the output tokens of all requests in flight, per device."""
         assert isinstance(self.inference.concurrency, int)  # A search has a closed load.
         return self.inference.concurrency * self.inference.output_length / self.cluster.num_gpus
 
     def request(
         self, run: RunRecord, *, best_step_s: float | None = None, startup_s: float | None = None
     ) -> InferenceRequest:
-        """Return a request for one replica with as many requests as it serves at once; a run has no
-        queue.
+        """Return a request for one replica with as many requests as it serves at once.
+
+        A run therefore has no queue.
         """
         config = run.parallel
         assert isinstance(config, ServingConfig)
@@ -72,9 +72,7 @@ class ServingSearch(Question):
         )
 
     def completed(self, measurement: Measurement, run: RunRecord) -> Measurement:
-        """Return the measurement with the latencies of the load, computed from those of its
-        replica.
-        """
+        """Return the measurement with the load's latencies, computed from its replica's."""
         times = measurement.serving
         if measurement.status != "ok" or times is None:
             return measurement
@@ -89,14 +87,15 @@ class ServingSearch(Question):
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointSearch(ServingSearch):
-    """A search on a running server. A run sends the full load, so it measures the load's latencies
-    directly.
+    """A search on a running server.
+
+    Each run sends the full load, so latencies are measured directly.
     """
 
     in_flight: float
-    """Number of requests in flight; predicted if the load is a rate."""
+    """Number of requests in flight. It is predicted if the load is a request rate."""
     trace: TraceSpec | None = None
-    """Requests to send; None for requests of equal length."""
+    """Requests to send. None if all requests have the same length."""
 
     @property
     def framework(self) -> str:
@@ -109,8 +108,9 @@ class EndpointSearch(ServingSearch):
     def request(
         self, run: RunRecord, *, best_step_s: float | None = None, startup_s: float | None = None
     ) -> InferenceRequest:
-        """Return a request with as many requests per repetition as are in flight, or as targets on
-        quantiles require.
+        """Return a request with enough requests per repetition.
+
+        These are as many as are in flight, or as targets on quantiles require.
         """
         replica = super().request(run, startup_s=startup_s)
         assert isinstance(run.parallel, ServingConfig)
@@ -148,11 +148,11 @@ class EndpointSearch(ServingSearch):
 def load_latencies(
     times: ServingTimes, config: ServingConfig, *, inference: InferenceWorkload, targets: Targets
 ) -> LoadLatencies:
-    """Return the latencies of a closed load from those of a replica's batch.
+    """Compute the latencies of a closed load from those of one replica's batch.
 
-    A batch of b requests takes S seconds, of which the first tokens wait the TTFT. With C / d
-    requests per replica, each is served after r = max(C / (d b), 1) batches: requests without room
-    wait S (r - 1) longer (Little's law).
+    A batch of b requests takes S seconds, including TTFT for the first tokens. With C / d requests
+    per replica, each request is served after r = max(C / (d b), 1) batches, so requests without
+    room wait S (r - 1) longer (Little's law).
     """
     assert isinstance(inference.concurrency, int)
     batches = max(inference.concurrency / config.data_parallel_size / config.max_num_seqs, 1.0)
@@ -185,8 +185,9 @@ def _latencies_of(
 
 
 def software(runner: Runner) -> str:
-    """Return the software name of serving measurements, separate from trainings with the same
-    software.
+    """Return the software name of serving measurements.
+
+    It differs from that of training with the same software.
     """
     return f"{runner}{SERVING}"
 
@@ -199,15 +200,16 @@ def penalised_latency_s(latencies: Latencies, *, targets: Targets) -> float:
 
 
 def meets_targets(latencies: Latencies, *, targets: Targets) -> bool:
-    """Return whether the latencies meet all targets."""
+    """Return True if the latencies meet all targets."""
     return all(value <= limit for _, limit, value in measured_targets(latencies, targets=targets))
 
 
 def measured_targets(
     latencies: Latencies, *, targets: Targets
 ) -> Iterator[tuple[str, float, float]]:
-    """Return (name, limit, bounded mean or quantile) of each target, skipping quantiles that were
-    not measured.
+    """Return the name, limit, and bounded mean or quantile of each target.
+
+    Quantiles that were not measured are skipped.
     """
     for name, latency, quantile, limit in targets.limits():
         if quantile is None:
@@ -217,10 +219,9 @@ def measured_targets(
 
 
 def penalty(values: Iterable[tuple[str, float, Any]]) -> Any:
-    """Return the penalty sum_i max(latency_i / target_i - 1, 0), a number or an array of shape
-    (n,).
+    """Return the penalty sum_i max(latency_i / target_i - 1, 0), a number or an array (n,).
 
-    The inputs are (name, target, latency) of each target.
+    `values` are (name, target, latency) of each target.
     """
     return assumed().search.target_penalty * sum(
         (np.maximum(value / limit - 1.0, 0.0) for _, limit, value in values), 0.0

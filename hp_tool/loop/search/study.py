@@ -1,5 +1,6 @@
-"""The Optuna study of a search: a projection of the store's runs for Optuna's tools, which can be
-deleted at any time.
+"""The Optuna study of a search.
+
+It mirrors the store's runs for Optuna's tools and can be deleted at any time.
 """
 
 import contextlib
@@ -24,21 +25,22 @@ from hp_tool.loop.search.sampler import (
 
 RUN_ID = "run_id"
 CLAIMS_LOOKED_BACK = 3
-"""Maximum number of earlier studies that a claim deletes. Each claim deletes the study before it,
-unless it died.
+"""Maximum number of earlier studies that a claim deletes. Normally there is one, because each claim
+deletes its predecessor's unless it died.
 """
 CLAIM = "-claim-"
 
 
 def study_name(search_id: str, *, claim: int) -> str:
-    """Return the study's name: the search's id, and after a change of coordinator the number of the
-    claim.
-    """
+    """Return the study name: the search id, and the claim number if the coordinator changed."""
     return search_id if claim == 1 else f"{search_id}{CLAIM}{claim}"
 
 
 class StudyProjection:
-    """One search's study, which asks for the next configuration and mirrors the results of runs."""
+    """Optuna study of one search.
+
+    It asks for the next configuration and mirrors the results of runs.
+    """
 
     def __init__(
         self,
@@ -49,10 +51,10 @@ class StudyProjection:
         storage: BaseStorage,
         claim: int = 1,
     ) -> None:
-        """Open or create the study of one claim of the search, and delete those of earlier claims.
+        """Open or create the study of a claim on the search, and delete those of earlier claims.
 
-        Claims share no study, because a coordinator that lost its lease without noticing could
-        change its successor's study.
+        Claims do not share a study, because a coordinator that lost its lease without noticing
+        could otherwise change its successor's study.
         """
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.sampler = sampler
@@ -62,7 +64,7 @@ class StudyProjection:
             storage=storage, sampler=sampler, study_name=name, load_if_exists=True
         )
         for earlier in range(max(claim - CLAIMS_LOOKED_BACK, 1), claim):
-            # Then either this study remains, or its writer, which is no longer a coordinator,
+            # Then either this study remains, or its writer, which is no longer the coordinator,
             # fails.
             with contextlib.suppress(KeyError, StorageInternalError):
                 optuna.delete_study(
@@ -74,12 +76,13 @@ class StudyProjection:
         return self.sampler.proposal(study=self.study)
 
     def rivals(self, *, count: int, apart: frozenset[int]) -> list[Proposal]:
-        """Return the rows to run in the same job as the last trial, none of them in `apart`."""
+        """Return the rows to run in the same job as the last trial, without those in `apart`."""
         return self.sampler.rivals(study=self.study, count=count, apart=apart)
 
     def ask(self) -> tuple[Trial, int]:
-        """Return a new trial and the table row of its parameters; call `bind` once its run is
-        stored.
+        """Return a new trial and the table row of its parameters.
+
+        Call `bind` once its run is stored.
         """
         trial = self.study.ask(self.sampler.distributions)
         row = self.sampler.table.row_of(trial.params)
@@ -87,14 +90,14 @@ class StudyProjection:
         return trial, row
 
     def bind(self, *, trial: Trial, run: RunRecord) -> None:
-        """Record the trial of a stored run."""
+        """Record which trial a stored run belongs to."""
         trial.set_user_attr(RUN_ID, run.id)
 
     def sync(self, runs: Sequence[RunRecord]) -> None:
-        """Update the study: one trial per run, ended for ended runs; close trials without a run.
+        """Update the study to one trial per run.
 
-        A run of a configuration that is no longer a candidate has no trial. It still counts as
-        evidence and in the budget.
+        End the trials of ended runs, and close trials without a run. A run whose configuration is
+        no longer a candidate has no trial. It still counts as evidence and in the budget.
         """
         underway = [run for run in runs if not run.state.ended]
         self.sampler.reserved = frozenset(
@@ -128,9 +131,9 @@ class StudyProjection:
         """Report a run's result to its trial.
 
         - ok: its seconds.
-        - Out of memory: completed, with a violated constraint.
+        - Out of memory: complete, with a violated constraint.
         - Timeout: pruned.
-        - Everything else: failed, with its cause.
+        - Anything else: failed, with its cause.
 
         A reduced run counts with its extrapolated step time. Its memory differs from that of the
         complete run, so running out of memory carries no information.
@@ -155,8 +158,8 @@ class StudyProjection:
             trial.set_constraint(MEMORY_CONSTRAINT, -1.0)
             self.study.tell(trial, step_s)
         elif status == "oom" and run.fidelity.is_whole:
-            # A completed trial needs a value. The prediction is used, and the violated constraint
-            # marks it as invalid.
+            # A complete trial needs a value. Use the prediction; the violated constraint marks it
+            # as invalid.
             trial.set_constraint(MEMORY_CONSTRAINT, 1.0)
             self.study.tell(trial, float(run.predicted["step_s"]))
         else:

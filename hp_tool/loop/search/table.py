@@ -42,32 +42,33 @@ _NOT_AXES = {
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateTable:
-    """n candidates, identified by their axis values. Row indices are valid only within a
-    process.
+    """n candidates, identified by their axis values.
+
+    Row indices are valid only within one process.
     """
 
     axes: Mapping[str, tuple[AxisValue, ...]]
-    """Value of each row on each axis (tensor_parallel_size, recompute, ...); together they identify
-    the row.
+    """Values of all rows by axis (tensor_parallel_size, recompute, ...). A row's values identify
+    it.
     """
     parts_s: Mapping[str, FloatArray]
-    """Uncalibrated exposed seconds by part, each (n,), without allocator retries."""
+    """Uncalibrated exposed seconds by part without allocator retries, each of shape (n,)."""
     layer_passes: FloatArray
     """(n,) see `calibration.Evidence`."""
     memory_bytes: FloatArray
-    """(n,) uncalibrated allocated bytes on the worst rank."""
+    """(n,) uncalibrated allocated bytes on the rank that needs most."""
     usable_bytes: FloatArray
-    """(n,) bytes available to a recommended configuration: the device without headroom and
+    """(n,) bytes available to a recommended configuration: device memory minus headroom and
     overheads.
     """
     device_bytes: FloatArray
-    """(n,) bytes of the device outside of overheads."""
+    """(n,) device memory minus overheads, in bytes."""
     features: Mapping[str, FloatArray] = field(default_factory=dict)
     """See `calibration.residual_features`."""
     retry_chance: FloatArray | float = 0.0
     """(n,) fraction of steps that wait for the allocator of a nearly full device."""
     retry_slowdown: FloatArray | float = 1.0
-    """(n,) factor on the time of such steps; see `cost.memory`."""
+    """(n,) slowdown of these steps; see `cost.memory`."""
 
     def __post_init__(self) -> None:
         if len(self.rows) != len(self):
@@ -83,21 +84,21 @@ class CandidateTable:
 
     @cached_property
     def choices(self) -> dict[str, tuple[AxisValue, ...]]:
-        """Sorted distinct values of each axis, the choices of its categorical distribution."""
+        """Sorted distinct values of each axis: the choices of its categorical distribution."""
         return {name: tuple(sorted(set(values))) for name, values in self.axes.items()}
 
     def params(self, row: int) -> dict[str, AxisValue]:
-        """Return a row's values by axis."""
+        """Return the axis values of a row."""
         return {name: values[row] for name, values in self.axes.items()}
 
     def row_of(self, params: Mapping[str, AxisValue]) -> int | None:
-        """Return the row with these values; None if there is none, or an axis is missing."""
+        """Return the row with these values; None if there is none or if an axis is missing."""
         if any(name not in params for name in self.axes):
             return None
         return self.rows.get(tuple(params[name] for name in self.axes))
 
     def take(self, rows: NDArray[np.intp]) -> CandidateTable:
-        """Return the table of some rows, including axes on which they do not differ."""
+        """Return a table of some rows. It keeps axes on which these rows do not differ."""
 
         def some(columns: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
             return {name: values[rows] for name, values in columns.items()}
@@ -123,7 +124,7 @@ class CandidateTable:
         memory_bytes: FloatArray,
         out_of_memory: NDArray[np.bool_],
     ) -> Evidence:
-        """Return the measurements (NaN for none) of the given rows with their predictions."""
+        """Return measurements of the given rows (NaN if not measured) with their predictions."""
         return Evidence(
             measurement_ids=measurement_ids,
             parts_s={name: seconds[rows] for name, seconds in self.parts_s.items()},
@@ -137,8 +138,9 @@ class CandidateTable:
         )
 
     def predict_step(self, calibration: Calibration) -> StepPrediction:
-        """Return the calibrated step times of all rows, with allocator retries counted by the mean
-        of the logarithm.
+        """Return the calibrated step times of all rows.
+
+        Allocator retries count by the mean of the logarithm.
         """
         step = self.predict_without_retries(calibration)
         return replace(step, regular_s=step.regular_s * self.retry_slowdown**self.retry_chance)
@@ -164,7 +166,7 @@ class CandidateTable:
 def candidate_table(
     *, case: TrainingCase, candidates: Candidates, costs: TrainingCosts
 ) -> CandidateTable:
-    """Return the table of candidates with known costs."""
+    """Return a table of candidates whose costs are known."""
     overhead = costs.memory_parts["overhead"]
     return CandidateTable(
         axes=candidate_axes(candidates),
@@ -180,8 +182,9 @@ def candidate_table(
 
 
 def candidate_axes(candidates: Candidates) -> dict[str, tuple[AxisValue, ...]]:
-    """Return the axes on which candidates differ, with the value of each candidate;
-    data_parallel_size is derived.
+    """Return the values of the candidates on each axis in which they differ.
+
+    data_parallel_size is derived, so it is not an axis.
     """
     columns: dict[str, tuple[AxisValue, ...]] = {
         f.name: tuple(getattr(candidates, f.name).tolist())

@@ -1,4 +1,4 @@
-"""Context of a coordinator: limits of the cluster, polling intervals and clock."""
+"""Environment of a coordinator: limits of the cluster, time intervals and clock."""
 
 import time
 from collections.abc import Callable
@@ -12,23 +12,23 @@ class Site:
     """Settings of a search that depend on its cluster."""
 
     limit: OpenRunsLimit | None = None
-    """Maximum number of concurrent runs on the cluster over all searches; None for no limit."""
+    """Maximum number of concurrent runs on the cluster, over all searches. None for no limit."""
     owner: str = ""
-    """Owner of the search, for the site's accounting."""
+    """Owner of the search, for accounting by the site."""
     avoided_hosts: tuple[str, ...] = ()
-    """Slow nodes that a check before the search found; jobs avoid them."""
+    """Slow nodes that a check before the search found. Jobs avoid them."""
     check_gpu_seconds: float = 0.0
-    """GPU-seconds of that check, charged to the first run."""
+    """GPU-seconds of that check. They are charged to the first run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Time intervals of a coordinator, and its clock."""
+    """Time intervals and clock of a coordinator."""
 
     lease_s: float = 60.0
-    """Seconds from a renewal of the lease to its expiry."""
+    """Seconds from a lease's renewal to its expiry."""
     poll_s: float = 0.25
     """Seconds between polls of the jobs."""
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
-    """Monotonic clock in seconds, with any origin."""
+    """Monotonic clock in seconds with an arbitrary origin."""

@@ -1,4 +1,4 @@
-"""Progress of a search's jobs from their logs: phase, steps, and last lines."""
+"""Progress of running jobs from their logs: phase, steps, and last lines."""
 
 import contextlib
 import statistics
@@ -14,7 +14,7 @@ from hp_tool.errors import LauncherError
 
 EVERY_S = 2.0
 SHARE = 0.05
-"""Maximum fraction of a coordinator's time spent reading logs from slow engines."""
+"""Maximum fraction of a coordinator's time that is spent reading logs from slow engines."""
 LINES, LINE_CHARACTERS = 12, 200
 
 
@@ -27,24 +27,24 @@ class Underway:
     steps: int = 0
     """Number of measured steps so far."""
     step_s: float | None = None
-    """Median of the measured steps, else of the warm-up steps."""
+    """Median time of the measured steps in seconds, else of the warm-up steps."""
     log_tail: str = ""
 
 
 class Watched:
-    """Reads the logs of running jobs at intervals."""
+    """Read the logs of running jobs at intervals."""
 
     def __init__(self, *, launcher: Launcher, clock: Callable[[], float]) -> None:
         self._launcher, self._clock, self._next = launcher, clock, -float("inf")
         self.jobs: JsonObject = {}
-        """`Underway` as JSON by the run's id."""
+        """`Underway` as JSON, by run id."""
 
     def look(self, handles: Mapping[str, RunRecord], states: Mapping[str, JobState]) -> bool:
-        """Read the logs if the interval has passed; return whether a job has made progress."""
+        """Read the logs if the interval has passed. Return True if any job has made progress."""
         if (started := self._clock()) < self._next:
             return False
         before = self.jobs
-        # Otherwise it shows the last known state.
+        # Otherwise, it shows the last known state.
         with contextlib.suppress(LauncherError, OSError):
             self.jobs = {
                 handles[handle].id: asdict(self._one(handle, handles[handle], state))
@@ -62,8 +62,9 @@ class Watched:
 
 
 def parse_progress(log: str, *, serves: bool) -> Underway:
-    """Return a running job's progress from its log; with `serves`, the job answers requests and
-    logs no steps.
+    """Return a running job's progress from its log.
+
+    If `serves`, the job answers requests and logs no steps.
     """
     lines = [
         line[:LINE_CHARACTERS]
