@@ -226,7 +226,7 @@ def one_expert_is_a_dense_model() -> Iterator[Comparison]:
 
 
 def equal_layers_are_equal_blocks() -> Iterator[Comparison]:
-    """Check that a model with equal layers and the same model listed block by block have the same
+    """Check that a model of identical layers and the same model listed block by block have the same
     step time and memory.
     """
     for name in models():
@@ -321,9 +321,9 @@ LAWS: dict[str, Callable[[], Iterator[Comparison]]] = {
     "a newer GPU trains no slower": newer_gpu_trains_no_slower,
     "a newer GPU serves no slower": newer_gpu_serves_no_slower,
     "one expert is a dense model": one_expert_is_a_dense_model,
-    "equal layers are equal blocks": equal_layers_are_equal_blocks,
+    "blocks of identical layers change no answer": equal_layers_are_equal_blocks,
     "a dropped collective never adds time": dropped_collective_never_adds_time,
-    "a narrower precision is no slower": narrower_precision_is_no_slower,
+    "a lower precision is no slower": narrower_precision_is_no_slower,
 }
 
 

@@ -218,10 +218,14 @@ def _refused(f: dict[str, Any]) -> str:
     )
 
 
+def _shown_class(name: str) -> str:
+    return name.replace("mixture", "MoE").replace("adapters", "LoRA").replace(": ", " | ")
+
+
 def classes(result: dict[str, Any]) -> str:
     """Return a table of all figures of held-out rows by kind and familiarity class."""
     rows = (
-        f"{name.replace(': ', ' | ')} | {f['n']:,} | {percent(f['inside'], 0)} | "
+        f"{_shown_class(name)} | {f['n']:,} | {percent(f['inside'], 0)} | "
         f"{f['high_low']:.2f} | {f['score']:.2f} | {percent(f['median'])}"
         for name, f in result["report"].get("classes", {}).items()
     )
@@ -256,22 +260,25 @@ def _cells(f: dict[str, Any]) -> str:
 
 
 def groups(result: dict[str, Any]) -> str:
-    """Return a table for each group with a row for each GPU or release, ordered by what the fits
-    held out.
+    """Return tables of all groups with a row for each GPU or release, ordered by what the fits
+    held out. Groups whose constants were fitted on the same rows share a table.
     """
     blocks = []
     for left_out, heading in HEADINGS.items():
         blocks.append(f"### {heading}")
+        rows_by_saw: dict[str, list[str]] = {}
         for title, group in result["groups"].items():
             if group["left_out"] != left_out:
                 continue
             parts = list(group["parts"].items())
             lines = [("all", group), *parts] if len(parts) > 1 else parts
-            rows = (f"{name or '-'} | {_cells(f)}" for name, f in lines)
-            blocks += [
-                f"**{title}** ({group['unit']}). Fitted on: {group['saw']}.",
-                _table(f"| {COLUMNS}", rows),
-            ]
+            for at, (name, f) in enumerate(lines):
+                first = "" if at else f"**{title}** ({group['unit']})"
+                rows_by_saw.setdefault(group["saw"], []).append(
+                    f"{first} | {name or '-'} | {_cells(f)}"
+                )
+        for saw, rows in rows_by_saw.items():
+            blocks += [f"Fitted on: {saw}.", _table(f"group | part | {COLUMNS}", rows)]
     return "\n\n".join(blocks)
 
 

@@ -255,7 +255,7 @@ def _memory_reason(rows: CostedRows, row: int, memory: ServingMemory) -> Reason:
         f"{format_gib(memory.weights_bytes)}, keys and values of one "
         f"request{longest} {format_gib(one)}, working set {format_gib(working)}, engine "
         f"{format_gib(memory.overhead_bytes)}; "
-        "raise tensor_parallel_size or pipeline_parallel_size, or choose a narrower precision"
+        "raise tensor_parallel_size or pipeline_parallel_size, or choose a lower precision"
     )
     return Reason(code=MEMORY, message=message, needed=needed, available=memory.capacity_bytes)
 
