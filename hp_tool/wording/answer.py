@@ -1,4 +1,4 @@
-"""The verdict and the figures of a search in sentences, for pages, the terminal and reports."""
+"""Sentences about the verdict and the figures of a search, for pages, the terminal and reports."""
 
 import statistics
 
@@ -29,11 +29,11 @@ from hp_tool.domain.units import (
 from hp_tool.wording.words import change_in_words, stopped_words
 
 MIN_SAVED_FRACTION = 0.01
-"""Minimum saving of a part that is reported, as a fraction of the step."""
+"""Minimum saving of a part, as a fraction of the step, for it to be reported."""
 MIN_RISK = 0.005
-"""Minimum out-of-memory probability that is reported."""
+"""Minimum out-of-memory probability for it to be reported."""
 MIN_REPORTED_ERROR_FACTOR = 1.5
-"""Factor from which a sentence reports the error of the cost model."""
+"""Minimum error factor of the cost model for a sentence to report it."""
 TITLES: dict[VerdictState, str] = {
     "use": "Use this configuration",
     "keep": "Keep your baseline",
@@ -125,12 +125,14 @@ def _gain_words(gain: Gain, what: str, *, source: bool = True) -> str:
 
 
 def answer_title(answer: Answer | ServingAnswer) -> str:
-    """Return what to do as a title: `Use this configuration` or `Keep your baseline`."""
+    """Return the recommended action as a title: `Use this configuration` or `Keep your
+    baseline`.
+    """
     return TITLES[get_verdict(answer).state]
 
 
 def decision_sentence(answer: Answer | ServingAnswer) -> str | None:
-    """Return the reason for a verdict other than `use`; None for `use`."""
+    """Return the reason for the verdict; None for the verdict `use`."""
     state = get_verdict(answer).state
     if state == "unmeasured":
         return (
@@ -152,7 +154,7 @@ def decision_sentence(answer: Answer | ServingAnswer) -> str | None:
 
 
 def _uncertainty_words(answer: Answer | ServingAnswer) -> str:
-    """Return why a single run does not determine the step time."""
+    """Return the reason why a single run does not determine the step time."""
     runs = answer.measured
     assert isinstance(answer, Answer) and runs is not None
     if answer.outside and answer.calibrated_step_s_interval is not None:
@@ -165,7 +167,9 @@ def _uncertainty_words(answer: Answer | ServingAnswer) -> str:
 def configuration_to_keep(
     answer: Answer | ServingAnswer | None,
 ) -> ParallelConfig | ServingConfig | None:
-    """Return the configuration to keep instead of the answer's; None if there is none."""
+    """Return the configuration to keep instead of the answer's; None unless the verdict is to keep
+    one.
+    """
     if answer is None:
         return None
     chosen = get_verdict(answer).parallel
@@ -188,7 +192,7 @@ def gains_words(answer: Answer | ServingAnswer) -> str | None:
         return None
     by_figures = {
         (gain.factor, gain.interval): gain for gain in reversed(measured)
-    }  # One layout may be the first run and the slowest run.
+    }  # The first run and the slowest run may have the same layout.
     others = [gain for gain in reversed(by_figures.values()) if gain != answer.gain]
     comparison = (
         f"It has {' and '.join(_gain_words(gain, 'speed', source=False) for gain in others)}. "
@@ -254,16 +258,16 @@ def prediction_check_words(answer: Answer | ServingAnswer) -> str | None:
 
 
 def rivals_words(answer: Answer | ServingAnswer) -> str:
-    """Return `5 other layouts may be as fast`; empty if there are none."""
+    """Return `5 other layouts may be as fast`; empty if there are no rivals."""
     return (
         f"{format_count(answer.as_good, 'other layout')} may be as fast" if answer.as_good else ""
     )
 
 
 def answer_sentences(answer: Answer | ServingAnswer, *, measured: str | None = None) -> list[str]:
-    """Return the sentences that describe an answer, the decision first.
+    """Return the sentences that describe an answer, the verdict first.
 
-    `measured` replaces the sentence about the measurements.
+    If `measured` is set, it replaces the sentence about the measurements.
     """
     subject = "request latency: " if isinstance(answer, ServingAnswer) and answer.measured else ""
     state = get_verdict(answer).state
@@ -288,7 +292,7 @@ def answer_sentences(answer: Answer | ServingAnswer, *, measured: str | None = N
 
 
 def disagreement_words(answer: Answer | ServingAnswer) -> str | None:
-    """Return a sentence if several runs of the answer contradict the calibration, else None."""
+    """Return a sentence if repeated runs of the answer contradict the calibration, else None."""
     if not isinstance(answer, Answer) or not answer.outside or answer.measured is None:
         return None
     interval = answer.calibrated_step_s_interval
@@ -299,8 +303,8 @@ def disagreement_words(answer: Answer | ServingAnswer) -> str | None:
 
 
 def explain_change(answer: Answer | ServingAnswer) -> str | None:
-    """Return the changes of the answer from the baseline, and the parts of a step in which they
-    save time; None if the baseline does not differ.
+    """Return how the answer differs from the baseline, and the parts of a step in which this saves
+    time; None if it does not differ.
     """
     baseline = answer.baseline
     if baseline is None or baseline.parallel == answer.parallel:
@@ -329,7 +333,9 @@ def _baseline_name(baseline: Baseline | ServingBaseline) -> str:
 
 
 def _savings_words(baseline: Baseline) -> str | None:
-    """Return the cost saved over the training, else the days saved; None if neither is known."""
+    """Return the saved cost over the training run, else the saved days; None if neither is
+    known.
+    """
     if baseline.saved_cost is not None and baseline.saved_cost > 0:
         return f"saves ${baseline.saved_cost:,.0f} over the training"
     if baseline.saved_days is not None and baseline.saved_days > 0:
@@ -357,11 +363,10 @@ def measured_load_words(load: Latencies, runs: Repeats | None) -> str:
 def cost_model_error_words(
     predicted: InferenceEstimate, measured: Latencies | None
 ) -> tuple[str, ...]:
-    """Return the error of the cost model in words; empty if it is small.
+    """Return the error of the cost model in words; empty if the error is small.
 
-    For example
-    `The cost model alone was 3.0 times too fast: 107.7 ms to the first token, measured 323.1 ms.`
-    The latency is the one with the median of the three ratios.
+    For example `The cost model alone was 3.0 times too fast: 107.7 ms to the first token, measured
+    323.1 ms.` The latency shown is the one whose error ratio is the median of the three.
     """
     latencies = (
         {name: (getattr(measured, name), getattr(predicted, name)) for name in LATENCIES}

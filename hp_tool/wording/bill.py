@@ -1,4 +1,4 @@
-"""The expected cost of a search in sentences, for pages and the terminal."""
+"""Sentences about the expected cost of a search, for pages and the terminal."""
 
 from collections.abc import Callable
 
@@ -27,8 +27,8 @@ def expected_words(plan: SearchPlan) -> str:
 
 
 def worst_case_words(plan: SearchPlan) -> str:
-    """Return `11.2 GPU-hours, $40, if every run reaches its time limit`, with a warning if the
-    limit is shorter than the expected run.
+    """Return `11.2 GPU-hours, $40, if every run reaches its time limit`. Add a warning if the limit
+    is shorter than the expected run.
     """
     cost = "" if plan.most_cost is None else f", {format_money(plan.most_cost)}"
     worst = (
@@ -44,7 +44,9 @@ def worst_case_words(plan: SearchPlan) -> str:
 
 
 def bill_sentences(plan: SearchPlan) -> tuple[str, ...]:
-    """Return sentences on the expected cost, the worst case, and usual settings that runs lack."""
+    """Return sentences about the expected cost, the worst case, and usual settings that the runs do
+    not use.
+    """
     expected = expected_words(plan)
     unrun = unrun_settings_words(plan.unrun)
     return (
@@ -55,7 +57,7 @@ def bill_sentences(plan: SearchPlan) -> tuple[str, ...]:
 
 
 def format_device_time(gpu_seconds: float) -> str:
-    """Return `900 GPU-seconds` below an hour, else `1.6 GPU-hours`."""
+    """Return `900 GPU-seconds` below an hour, `1.6 GPU-hours` from an hour on."""
     if gpu_seconds < SECONDS_PER_HOUR:
         return f"{gpu_seconds:,.0f} GPU-seconds"
     return f"{gpu_seconds / SECONDS_PER_HOUR:,.1f} GPU-hours"
@@ -67,5 +69,5 @@ def format_money(dollars: float) -> str:
 
 
 def range_words(value: float, interval: Interval, words: Callable[[float], str]) -> str:
-    """Return `value` in words, or its interval as `12.0 min to 40.0 min`."""
+    """Return the interval as `12.0 min to 40.0 min` or, if it is None, `value` in words."""
     return words(value) if interval is None else f"{words(interval[0])} to {words(interval[1])}"

@@ -1,4 +1,4 @@
-"""Columns of terminal tables: cells, headings with units, and the meaning of abbreviations."""
+"""Columns of terminal tables: cells, headings with units, and explanations of abbreviations."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,14 +27,14 @@ class Column:
 
     head: str
     unit: str = ""
-    """Unit of all cells of the column."""
+    """Unit of the column's cells."""
     cells: tuple[str, ...]
     meaning: str = ""
-    """Meaning of the head's abbreviation; empty if the head is a word."""
+    """Meaning of the abbreviation in the head; empty if the head is no abbreviation."""
     drop: int = 0
-    """Order in which narrow terminals hide the column, highest first; 0: always shown."""
+    """Priority for hiding the column in a narrow terminal, highest first; 0: never hidden."""
     left: bool = False
-    """Whether cells are aligned left, as for text."""
+    """Whether cells are left-aligned, as for text."""
 
     @property
     def title(self) -> str:
@@ -43,13 +43,13 @@ class Column:
 
     @property
     def is_constant(self) -> bool:
-        """Whether all rows have the same value."""
+        """Whether the value is the same in all rows."""
         return len(self.cells) > 1 and len(set(self.cells)) == 1
 
 
 def versus_first(rows: Sequence[Recommendation]) -> list[Column]:
-    """Return the column of expected step times relative to the first row; empty for stored results
-    without expected step times.
+    """Return the column of expected step times relative to the first row; empty if stored results
+    have no expected step times.
     """
     first = rows[0].expected_token_s if rows else None
     if first is None:
@@ -63,7 +63,7 @@ def versus_first(rows: Sequence[Recommendation]) -> list[Column]:
 
 
 def _context_exchange(config: ParallelConfig) -> str:
-    """Return `a2a`, or `a2a+p2p 8x4` with its levels; `-` for a ring, the default."""
+    """Return `a2a`, or `a2a+p2p 8x4` with its level sizes; `-` for a ring, the default."""
     kind, levels = config.context_parallel_communication, config.hierarchical_context_parallel_sizes
     if kind in (None, "p2p") or config.context_parallel_size == 1:
         return ABSENT
@@ -71,8 +71,8 @@ def _context_exchange(config: ParallelConfig) -> str:
 
 
 def varied_columns(rows: Sequence[Recommendation]) -> list[Column]:
-    """Return columns for the `training` values in which rows differ, and for the pipeline layout if
-    stages have unequal layers.
+    """Return columns for the `training` values that differ between rows, and for the pipeline
+    layout if stages have different numbers of layers.
     """
     has_unequal_stages = ("blocks_by_stage" in row.estimate.provenance for row in rows)
     layouts = tuple(
@@ -99,11 +99,11 @@ def varied_columns(rows: Sequence[Recommendation]) -> list[Column]:
 
 
 BATCH_LIMITS = ("max_num_seqs", "max_num_batched_tokens")
-"""Engine limits, which tables of layouts omit."""
+"""Engine limits that tables of layouts omit."""
 
 
 def configuration_columns(configs: Sequence[ParallelConfig]) -> list[Column]:
-    """Return the columns of the axes that at least one training configuration uses."""
+    """Return columns for the axes that at least one training configuration uses."""
     shown = [
         Column(
             head=axis.head,
@@ -126,7 +126,7 @@ def _uses_axis(config: ParallelConfig, axis: Axis) -> bool:
 
 
 def axis_cell(config: ParallelConfig, key: str) -> str:
-    """Return the value of an axis in a table."""
+    """Return the table cell for an axis value."""
     if key == "context_parallel_communication":
         return _context_exchange(config)
     if key == "recompute":
@@ -140,12 +140,14 @@ def axis_cell(config: ParallelConfig, key: str) -> str:
 
 
 def num_gpus_cells(rows: Sequence[Recommendation | ServingRecommendation]) -> tuple[str, ...]:
-    """Return the number of GPUs that the ranking chose for each row, or `-`."""
+    """Return the number of GPUs that the ranking chose for each row; `-` for rows where it chose
+    none.
+    """
     return tuple(str(row.set.get("cluster.num_gpus", ABSENT)) for row in rows)
 
 
 def serving_columns(rows: Sequence[ServingRecommendation]) -> list[Column]:
-    """Return the columns of the axes that at least one serving configuration uses."""
+    """Return columns for the axes that at least one serving configuration uses."""
     configs = [row.parallel for row in rows]
     shown = [
         Column(
@@ -170,11 +172,11 @@ def terminal_columns(
     *,
     shared_unit: tuple[str, float] | None = None,
 ) -> list[Column]:
-    """Return the columns that the terminal prints for ranked rows or estimates, each with its
-    interval if it has one. Columns without any value are omitted.
+    """Return the columns that the terminal prints for ranked rows or estimates, each followed by
+    its interval if there is one. Columns without any value are omitted.
 
-    `shared_unit` is the unit of all durations with its length in seconds; None: the unit of the
-    longest duration in each column.
+    `shared_unit` is the unit of all durations and its length in seconds; None: each column uses the
+    unit of its longest duration.
     """
     return [
         each
@@ -225,9 +227,9 @@ def figure_column(
     drop: int = 0,
     shared_unit: tuple[str, float] | None = None,
 ) -> Column:
-    """Return the column of one figure, with a cell for each source.
+    """Return the column of one figure, with one cell per source.
 
-    `head` replaces the figure's head. For `shared_unit`, see `terminal_columns`.
+    `head` replaces the figure's own head. For `shared_unit`, see `terminal_columns`.
     """
     values = [figure.value(source) for source in sources]
     name, write = _unit_and_writer(figure.unit, values, shared_unit=shared_unit)
@@ -242,14 +244,14 @@ def figure_column(
 
 
 def unmeasured_features(estimate: Estimate | InferenceEstimate) -> list[str]:
-    """Return the features of a configuration that no published run covers."""
+    """Return the features of a configuration that occur in no published run."""
     return [] if estimate.familiarity is None else list(estimate.familiarity.unmeasured)
 
 
 def duration_column(
     head: str, seconds: Sequence[float | None], *, meaning: str = "", drop: int = 0
 ) -> Column:
-    """Return a column of durations in the unit of the longest."""
+    """Return a column of durations in the unit of the longest one."""
     unit, size = duration_unit(seconds)
     return Column(
         head=head, unit=unit, cells=scale_values(seconds, size), meaning=meaning, drop=drop
@@ -257,7 +259,7 @@ def duration_column(
 
 
 def duration_unit(seconds: Iterable[float | None]) -> tuple[str, float]:
-    """Return the unit of the longest duration, and the length of this unit in seconds."""
+    """Return the unit of the longest duration, and its length in seconds."""
     longest = max((each for each in seconds if each is not None), default=1.0)
     return next(
         ((unit, size) for unit, size in (("s", 1.0), ("ms", 1e-3)) if longest >= size), ("us", 1e-6)
@@ -265,8 +267,8 @@ def duration_unit(seconds: Iterable[float | None]) -> tuple[str, float]:
 
 
 def scale_values(values: Sequence[float | None], size: float) -> tuple[str, ...]:
-    """Return the values in a unit of `size`, all with the same number of decimals: enough for four
-    digits of the smallest, at most 2, or 3 below 10.
+    """Return the values in a unit of `size`, all with the same number of decimals: as many as the
+    smallest value needs for four digits, at most 2, or 3 below 10.
     """
     figures = [None if value is None else value / size for value in values]
     sizes = [abs(figure) for figure in figures if figure] or [1.0]
@@ -283,14 +285,14 @@ counts = _cell_writer("{:,.0f}".format)
 decimals = _cell_writer("{:,.1f}".format)
 """Format numbers with one decimal as cells."""
 percents = _cell_writer(lambda fraction: f"{100.0 * fraction:,.1f}")
-"""Format fractions as percentages without a sign."""
+"""Format fractions as percentages without a percent sign."""
 gibs = _cell_writer(lambda size: f"{size / GIB:,.1f}")
 """Format bytes as GiB."""
 
 
 def _format_dollars(values: Iterable[float | None]) -> tuple[str, ...]:
-    """Format US dollars: without cents if the largest is 1,000 or more, else with at least cents
-    and two digits of the smallest.
+    """Format US dollars. Cents are omitted if the largest amount is 1,000 or more; otherwise there
+    are at least cents, and at least two digits of the smallest amount.
     """
     values = list(values)
     sizes = [abs(value) for value in values if value] or [1.0]
@@ -313,7 +315,9 @@ WRITERS_BY_UNIT: dict[figures.ColumnUnit, tuple[str, Write]] = {
     "text": ("", _cell_writer(str)),
     "heading": ("", _cell_writer(str)),
 }
-"""For each unit of a figure: the unit in the column's head, and the function that formats cells."""
+"""For each unit of a figure: the unit shown in the column's head, and the function that formats its
+cells.
+"""
 
 
 def _unit_and_writer(
@@ -330,7 +334,7 @@ def _unit_and_writer(
 
 
 def parts_columns(parts: Mapping[str, float], figures: Column) -> list[Column]:
-    """Return the columns of a table of parts: name, `figures`, and share of the total."""
+    """Return the columns of a table of parts: name, `figures`, and fraction of the total."""
     total = sum(parts.values()) or 1.0
     names = Column(head="part", cells=tuple(map(label, parts)), left=True)
     return [

@@ -1,4 +1,4 @@
-"""How similar the nearest measured runs are, in a sentence."""
+"""Sentences about how similar the nearest measured runs are to a query."""
 
 from hp_tool.domain.familiarity import FAMILIAR_CLASS, Familiarity
 from hp_tool.domain.parallel import ParallelConfig, Recompute, recompute_name
@@ -19,12 +19,12 @@ MISSING_RUNS_WORDS = {
     "scale": "No measured run on so many GPUs",
     "load": "No measured run under such a load",
 }
-"""Start of the sentence, by familiarity class."""
+"""Start of the sentence for each familiarity class."""
 
 
 def familiarity_words(familiarity: Familiarity, *, serves: bool = False) -> str:
-    """Return `12 measured runs of this model family on this GPU with this framework`, or what no
-    measured run has in common with the query, and the nearest runs.
+    """Return `12 measured runs of this model family on this GPU with this framework`. If no
+    measured run is like the query, return what they all lack, and the nearest runs.
     """
     runs = format_count(familiarity.n, "measured run")
     if familiarity.class_ in (FAMILIAR_CLASS, "layout"):
@@ -51,7 +51,9 @@ def measured_words(estimate: Estimate) -> str:
 
 
 def faster_words(faster: Faster, *, than: ParallelConfig) -> str:
-    """Return the layout that may be faster than rank 1, its gain, and its unmeasured features."""
+    """Return the layout that may be faster than rank 1, its gain, and its features without measured
+    runs.
+    """
     changes = change_in_words(than, faster.parallel, gpus=(1, 1))
     features = ", ".join(_feature_words(name, faster.parallel) for name in faster.unmeasured)
     return (

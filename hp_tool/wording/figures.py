@@ -1,7 +1,7 @@
 """Figures of an estimate, such as the step time: name, label, unit, path and interval.
 
-Pages, terminal tables, HTML and agents' answers use these definitions. A figure can be read from an
-object or from its JSON.
+Pages, terminal tables, HTML and agents' answers share these definitions. A figure can be read from
+an object or from its JSON.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,9 @@ Unit = Literal[
     "count",
 ]
 ColumnUnit = Unit | Literal["risk", "bandwidth", "moment", "text", "heading"]
-"""Unit of figures in lists; `heading` marks the column that names the row."""
+"""Unit of a figure in lists. `heading` marks the column that names the row."""
 LESS_IS_BETTER = frozenset({"seconds", "bytes", "days", "hours", "dollars", "joules", "kilograms"})
-"""Units in which a smaller value is better."""
+"""Units for which smaller values are better."""
 Interval = tuple[float, float]
 
 
@@ -47,12 +47,12 @@ class Figure:
     per: str = ""
     """Text after the unit in a column's head, such as `/h`."""
     path: str = ""
-    """Dotted path of the value in an estimate; empty: the same as `name`."""
+    """Dotted path of the value in an estimate; empty: `name`."""
     interval: str = ""
     """Dotted path of the interval in an estimate; empty: no interval."""
     scale: tuple["Figure", Literal[1, -1]] | None = None
-    """A figure with an interval to which this figure is proportional (1) or inversely proportional
-    (-1).
+    """Another figure with an interval, to which this figure is proportional (1) or inversely
+    proportional (-1).
     """
     note: str = ""
     """Short explanation of the figure."""
@@ -63,12 +63,14 @@ class Figure:
         return value
 
     def stored_interval(self, source: object) -> Interval | None:
-        """Return the interval that `source` contains for this figure."""
+        """Return this figure's interval in `source`, if it is stored there."""
         ends: Sequence[float] | None = value_at(source, self.interval) if self.interval else None
         return None if ends is None else (ends[0], ends[1])
 
     def interval_in(self, source: object) -> Interval | None:
-        """Return the interval of the figure, or an interval derived from `scale`."""
+        """Return this figure's interval in `source`: the stored one, else one derived from
+        `scale`.
+        """
         if self.scale is None:
             return self.stored_interval(source)
         base, power = self.scale
@@ -81,11 +83,11 @@ class Figure:
 
 
 def value_at(source: Any, path: str) -> Any:
-    """Return the value at a dotted path of an object or a mapping; None if a value on the way is
+    """Return the value at a dotted path of an object or a mapping; None if a value on the path is
     None or a mapping lacks the key.
 
     Raises:
-        AttributeError: An object has no such attribute.
+        AttributeError: An object lacks the attribute.
     """
     for name in path.split("."):
         if source is not None:
@@ -238,7 +240,7 @@ AFTER_FIX = (
     Figure(name="step_s", label="Step", head="step", unit="seconds"),
     Figure(name="step_change_fraction", label="Step change", head="longer", unit="change"),
 )
-"""Figures of a fix for a training that does not fit."""
+"""Figures of a fix, for a training run that does not fit."""
 SERVED_AFTER_FIX = (
     AFTER_FIX[0],
     *(replace(figure, label=figure.head, interval="") for figure in (TTFT, TPOT)),
@@ -258,7 +260,7 @@ MEASURED = (
     Figure(name="objective_s", label=STEP.label, unit="seconds"),
     Figure(name="tokens_per_second_per_gpu", label=TOKENS.label, unit="rate"),
 )
-"""Figures of a measured training run, with the labels of the predicted figures."""
+"""Figures of a measured training run, with the same labels as the predicted figures."""
 SERVED_MEASURED = (
     *(
         Figure(name=latency.key, label=latency.label, unit="seconds", path=f"load.{latency.key}")

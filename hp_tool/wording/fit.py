@@ -1,5 +1,5 @@
-"""Sentences about an estimate: whether the configuration fits, and which settings would narrow its
-interval or speed it up.
+"""Sentences about an estimate: whether the configuration fits in memory, and which settings would
+narrow its interval or speed it up.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from hp_tool.domain.units import (
 
 MIN_SHOWN_PROBABILITY = 1e-4
 MIN_REPORTED_SLOWDOWN = 1.5
-"""Factor from which a sentence reports that a fix makes a latency longer."""
+"""Minimum factor by which a fix increases a latency for a sentence to report it."""
 KNOB_LABELS = {
     "training.cuda_graphs": "CUDA graphs",
     "training.gradient_precision": "{} gradients",
@@ -34,7 +34,7 @@ KNOB_LABELS = {
     "parallel.zero_stage": "zero_stage {}",
     "parallel.recompute": "recomputation",
 }
-"""Labels of a recipe's settings; {} is the value."""
+"""Labels of a recipe's settings, where {} stands for the value."""
 CACHE_NOTE = "allocator cache not counted"
 
 
@@ -48,14 +48,14 @@ def risk_words(probability: float) -> str:
 
 
 def out_of_memory_words(estimate: Estimate) -> str:
-    """Return `3.2% chance of running out of memory`; empty if the estimate has none."""
+    """Return `3.2% chance of running out of memory`; empty if the probability is unknown."""
     fails = estimate.out_of_memory_probability
     return "" if fails is None else f"{risk_words(fails)} chance of running out of memory"
 
 
 def memory_range_words(estimate: Estimate) -> str:
     """Return `60.1-64.5 GiB allocated (90% interval) of 75.1 GiB usable; allocator cache not
-    counted`; empty without an interval.
+    counted`; empty if the estimate has no interval.
     """
     if estimate.intervals is None or estimate.memory is None:
         return ""
@@ -77,14 +77,15 @@ def memory_range_words(estimate: Estimate) -> str:
 
 def stall_words(estimate: Estimate) -> str:
     """Return `11% chance of a stall, as observed on this cluster: a step then takes 5.2 times as
-    long`, or the probability that the allocator of a nearly full device retries; empty if neither
-    widens the interval.
+    long`, or the probability that the allocator of a nearly full device retries.
+
+    Empty if neither widens the interval.
     """
     if estimate.intervals is None:
         return ""
     if (
         "calibration" in estimate.provenance
-    ):  # A stall rarer than the tail outside the interval does not widen it.
+    ):  # Stalls rarer than the tail outside the interval do not widen it.
         slow, cause = (
             estimate.provenance.get("stalls"),
             "of a stall, as observed on this cluster",
@@ -106,7 +107,7 @@ def stall_words(estimate: Estimate) -> str:
 
 def narrower_range_words(estimate: Estimate) -> str:
     """Return `Narrower range (12.2-17.5 s): set training.framework_version to 26.08.`; empty if no
-    key of the query would narrow the interval of the step time.
+    query key would narrow the step-time interval.
     """
     if estimate.narrowest is None or estimate.intervals is None:
         return ""
@@ -119,7 +120,7 @@ def narrower_range_words(estimate: Estimate) -> str:
 
 def recipe_words(estimate: Estimate) -> str:
     """Return `With recipe megatron-bridge-26.08: 14.7 s (CUDA graphs, bf16 gradients).`; empty if
-    there is no such recipe.
+    no recipe applies.
     """
     recipe, assumed = estimate.with_recipe, estimate.provenance.get("usual")
     if recipe is None or (isinstance(assumed, dict) and "training.recipe" in assumed["set"]):
@@ -136,7 +137,9 @@ def recipe_words(estimate: Estimate) -> str:
 
 def cuda_graphs_words(estimate: Estimate) -> str:
     """Return `With CUDA graphs (training.cuda_graphs: true): 412.0 ms, because kernel launches
-    limit this step.`; empty if launches do not limit the step or the query sets CUDA graphs.
+    limit this step.`
+
+    Empty if kernel launches do not limit the step, or if the query sets cuda_graphs.
     """
     graphs = estimate.provenance.get("with_cuda_graphs")
     if not isinstance(graphs, dict):
@@ -150,7 +153,9 @@ def cuda_graphs_words(estimate: Estimate) -> str:
 
 def usual_settings_words(estimate: Estimate) -> str:
     """Return `Assumes recipe megatron-bridge-26.08, the usual setting of such runs; 13.6 s per step
-    without it.`; empty if the answer uses the framework's defaults.
+    without it.`
+
+    Empty if the answer assumes the framework's defaults.
     """
     assumed = estimate.provenance.get("usual")
     if not isinstance(assumed, dict):
@@ -168,8 +173,8 @@ def usual_settings_words(estimate: Estimate) -> str:
 
 
 def unrun_settings_words(unrun: object) -> str:
-    """Return why the runs of a search do not use the recipe that `recommend` assumes for a layout;
-    empty if they use it.
+    """Return the reason why the runs of a search do not use the recipe that `recommend` assumes for
+    a layout; empty if they use it.
 
     `unrun` is `provenance.unrun` of the layout's estimate.
     """
@@ -195,7 +200,7 @@ def unrun_settings_words(unrun: object) -> str:
 
 def chosen_settings_words(chosen: Mapping[str, object]) -> str:
     """Return `Assumes CUDA graphs and fused loss (same numerics).` for the free settings that a
-    ranking chose; empty without any.
+    ranking chose; empty if it chose none.
     """
     words = [
         _knob_words(path, chosen[path])
@@ -206,7 +211,7 @@ def chosen_settings_words(chosen: Mapping[str, object]) -> str:
 
 
 def open_settings_sentences(estimate: Estimate) -> tuple[str, ...]:
-    """Return a sentence for each setting that the query does not specify and that matters."""
+    """Return a sentence for each setting that the query leaves open and that affects the answer."""
     return tuple(
         filter(
             None,
@@ -233,8 +238,8 @@ def _value_words(value: object) -> str:
 
 
 def traded_words(fix: Fix | ServingFix, before: Estimate | InferenceEstimate) -> str:
-    """Return `but 279.1 ms -> 24.36 s to the first token` if a serving fix trades one latency
-    for another; else empty.
+    """Return `but 279.1 ms -> 24.36 s to the first token` if a serving fix worsens another latency;
+    otherwise empty.
     """
     if isinstance(fix, Fix) or isinstance(before, Estimate):
         return ""

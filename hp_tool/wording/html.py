@@ -1,4 +1,4 @@
-"""Answers as HTML tables for notebooks (`_repr_html_`). All text is escaped."""
+"""Render answers as HTML tables for notebooks (`_repr_html_`). All text is escaped."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -23,9 +23,9 @@ from hp_tool.wording.words import cache_words, layout_arithmetic, serving_arithm
 def estimate_html(
     estimate: Estimate | InferenceEstimate, calibrated: Estimate | None = None
 ) -> str:
-    """Return one configuration as HTML: whether it fits, and time and memory by part.
+    """Return one configuration as HTML: whether it fits in memory, and its time and memory by part.
 
-    If `calibrated` is set, the figures are those of `calibrated`.
+    If `calibrated` is set, its figures are shown instead.
     """
     if isinstance(estimate, InferenceEstimate):
         return _serving_html(estimate)
@@ -78,7 +78,7 @@ def recommendations_html(
     space: SpaceSummary,
     misses: Sequence[Recommendation] | Sequence[ServingRecommendation],
 ) -> str:
-    """Return the ranked configurations as HTML, or the nearest misses."""
+    """Return the ranked configurations, or the nearest misses, as HTML."""
     if rows:
         body = _ranked_html(rows)
     else:

@@ -32,7 +32,7 @@ LEGENDS_PIXELS = 90
 
 
 def check_path(path: Path) -> None:
-    """Reject a path that `write_figure` cannot write, before the answer is computed.
+    """Check that `write_figure` can write this path, before the answer is computed.
 
     Raises:
         InputError: The suffix is unknown.
@@ -42,12 +42,12 @@ def check_path(path: Path) -> None:
         raise InputError(f"{path} must end in one of {', '.join(SUFFIXES)}", field="--plot")
     if (
         path.suffix != ".html" or find_spec("plotly") is None
-    ):  # Only the other formats need kaleido.
+    ):  # Formats other than HTML need kaleido.
         require("plot", by="--plot")
 
 
 def write_figure(figure: Figure, *, path: Path) -> None:
-    """Write the figure in the format given by the path's suffix."""
+    """Write a figure in the format given by the path's suffix."""
     check_path(path)
     try:
         if path.suffix == ".html":
@@ -85,11 +85,11 @@ def plot_title(query: Query) -> str:
 def recommendations_figure(
     rows: Sequence[Recommendation] | Sequence[ServingRecommendation], *, title: str
 ) -> Figure:
-    """Return stacked bars, best configuration on top: seconds by part, and GiB by part with the
-    capacity as a line.
+    """Return stacked bars, best configuration on top: seconds by part, and GiB by part with a line
+    at the capacity.
 
-    For training, seconds are exposed seconds of one step, calibrated if possible. For serving, they
-    are seconds of one request.
+    For training, the seconds are the exposed seconds of one step, calibrated if possible. For
+    serving, they are the seconds of one request.
     """
     from plotly.colors import qualitative
     from plotly.graph_objects import Bar
@@ -151,8 +151,8 @@ def recommendations_figure(
 def machines_figure(
     rows: Sequence[Recommendation], front: Sequence[Recommendation], *, title: str
 ) -> Figure:
-    """Return a plot of days against dollars for each machine's best row, with 90% intervals and the
-    Pareto front as a line.
+    """Return a plot of days against dollars for the best row of each machine, with 90% intervals
+    and the Pareto front as a line.
     """
     from plotly.graph_objects import Figure, Scatter
 
@@ -199,8 +199,8 @@ def machines_figure(
 
 
 def sensitivity_figure(sensitivity: Sensitivity, *, title: str) -> Figure:
-    """Return a plot of step time and GPU-seconds by number of GPUs, and bars of each change's
-    effect on the step time of rank 1.
+    """Return a plot of step time and GPU-seconds by number of GPUs, with bars for the effect of
+    each change on the step time of rank 1.
     """
     from plotly.graph_objects import Bar, Scatter
     from plotly.subplots import make_subplots
@@ -265,14 +265,14 @@ def _row_parts(
     else:
         estimate = row.preferred_estimate
         memory, seconds = estimate.memory, estimate.time.parts_s if estimate.time else None
-    assert memory is not None and seconds is not None  # Recommended rows have both.
+    assert memory is not None and seconds is not None  # Rows of a ranking have both.
     sizes = {part: size / GIB for part, size in memory.parts_bytes.items()}
     return seconds, sizes, memory.capacity_bytes / GIB
 
 
 def row_labels(rows: Sequence[Recommendation] | Sequence[ServingRecommendation]) -> list[str]:
-    """Return row labels such as `1: TP 4, PP 8, ...`: the rank, TP and PP, and the axes in which
-    rows differ.
+    """Return row labels such as `1: TP 4, PP 8, ...`: the rank, TP and PP, and the axes that differ
+    between rows.
     """
     serving = [row for row in rows if isinstance(row, ServingRecommendation)]
     if serving:

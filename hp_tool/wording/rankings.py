@@ -1,5 +1,5 @@
-"""Columns of rankings and lists for the terminal, notebooks, pages and CSV files. Headings and
-units come from the figures.
+"""Columns of rankings and lists, for the terminal, notebooks, pages and CSV files. Their headings
+and units come from the figures.
 """
 
 import csv
@@ -12,7 +12,7 @@ from hp_tool.wording import figures
 from hp_tool.wording.figures import ColumnUnit, Figure, value_at
 
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
-"""First characters of texts that a spreadsheet evaluates as formulas."""
+"""First characters of texts that spreadsheets evaluate as formulas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,45 +20,45 @@ class Column:
     """One column of a list: its figure, and how each interface shows it."""
 
     figure: Figure
-    """Figure of the column: headings, unit, and path in a ranked row or an estimate. The terminal
+    """The column's figure: headings, unit, and path in a ranked row or an estimate. The terminal
     prints only columns whose figure has a `head`.
     """
     of_row: bool = True
     """True: the figure is read from the ranked row; False: from the row's estimate."""
     page_label: str = ""
-    """Head of the column on a page; empty: the figure's label."""
+    """Column head on a page; empty: the figure's label."""
     page_path: str = ""
-    """Path of the value in a page's row; empty: the same as `name`."""
+    """Path of the value in a page's row; empty: `name`."""
     page_interval: str = ""
-    """Path of the value's 90% interval in a page's row; empty: none."""
+    """Path of the value's 90% interval in a page's row; empty: no interval."""
     shown: Literal["page", "file", "terminal"] = "page"
-    """`page`: on pages and in CSV files; `file`: only in CSV files; `terminal`: only in the
+    """`page`: on pages and in CSV files; `file`: only in CSV files; `terminal`: only on the
     terminal.
     """
     optional: bool = False
-    """Whether a page omits the column if no row has a value."""
+    """Whether pages omit the column if no row has a value."""
     drop: int = 0
-    """Order in which a narrow terminal omits the column, highest first; 0: always shown."""
+    """Priority for hiding the column in a narrow terminal, highest first; 0: never hidden."""
     interval_drop: int | None = None
-    """`drop` of the interval's column; None: the terminal does not show the interval."""
+    """`drop` of the interval's column; None: the interval is not shown on the terminal."""
     mark: tuple[str, str, str] | None = None
-    """Path of a value in a row or estimate that marks the cell if it is true, the mark, and the
-    text for the legend (empty: none).
+    """(path of a value in a row or an estimate, mark, legend text or empty). If the value is true,
+    the cell gets the mark.
     """
 
     @property
     def name(self) -> str:
-        """Head of the column in a CSV file, whose values are in SI units and bytes."""
+        """Column head in a CSV file. Values in CSV files are in SI units and bytes."""
         return self.figure.name
 
     @property
     def unit(self) -> ColumnUnit:
-        """Unit in which a page writes the value."""
+        """Unit in which pages write the value."""
         return self.figure.unit
 
     @property
     def label(self) -> str:
-        """Head of the column on a page."""
+        """Column head on a page."""
         return self.page_label or self.figure.label
 
     @property
@@ -67,7 +67,7 @@ class Column:
         return self.unit not in ("text", "heading", "moment")
 
     def source(self, row: object) -> object:
-        """Return the object from which the figure is read: the ranked row, or an estimate alone."""
+        """Return the object that contains the figure: the ranked row, or an estimate."""
         return row if self.of_row else getattr(row, "preferred_estimate", row)
 
     def value(self, row: object) -> Any:
@@ -75,7 +75,7 @@ class Column:
         return value_at(row, self.page_path or self.name)
 
     def interval(self, row: object) -> Sequence[float] | None:
-        """Return both ends of the value's interval in a page's row."""
+        """Return both ends of the value's interval in a page's row, or None."""
         ends: Sequence[float] | None = (
             value_at(row, self.page_interval) if self.page_interval else None
         )
@@ -84,14 +84,14 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table of a page: its columns and rows."""
+    """A table on a page: its columns and rows."""
 
     columns: tuple[Column, ...]
     rows: Sequence[Any]
 
     @property
     def shown(self) -> list[Column]:
-        """Columns that a page shows."""
+        """Columns that pages show."""
         return [
             column
             for column in self.columns
@@ -100,7 +100,9 @@ class Table:
         ]
 
     def csv(self) -> str:
-        """Return all columns as comma-separated values (RFC 4180), intervals as two columns."""
+        """Return all columns as comma-separated values (RFC 4180). An interval becomes two
+        columns.
+        """
         columns = [column for column in self.columns if column.shown != "terminal"]
         file = io.StringIO()
         writer = csv.writer(file)
@@ -141,7 +143,7 @@ def _csv_cells(columns: Iterable[Column], row: object) -> list[object]:
 
 
 def _estimate_column(figure: Figure, page_label: str = "", **more: Any) -> Column:
-    """Return the column of a figure that is part of estimates."""
+    """Return the column of a figure that belongs to estimates."""
     return Column(figure=figure, page_label=page_label, of_row=False, **more)
 
 
@@ -158,7 +160,7 @@ def _plain_column(
     note: str = "",
     **more: Any,
 ) -> Column:
-    """Return the column of a figure that is not part of estimates."""
+    """Return the column of a figure that does not belong to estimates."""
     figure = Figure(
         name=name,
         label=label,
@@ -340,12 +342,12 @@ MACHINES = {
 
 
 def runs_columns(*, seconds: str, rate: str, further: Mapping[str, str]) -> tuple[Column, ...]:
-    """Return the columns of the runs of a search.
+    """Return the columns for the runs of a search.
 
     Args:
-        seconds: Label of the time of a step or a request.
+        seconds: Label of the step or request time.
         rate: Label of the throughput.
-        further: Labels of additional columns of the CSV file, by name.
+        further: Labels of additional columns in the CSV file, by name.
     """
     return (
         _plain_column("run", "Run", "count", "place"),

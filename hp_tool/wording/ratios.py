@@ -3,11 +3,11 @@
 from hp_tool.domain.units import format_factor
 
 MIN_FACTOR_IN_WORDS = 1.5
-"""Ratio from which a sentence contains a factor instead of a percentage."""
+"""Minimum ratio that sentences write as a factor instead of a percentage."""
 MAX_EQUAL_DIFFERENCE = 0.005
-"""Relative difference below which a sentence calls two times equal."""
+"""Maximum relative difference between two times that sentences call equal."""
 Ratio = tuple[float, tuple[float, float]]
-"""A ratio of times, and its 90% interval."""
+"""Ratio of two times, and its 90% interval."""
 
 
 def agreement_words(factor: float) -> str:
@@ -34,8 +34,8 @@ def measured_ratio_words(factor: float, first: str) -> str:
 
 
 def predicted_ratio_words(ratio: Ratio, first: str) -> str:
-    """Return `17% slower than TP 8 (+9% to +25%)`, or `probably slower than TP 8: +17% (-4% to
-    +42%)` if the interval contains 0.
+    """Return `17% slower than TP 8 (+9% to +25%)` or, if the interval contains 0, `probably slower
+    than TP 8: +17% (-4% to +42%)`.
     """
     factor, interval = ratio
     if abs(factor - 1.0) < MAX_EQUAL_DIFFERENCE:
@@ -47,7 +47,7 @@ def predicted_ratio_words(ratio: Ratio, first: str) -> str:
 
 
 def slower_words(factor: float, *, allow_factor: bool = True) -> str:
-    """Return `17% slower`; with `allow_factor`, a large ratio as `2.3 times as slow`."""
+    """Return `17% slower` or, for a large ratio with `allow_factor`, `2.3 times as slow`."""
     if abs(factor - 1.0) < MAX_EQUAL_DIFFERENCE:
         return "as fast"
     if allow_factor and factor >= MIN_FACTOR_IN_WORDS:
@@ -58,10 +58,10 @@ def slower_words(factor: float, *, allow_factor: bool = True) -> str:
 
 
 def interval_words(interval: tuple[float, float]) -> str:
-    """Return the ends of a ratio's interval as `-4% to +42%`."""
+    """Return the interval of a ratio as `-4% to +42%`."""
     return " to ".join(f"{end - 1.0:+.0%}" for end in interval)
 
 
 def difference_words(factor: float) -> str:
-    """Return how far a ratio is from 1 as `17%`."""
+    """Return the distance of a ratio from 1 as `17%`."""
     return f"{abs(factor - 1.0):.0%}"

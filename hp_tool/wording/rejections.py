@@ -1,4 +1,4 @@
-"""What each rejection code requires, in one sentence."""
+"""Requirements behind each rejection code, in one sentence each."""
 
 RULES = {
     "heads_not_divisible": "TP must divide the attention heads, and divide the KV heads or be a "
@@ -37,4 +37,4 @@ RULES = {
     "crashed": "the configuration must not have crashed in earlier runs",
     "target_missed": "the configuration must meet latency targets, deadline and budget",
 }
-"""Requirements by code of `estimate.reasons` and `rejections`."""
+"""Requirement by code, for the codes in `estimate.reasons` and `rejections`."""

@@ -1,4 +1,4 @@
-"""The first line of an answer: the recommended configuration and its figures."""
+"""First line of an answer: the recommended configuration and its figures."""
 
 from collections.abc import Iterator
 
@@ -61,7 +61,7 @@ def training_figures_words(estimate: Estimate) -> str:
 
 
 def use_training_words(row: Recommendation) -> str:
-    """Return the configuration to run, and the step time, throughput and memory to expect."""
+    """Return the configuration to run, with the expected step time, throughput and memory."""
     return (
         f"Use {_chosen_gpus_words(row)}{layout_words(row.parallel)}: "
         f"{training_figures_words(row.preferred_estimate)}."
@@ -69,14 +69,16 @@ def use_training_words(row: Recommendation) -> str:
 
 
 def _chosen_gpus_words(row: Recommendation | ServingRecommendation) -> str:
-    """Return `16 GPUs with ` if the ranking chose the number, else an empty string."""
+    """Return `16 GPUs with ` if the ranking chose the number of GPUs, else an empty string."""
     chosen = row.set.get("cluster.num_gpus")
     return "" if chosen is None else f"{chosen:,} GPU{'' if chosen == 1 else 's'} with "
 
 
 def training_totals_words(row: Recommendation) -> str:
     """Return `The training takes 1.8 days (1.5-2.1 days), $18,966 ($15,985-$22,502), and meets the
-    deadline with 97% probability.`; empty without total tokens.
+    deadline with 97% probability.`
+
+    Empty if the query does not set the total tokens.
     """
     if row.days_interval is None:
         return ""
@@ -111,7 +113,9 @@ def serving_layout_words(config: ServingConfig, replicas: int | None) -> str:
 
 
 def use_serving_words(row: ServingRecommendation, *, targets: Targets | None = None) -> str:
-    """Return how to serve and what to expect, including the quantiles that `targets` limit."""
+    """Return the configuration to serve with and its expected figures, including the quantiles
+    limited by `targets`.
+    """
     chosen = serving_layout_words(row.parallel, row.estimate.replicas)
     return (
         f"Use {_chosen_gpus_words(row)}{chosen}: "
@@ -120,9 +124,10 @@ def use_serving_words(row: ServingRecommendation, *, targets: Targets | None = N
 
 
 def serving_figures_words(estimate: InferenceEstimate, *, targets: Targets | None = None) -> str:
-    """Return `378 ms to the first token, p95 812 ms (target 1.00 s), 15.9 ms per output token,
-    494 output tokens/s per GPU (465-524), 27.1 of 125.8 GiB`, with the quantiles that `targets`
-    limit.
+    """Return `378 ms to the first token, p95 812 ms (target 1.00 s), 15.9 ms per output token, 494
+    output tokens/s per GPU (465-524), 27.1 of 125.8 GiB`.
+
+    Quantiles limited by `targets` are included.
     """
     intervals = estimate.intervals
     parts = []
@@ -147,7 +152,7 @@ def serving_figures_words(estimate: InferenceEstimate, *, targets: Targets | Non
 def _target_quantile_words(
     estimate: InferenceEstimate, latency: str, targets: Targets
 ) -> Iterator[str]:
-    """Yield `p95 812 ms (target 1.00 s)` for each quantile of a latency that a target limits."""
+    """Yield `p95 812 ms (target 1.00 s)` for each quantile of a latency that has a target."""
     for _, limited, quantile, limit in targets.limits():
         if limited == latency and quantile is not None and estimate.tails is not None:
             seconds = getattr(estimate.tails, latency).quantiles[quantile]

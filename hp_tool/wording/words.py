@@ -1,4 +1,4 @@
-"""Configurations and their changes, in words and table cells."""
+"""Configurations, and changes between them, in words and table cells."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -28,15 +28,15 @@ STOP_REASONS = {
     "space_exhausted": "every candidate was run",
     "nothing_feasible": "no configuration fits",
 }
-"""Descriptions of the reasons why a search stopped."""
+"""Description of each reason for which a search stops."""
 
 WIDE_PRECISIONS = ("bf16", "fp16", "fp32")
-"""Weight precisions that are not reported as assumptions."""
+"""Weight precisions that are not reported as an assumption."""
 
 
 def missed_words(target: str, *, value: float, limit: float) -> str:
-    """Return `30.4 ms per output token (p99) is 30 times the target of 1.0 ms`; `target` is its
-    name in a query, such as tpot_p99_s.
+    """Return `30.4 ms per output token (p99) is 30 times the target of 1.0 ms`. `target` is a query
+    key such as tpot_p99_s.
     """
     latency, quantile = parse_target(target)
     of = f"{LATENCIES[latency].per}{f' ({quantile})' if quantile else ''}"
@@ -47,17 +47,17 @@ def missed_words(target: str, *, value: float, limit: float) -> str:
 
 
 def stopped_words(code: str) -> str:
-    """Return the reason why a search stopped, in words."""
+    """Return the reason why a search stopped."""
     return STOP_REASONS.get(code, code.replace("_", " "))
 
 
 def unmeasured_words(names: Iterable[str]) -> str:
-    """Return the explanation of a `*` on an interval: features that no published run has."""
+    """Return the explanation of the `*` on an interval: features that occur in no published run."""
     return f"not validated: no published run uses {', '.join(names)} (wider range)"
 
 
 def parallel_sizes(config: ParallelConfig) -> tuple[str, int]:
-    """Return `TP 8 x PP 4 x DP 2` and the number of devices; includes CP only if it is used."""
+    """Return `TP 8 x PP 4 x DP 2` and the number of devices. CP is included only if it is used."""
     sizes = {
         "TP": config.tensor_parallel_size,
         "PP": config.pipeline_parallel_size,
@@ -70,7 +70,7 @@ def parallel_sizes(config: ParallelConfig) -> tuple[str, int]:
 
 
 def layout_arithmetic(config: ParallelConfig) -> str:
-    """Return `TP 8 x PP 4 x DP 2 = 64 devices`, and the rest of the configuration."""
+    """Return `TP 8 x PP 4 x DP 2 = 64 devices`, followed by the rest of the configuration."""
     sizes, total = parallel_sizes(config)
     chunks = (
         f", {config.virtual_pipeline_parallel_size} chunks per rank"
@@ -95,7 +95,7 @@ def layout_arithmetic(config: ParallelConfig) -> str:
 
 
 def brief_layout(config: Config) -> str:
-    """Return the values that distinguish a configuration, for one line of a narrow terminal: `TP 8
+    """Return the values that distinguish a configuration, on one line for a narrow terminal: `TP 8
     x PP 4 x DP 2, MBS 1, SP, selective`.
     """
     if isinstance(config, ServingConfig):
@@ -113,7 +113,7 @@ def brief_layout(config: Config) -> str:
 
 
 def serving_arithmetic(config: ServingConfig, *, replicas: int | None) -> str:
-    """Return `TP 4 x 2 replicas`; includes PP, EP and attention DP only if they are used."""
+    """Return `TP 4 x 2 replicas`. PP, EP and attention DP are included only if they are used."""
     sizes = {
         "TP": config.tensor_parallel_size,
         "PP": config.pipeline_parallel_size,
@@ -128,7 +128,7 @@ def serving_arithmetic(config: ServingConfig, *, replicas: int | None) -> str:
 
 
 def cache_words(cache: KvCache) -> str:
-    """Return the capacity of a replica's cache: `KV cache: 180,000 tokens per replica
+    """Return the capacity of a replica's KV cache: `KV cache: 180,000 tokens per replica
     (160,000-200,000); longest request 131,072`.
     """
     tokens = cache.tokens
@@ -144,7 +144,7 @@ def cache_words(cache: KvCache) -> str:
 
 
 def changed_fields(before: Config, after: Config) -> tuple[str, ...]:
-    """Return the names of the axes that differ."""
+    """Return the names of the axes that differ between two configurations."""
     return tuple(
         axis.key
         for axis in AXES
@@ -153,9 +153,9 @@ def changed_fields(before: Config, after: Config) -> tuple[str, ...]:
 
 
 def change_in_words(before: Config, after: Config, *, gpus: tuple[int, int]) -> str:
-    """Return `TP 4 -> 8 (DP 16 -> 8)`: the change, and in parentheses its consequences.
+    """Return `TP 4 -> 8 (DP 16 -> 8)`: the change, with its consequences in parentheses.
 
-    `gpus` contains the number of devices before and after.
+    `gpus` contains the number of devices before and after the change.
     """
     names = changed_fields(before, after)
     chosen = [f"more GPUs, {gpus[0]} -> {gpus[1]}"] if gpus[0] != gpus[1] else []
@@ -184,7 +184,7 @@ def _axis_value(name: str, config: Config) -> str:
 
 
 def machines_heading(query: Query) -> str:
-    """Return the criterion of a ranking of machines: `cheapest within 21 days`."""
+    """Return the ranking criterion for machines: `cheapest within 21 days`."""
     limits, objective = query.constraints, query.objective
     if limits.max_days is not None and objective in (None, "cost"):
         return f"cheapest within {limits.max_days:g} days"
@@ -196,8 +196,8 @@ def machines_heading(query: Query) -> str:
 
 
 def assumption_sentences(provenance: Mapping[str, Any]) -> list[str]:
-    """Return sentences about a serving estimate: assumed precision, release of the constants, draft
-    model, and a layout that was not preferred.
+    """Return sentences about what a serving estimate assumes: precision, release of the constants,
+    draft model, and a layout that was not preferred.
     """
     assumed = provenance.get("assumed") or {}
     precision = assumed.get("inference.precision")
