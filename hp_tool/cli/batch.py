@@ -1,5 +1,5 @@
-"""`hp-tool batch QUERIES`: one answer per line, in order; an invalid query affects only its own
-line.
+"""`hp-tool batch QUERIES`: write one answer per line, in order. An invalid query affects only its
+own line.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from hp_tool.cli.batches.sources import Item
 
 FLUSH_LINES = 64
-"""Number of answers after which the output is flushed. A killed batch loses at most this many
-answers.
+"""Number of answers after which the output is flushed. If a batch is killed, at most this many
+answers are lost.
 """
 MAX_CODES = 5
-"""Maximum number of rejection codes and of error codes in the summary, most frequent first."""
+"""Maximum number of rejection codes, and of error codes, in the summary, most frequent first."""
 
 
 def batch(
@@ -166,7 +166,7 @@ def _open_queries(path: str) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _open_output(path: str, *, resume: bool) -> Iterator[BinaryIO]:
-    """Open the output; `-` is standard output. With `resume`, an existing file is not emptied."""
+    """Open the output; `-` is standard output. With `resume`, an existing file is not truncated."""
     if path == "-":
         if resume:
             raise InputError("--resume requires --output, the file to continue", field="--resume")
@@ -212,10 +212,10 @@ def truncate_incomplete_line(stream: BinaryIO) -> tuple[int, bytes]:
 
 
 def _skip_answered(items: Iterator[Item], *, kept: int, last: bytes, task: str) -> None:
-    """Skip the queries with stored answers.
+    """Skip the queries whose answers are already stored.
 
     Raises:
-        InputError: The file answers other queries.
+        InputError: The file contains answers to other queries.
     """
     if not kept:
         return
@@ -250,10 +250,10 @@ def _mapping(line: bytes) -> dict[str, object]:
 
 @dataclass(slots=True, kw_only=True)
 class Summary:
-    """Numbers of answered and failed queries, and the best answer."""
+    """Number of answered and failed queries, and the best answer."""
 
     parse_answers: bool
-    """Parse the answers, which `print` needs; False: only count lines and errors."""
+    """Whether to parse the answers, which `print` requires. False: only count lines and errors."""
     lines: int = 0
     errors: int = 0
     _feasible: int = 0
@@ -265,7 +265,7 @@ class Summary:
         self.lines += 1
         error = (
             '"status":"error"' in line or '"status": "error"' in line
-        )  # Inside a JSON string, quotes are escaped.
+        )  # Quotes are escaped inside JSON strings.
         self.errors += error
         if self.parse_answers:
             self._count(json.loads(line))
@@ -299,7 +299,7 @@ class Summary:
             self._best = (rate, self.lines, answer["id"])
 
     def print(self) -> None:
-        """Print the summary to standard error, because answers may go to standard output."""
+        """Print the summary to standard error, because the answers may go to standard output."""
         from hp_tool.cli.layout import make_console, print_table
 
         infeasible = self.lines - self.errors - self._feasible

@@ -142,7 +142,7 @@ def measurements(
     ]
     with closing(open_store()) as store:
         for _, identity in changes:
-            store.get_measurement(measurement_id=identity)  # Nothing is changed if one is unknown.
+            store.get_measurement(measurement_id=identity)  # If one is unknown, nothing is changed.
         changed = [
             store.set_measurement_state(measurement_id=identity, state=wanted)
             for wanted, identity in changes
@@ -212,8 +212,8 @@ def _print_measurements(records: Sequence[MeasurementRecord]) -> None:
 
 
 def import_measurements(store: Store, lines: Iterable[Line], *, hold: bool = False) -> Imported:
-    """Store the measurement of every valid line, a repeated line once. Print to standard error why
-    other lines were rejected.
+    """Store the measurement in every valid line; a repeated line counts once. Print the reasons for
+    rejected lines to standard error.
 
     With `hold`, calibrations do not use the measurements until a user accepts them.
     """

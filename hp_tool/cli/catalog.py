@@ -1,4 +1,6 @@
-"""`hp-tool models|gpus|clusters|recipes|trainers|fields [NAME]`: names that a query may use."""
+"""`hp-tool models|gpus|clusters|recipes|trainers|fields [NAME]`: list the names that a query may
+use.
+"""
 
 from __future__ import annotations
 
@@ -271,9 +273,10 @@ def _print_entries(
 
 
 def _entry_fields(spec: Spec, kind: Kind) -> dict[str, object]:
-    """Return the set fields of a specification, with aliases and source of its catalogue entry.
+    """Return the fields that a specification sets, with the aliases and the source of its catalogue
+    entry.
 
-    For a model, only the fields that differ from their defaults, and the parameter counts.
+    For a model, these are the fields that differ from their defaults, and the parameter counts.
     """
     from hp_tool import catalog
     from hp_tool.domain.model import ModelSpec
@@ -320,7 +323,7 @@ def _parameter_counts(spec: Spec) -> dict[str, int]:
 def _print_table(
     heads: Sequence[str], rows: Iterable[Sequence[str]], *, text: bool = False
 ) -> None:
-    """Print a table; with `text`, all columns are text that wraps."""
+    """Print a table. With `text`, all columns contain text that wraps."""
     from hp_tool.cli.layout import make_console, print_table
 
     print_table(make_console(), heads, rows, left=len(heads) if text else 1, wrap=text)

@@ -1,5 +1,5 @@
-"""`hp-tool db`: manage the database of searches and measurements; `hp-tool doctor`: check it and
-this host.
+"""`hp-tool db`: manage the database of searches and measurements. `hp-tool doctor`: check the
+database and this host.
 """
 
 import json
@@ -32,7 +32,7 @@ PRUNE_FLAGS = {
     "measurement_days": "--measurements-older-than",
     "watch_days": "--watches-older-than",
 }
-"""Flags of `db prune`, by the field of Retention that each sets."""
+"""`db prune` flag for each field of Retention."""
 
 db = typer.Typer(no_args_is_help=True, help="Create, upgrade, back up and copy the database.")
 

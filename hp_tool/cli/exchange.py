@@ -1,5 +1,5 @@
-"""`hp-tool export RESULT` writes the configuration of another tool. `hp-tool import COMMAND` reads
-such a configuration and compares it with its prediction.
+"""`hp-tool export RESULT`: write a configuration in another tool's format. `hp-tool import
+COMMAND`: read such a configuration and compare it with its prediction.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ _SEARCH_ID = re.compile(r"[0-9a-f]{16}")
 
 
 class FormatsCommand(TyperCommand):
-    """A command whose help lists the formats, which are loaded only when the command is called."""
+    """A command whose help lists the export formats. They are loaded only when the command is
+    called.
+    """
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the parameters, with the formats' names in the help of --format."""
+        """Return the parameters, with the format names in the help of --format."""
         from hp_tool.formats.registry import listed_readable, listed_writable
 
         for param in self.params:
@@ -110,7 +112,9 @@ def export(
 
 
 def _search_result(name: str) -> dict[str, Any] | None:
-    """Return the result of the local search with this id; None if `name` is no id or is a file."""
+    """Return the result of the local search with this id; None if `name` is not an id or is a
+    file.
+    """
     if not _SEARCH_ID.fullmatch(name) or Path(name).exists():
         return None
     require("search", by="`hp-tool export` of a search")
@@ -257,7 +261,7 @@ def _parse_pairs(texts: list[str] | None, option: str) -> dict[str, str]:
 
 
 def _read_files(names: list[str] | None) -> dict[str, str]:
-    """Return the texts of files by NAME of NAME=FILE, or else by their base name."""
+    """Return the contents of files, by NAME for NAME=FILE, else by file name."""
     from hp_tool.catalog.documents import read_text
 
     texts: dict[str, str] = {}
@@ -288,7 +292,7 @@ def _print_assessment(assessment: Assessment) -> None:
 
 
 def _print_log_summary(summary: LogSummary, log: str) -> None:
-    """Print the figures of a log, and the input that a comparison needs."""
+    """Print the figures in a log, and what a comparison needs in addition."""
     from hp_tool.cluster.logs import ServerStart
     from hp_tool.domain.units import format_duration
 
@@ -347,9 +351,10 @@ def _server_lines(
 
 def _compared_tokens(logged: int, cache: KvCache | None) -> str:
     """Return the predicted number of tokens in a replica's cache, and whether the logged number is
-    inside the interval.
+    within the interval.
 
-    Empty for models with windows or recurrent states, whose logged number is not a capacity.
+    Empty for models with sliding windows or recurrent states, because the logged number is then not
+    a capacity.
     """
     if cache is None or not cache.alike:
         return ""

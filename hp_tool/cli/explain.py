@@ -1,4 +1,6 @@
-"""`hp-tool explain TRACE...`: compare measured and predicted seconds of a recorded step."""
+"""`hp-tool explain TRACE...`: compare the measured and predicted times of a recorded step, by
+part.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,7 @@ def _store_measurement(answer: Explanation) -> None:
     report the outcome on standard error.
 
     Raises:
-        InputError: The trace does not belong to the query's training.
+        InputError: The trace is from another training run than the query's.
     """
     from hp_tool.cli.calibrate import import_measurements
     from hp_tool.extras import require
@@ -145,7 +147,7 @@ def _store_measurement(answer: Explanation) -> None:
 def _import_query(
     script: str, flags: dict[str, object], settings: list[str] | None
 ) -> tuple[Query, str]:
-    """Return the query of a launch script, and its tool."""
+    """Return the query for a launch script, and the name of its tool."""
     from hp_tool.cli.script_files import add_base_names, find_script_files
     from hp_tool.formats.exchange import read_configuration
     from hp_tool.questions import schema
@@ -244,7 +246,7 @@ def _print_explanation(answer: Explanation) -> None:
 
 
 def _print_predicted(console: Console, estimate: Estimate | None) -> None:
-    """Print the layout that was predicted, because the query may not specify it."""
+    """Print the layout of the prediction, because the query may leave it open."""
     from hp_tool.wording.words import layout_arithmetic
 
     if estimate is not None and estimate.parallel is not None:

@@ -1,4 +1,6 @@
-"""Tables that fit the terminal: one line per row, columns hidden at small widths, and a legend."""
+"""Tables that fit the terminal, with one line per row, columns that are hidden in narrow terminals,
+and a legend.
+"""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,11 +16,11 @@ from hp_tool.cli.printable import escape_control_characters
 from hp_tool.wording.columns import Column
 
 PIPE_WIDTH = 10_000
-"""Maximum characters per line in a file or a pipe, where lines are not wrapped."""
+"""Maximum number of characters per line in files and pipes, where lines are not wrapped."""
 
 
 class _Console(Console):
-    """A console that escapes control characters in texts."""
+    """A console that escapes control characters in text."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -32,12 +34,12 @@ class _Console(Console):
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """Return a console for standard output or error. In files and pipes, tables have all columns
-    and lines are not wrapped, unless COLUMNS sets a width.
+    """Return a console for standard output or standard error. In files and pipes, tables have all
+    columns and lines are not wrapped, unless COLUMNS sets a width.
 
     rich reads FORCE_COLOR and TERM:
-    https://rich.readthedocs.io/en/stable/console.html#environment-variables; NO_COLOR also disables
-    bold letters.
+    https://rich.readthedocs.io/en/stable/console.html#environment-variables. NO_COLOR also disables
+    bold text.
     """
     colors = None if os.environ.get("NO_COLOR") else "auto"
     console = _Console(stderr=stderr, color_system=colors)  # type: ignore[arg-type]
@@ -75,10 +77,11 @@ def print_columns(
     bold_first: bool = False,
     legend: bool = True,
 ) -> None:
-    """Print a table of the columns that fit.
+    """Print a table of as many columns as fit.
 
-    If not all columns fit, columns with the same value in every row become one line below the
-    table, then further columns are hidden. `legend` prints a line that explains the heads.
+    If not all columns fit, columns with the same value in every row are printed as one line below
+    the table. If necessary, further columns are hidden. With `legend`, a line below the table
+    explains the heads.
     """
     shown, merged, dropped = list(columns), [], []
     gap = 2 if _fits_console(console, shown, gap=2) else 1
@@ -126,8 +129,8 @@ def print_table(
     left: int = 0,
     wrap: bool = False,
 ) -> None:
-    """Print a table whose first `left` columns are text. A narrow terminal hides the last columns
-    first; with `wrap`, no column is hidden.
+    """Print a table whose first `left` columns contain text. In a narrow terminal, the last columns
+    are hidden first. With `wrap`, no column is hidden.
     """
     cells = list(zip(*rows, strict=True)) or [()] * len(heads)
     columns = [
@@ -157,7 +160,9 @@ def _fits_console(console: Console, columns: Sequence[Column], *, gap: int) -> b
 
 
 def table_width(columns: Sequence[Column], *, gap: int) -> int:
-    """Return the width of a table: the widest text of each column, and gaps of `gap`."""
+    """Return the width of a table: the widest text of each column, plus gaps of `gap`
+    characters.
+    """
     texts = ((*column.cells, column.head, column.unit) for column in columns)
     widths = [
         max(cell_len(line) for text in each for line in (text.splitlines() or [""]))

@@ -24,7 +24,7 @@ Rows = Sequence[Recommendation] | Sequence[ServingRecommendation]
 
 
 def print_machines(answer: RecommendAnswer, query: Query) -> None:
-    """Print cost and time of each machine, and the Pareto front of cost and days."""
+    """Print the cost and time on each machine, and the Pareto front of cost and days."""
     console = make_console()
     rows = answer.recommendations
     if rows:
@@ -66,8 +66,8 @@ def print_machines(answer: RecommendAnswer, query: Query) -> None:
 
 
 def _machine_columns(rows: Rows, kind: Kind) -> list[Column]:
-    """Return the columns of machines, cost and days, then those of the layouts, and without days
-    the figures of the layouts.
+    """Return the columns for machines, cost and days, followed by those of the layouts. Without
+    days, include the figures of the layouts.
     """
     columns = terminal_columns(rankings.MACHINES[kind], rows)
     servings = [row for row in rows if isinstance(row, ServingRecommendation)]

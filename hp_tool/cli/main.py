@@ -33,7 +33,7 @@ from hp_tool.errors import (
 )
 
 _USAGE: type[Exception] = typer.BadParameter.__bases__[0]
-"""click's UsageError: an option or command that does not exist, or a value of the wrong type."""
+"""click's UsageError: an unknown option or command, or a value of the wrong type."""
 BAD_INPUT = (InputError, NotFoundError, MissingExtraError, ConflictError, LimitError)
 
 
@@ -62,7 +62,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 def build(only: str | None = None) -> typer.Typer:
     """Return the application with all commands, including those of other installed packages.
 
-    With `only`, return an application with only that command of COMMANDS, which starts faster.
+    With `only`, it contains only that command of COMMANDS and starts faster.
     """
     app = typer.Typer(
         name="hp-tool",
@@ -102,7 +102,7 @@ def _global_options(
 
 def main() -> NoReturn:
     """Run the command line and exit."""
-    gc.set_threshold(200_000)  # Imports and validators create many objects that stay alive.
+    gc.set_threshold(200_000)  # Imports and validators create many long-lived objects.
     atexit.register(gc.freeze)  # Otherwise the interpreter scans all objects at exit.
     try:
         first = sys.argv[1] if len(sys.argv) > 1 else None
@@ -127,13 +127,14 @@ def main() -> NoReturn:
     except typer.Abort:
         sys.exit(1)
     except SystemExit as stop:
-        # click raises this and replaces standard output when the reader of a pipe exits (`| head`).
+        # When the reader of a pipe exits (`| head`), click raises this and replaces standard
+        # output.
         sys.exit(stop.code if isinstance(sys.stdout, io.TextIOBase) else 0)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
     except OSError as error:
-        # A full disk or a lost device. Commands themselves report files that they cannot open.
+        # A full disk or a lost device. Commands report files that they cannot open themselves.
         where = f"{error.filename}: " if error.filename else ""
         sys.stderr.write(f"hp-tool: {where}{error.strerror or error}\n")
         sys.stdout = None  # flushing it at exit would fail again  # type: ignore[assignment]

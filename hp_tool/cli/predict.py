@@ -1,4 +1,6 @@
-"""`hp-tool estimate`, `recommend`, `size`: predict a layout, rank layouts, plan a training."""
+"""`hp-tool estimate`, `recommend` and `size`: predict one layout, rank layouts, and plan a training
+run.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from hp_tool.api import SIZING_KEYS
 from hp_tool.cli import queries
 
 DEFAULT_ROWS = 5
-"""Number of ranked rows on the terminal, unless --top sets another."""
+"""Default number of ranked rows on the terminal (--top)."""
 
 if TYPE_CHECKING:
     from hp_tool.domain.query import Query

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the query that they describe: a file, flags, --set."""
+"""Options shared by several commands, and the query that they describe: a file, flags and --set."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ CalibrationOption = Annotated[
 
 
 def read_query(path: str | None, flags: dict[str, Any], settings: list[str] | None) -> Query:
-    """Return the query of the file with flags and --set applied, or without a file a training query
-    from flags and --set.
+    """Return the query in the file, with flags and --set applied. Without a file, return a training
+    query from flags and --set.
 
     Raises:
         InputError: The query is invalid.
@@ -76,12 +76,12 @@ def read_query(path: str | None, flags: dict[str, Any], settings: list[str] | No
 
 
 def query_flags(context: typer.Context) -> dict[str, Any]:
-    """Return the flags of a command that set a key of the query, such as --model."""
+    """Return the command's flags that set query keys, such as --model."""
     return {name: value for name, value in context.params.items() if name in COMMON}
 
 
 def query_overrides(flags: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
-    """Return the values of flags and --set, by the dotted path of the key that each sets.
+    """Return the values of flags and --set, by the dotted path of the key.
 
     Raises:
         InputError: A value is invalid.
@@ -100,7 +100,7 @@ def query_overrides(flags: dict[str, Any], settings: list[str] | None) -> dict[s
 
 
 def read_text(path: str) -> str | bytes:
-    """Return the content of a file, or for `-` of standard input up to MAX_FILE_BYTES."""
+    """Return the content of a file. For `-`, read at most MAX_FILE_BYTES from standard input."""
     from hp_tool.catalog.documents import MAX_FILE_BYTES
     from hp_tool.catalog.documents import read_text as read_file
 
@@ -108,7 +108,7 @@ def read_text(path: str) -> str | bytes:
 
 
 def read_mapping(path: str) -> dict[str, Any]:
-    """Return the YAML or JSON mapping in a file or standard input, without validating its keys."""
+    """Return the YAML or JSON mapping in a file or standard input. Its keys are not validated."""
     from hp_tool.questions import schema
 
     return schema.parse_mapping(read_text(path))
@@ -126,7 +126,7 @@ def standard_input() -> BinaryIO:
 
 
 def read_lines(path: str) -> Iterator[bytes]:
-    """Yield the non-blank lines of a file, or of standard input for `-`.
+    """Yield the non-blank lines of a file; for `-`, those of standard input.
 
     Raises:
         InputError: A line is too long.
@@ -152,8 +152,9 @@ def stored_calibrations(*, wanted: bool) -> Iterator[Calibrations | None]:
     """Return the newest calibrations in HP_DATABASE_URL or in the user's database file; None if
     there are none.
 
-    If the database does not answer or the extra `search` is missing, print a warning and return
-    None. A SQLite file without calibrations is detected without SQLAlchemy, which is slow to load.
+    If the database does not respond or the extra `search` is missing, print a warning and return
+    None. Whether a SQLite file contains calibrations is checked without SQLAlchemy, which is slow
+    to import.
     """
     from hp_tool import store
 
@@ -174,10 +175,10 @@ def stored_calibrations(*, wanted: bool) -> Iterator[Calibrations | None]:
 
 
 def read_yaml(text: str, *, refusal: str, field: str | None = None, code: str | None = None) -> Any:
-    """Return the value of a YAML text: a number, a word, a list.
+    """Return the value of a YAML text, such as a number, a word or a list.
 
     Raises:
-        InputError: The text is not YAML; the message is `refusal` with the reason.
+        InputError: The text is not YAML. The message is `refusal` with the reason.
     """
     import yaml
 

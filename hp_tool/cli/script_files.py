@@ -1,4 +1,4 @@
-"""Find files that a script names, in the script's folder."""
+"""Find the files in a script's folder that the script names."""
 
 import itertools
 import re
@@ -13,10 +13,10 @@ MAX_FILES = 50
 
 
 def find_script_files(script: Path, text: str) -> dict[str, str]:
-    """Return the texts of the files that `text` names, directly or through other files, by path
+    """Return the contents of files that `text` names, directly or through other files, by path
     relative to the script's folder.
 
-    Only files below that folder are read. A variable in a name matches any text.
+    Only files below that folder are read. A variable in a file name matches any text.
     """
     folder = script.parent.resolve()
     texts_by_name: dict[str, str] = {script.name: text}
@@ -40,7 +40,9 @@ def find_script_files(script: Path, text: str) -> dict[str, str]:
 
 
 def add_base_names(texts: dict[str, str]) -> dict[str, str]:
-    """Return the texts by path, and also by base name; the first file with a base name counts."""
+    """Return the contents by path, and also by file name. If several files have the same name, the
+    first one is used.
+    """
     return {PurePosixPath(name).name: text for name, text in reversed(texts.items())} | texts
 
 

@@ -1,4 +1,4 @@
-"""Progress of a search on standard error, and its result as terminal tables."""
+"""Show the progress of a search on standard error, and its result as terminal tables."""
 
 from __future__ import annotations
 
@@ -49,29 +49,29 @@ from hp_tool.wording.short import layout_words
 from hp_tool.wording.words import brief_layout, layout_arithmetic
 
 MAX_ROWS = 10
-"""Maximum rank of rows that were not measured; measured rows are always shown."""
+"""Maximum rank of rows without a measurement. Rows with a measurement are always shown."""
 
 
 MIN_SHOWN_S = 1.0
-"""Minimum total wait of jobs for devices that is reported, in seconds."""
+"""Minimum total queueing time of jobs, in seconds, for it to be reported."""
 BAR_WIDTH = 20
 
 
 class RunClock(ProgressColumn):
-    """Progress column: seconds since the current run started; empty between runs."""
+    """Progress column with the seconds since the current run started. It is empty between runs."""
 
     def render(self, task: Task) -> Text:
-        """Return the cell of a task."""
+        """Return the cell for a task."""
         since = task.fields["since"]
         return Text("" if since is None else f"{task.get_time() - since:.0f} s")
 
 
 class SearchProgress:
-    """Progress bar of a search: used budget, current run and its duration, and a line for every
-    finished run.
+    """Progress bar of a search: used budget, the current run with its duration, and a line for
+    every finished run.
 
-    Events come from a search in this process or on a server. In a file or a pipe, there is no bar,
-    but a line for every started run.
+    Events come from a search in this process or on a server. In files and pipes, there is no bar.
+    Instead, a line is printed for every run that starts.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -111,7 +111,7 @@ class SearchProgress:
             self._print(f"interrupted; continue with: hp-tool tune --resume {self._search_id}")
 
     def on_event(self, kind: str, payload: dict[str, Any]) -> None:
-        """Show one event of a search; events without progress are ignored."""
+        """Show an event of a search. Events without progress are ignored."""
         match kind:
             case "started":
                 done, self._search_id, self._budget = (
@@ -137,7 +137,7 @@ class SearchProgress:
                 self._finish(
                     f"run {payload['number'] + 1}: {_run_label(payload)}: {_outcome_words(payload)}"
                 )
-            case "run" if payload["state"] == "finished":  # A server's event.
+            case "run" if payload["state"] == "finished":  # This event comes from a server.
                 self._finish(f"run {payload['number'] + 1}: {_outcome_words(payload)}")
             case "run_abandoned":
                 self._print(f"run {payload['number'] + 1} abandoned: {payload['cause']}")
@@ -174,7 +174,7 @@ CHOOSING_TEXT = "choosing the next run"
 
 
 def pending_words(pending: dict[str, Any]) -> str:
-    """Return the scheduler's reason why a job waits, and the expected start of the job."""
+    """Return the scheduler's reason why a job waits, and the job's expected start."""
     starts_at = pending.get("starts_at")
     return (pending.get("reason") or "no reason given") + (
         f", expected to start at {starts_at}" if starts_at else ""
@@ -301,7 +301,7 @@ def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto
     )
     measured_cells = list(map("".join, zip(marks, scale_values(measured, size), strict=True)))
     for place, row in enumerate(shown):
-        if row.measured_range_s is not None:  # Runs differ, so show their range.
+        if row.measured_range_s is not None:  # The runs differ, so show a range.
             measured_cells[place] = "-".join(scale_values(row.measured_range_s, size))
     columns = [
         *terminal_columns([rankings.RANK], shown),
@@ -325,7 +325,7 @@ def _print_trained(console: Console, ranked: Sequence[Recommendation], *, pareto
 
 
 def _search_cost_lines(result: TuneResult) -> list[str]:
-    """Return lines with the cost of the search, the reason why it ended, and the next command."""
+    """Return lines with the cost of the search, why it stopped, and the next command to run."""
     search = result.search
     state = None if result.answer is None else get_verdict(result.answer).state
     spent, budget = format_device_time(search.gpu_seconds), search.budget_gpu_seconds

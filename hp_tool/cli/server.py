@@ -1,4 +1,4 @@
-"""Client for --server. No other module of the command line imports the package `service`."""
+"""Client for --server. Other modules of the command line do not import the package `service`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def connect(server: str) -> Client:
-    """Return a client of the service at URL `server`, as a context manager.
+    """Return a client for the service at URL `server`, as a context manager.
 
     Raises:
         InputError: The URL is not http or https.

@@ -51,8 +51,8 @@ POOL_MEANING = "replicas x tensor (TP), attention data (ADP) and expert parallel
 
 
 def print_inference_estimate(estimate: InferenceEstimate, *, query: Query) -> None:
-    """Print one configuration: memory by part, latencies with intervals and quantiles, and for an
-    infeasible configuration the reasons and fixes.
+    """Print one configuration: memory by part, latencies with intervals and quantiles and, if it is
+    infeasible, the reasons and fixes.
     """
     console, targets = make_console(), query.targets or Targets()
     if estimate.parallel is not None:
@@ -122,8 +122,8 @@ def print_inference_estimate(estimate: InferenceEstimate, *, query: Query) -> No
 
 
 def _load_name(query: Query) -> str:
-    """Return a label for the load of an estimate: `Load` if the query specifies it, else how the
-    load was chosen, such as `Highest load that fits`.
+    """Return a label for the load of an estimate: `Load` if the query sets the load, else how it
+    was chosen, such as `Highest load that fits`.
     """
     workload = query.inference
     if workload is None or workload.trace is not None or unknown_loads(workload) is None:
@@ -155,7 +155,7 @@ def _target_columns(
 
 
 def print_assumptions(console: Console, provenances: Iterable[Mapping[str, object]]) -> None:
-    """Print the assumptions of all rows, each once."""
+    """Print the assumptions of all rows, without repetitions."""
     for sentence in dict.fromkeys(
         each for provenance in provenances for each in assumption_sentences(provenance)
     ):
@@ -177,11 +177,11 @@ def _print_fixes(console: Console, estimate: InferenceEstimate) -> None:
 
 
 DROP_PRIORITIES = {"p50": 2, "p90": 1}
-"""`Column.drop` of the quantiles that a narrow terminal hides."""
+"""`Column.drop` for quantiles that are hidden in a narrow terminal."""
 
 
 def _print_latencies(console: Console, estimate: InferenceEstimate, tails: Tails) -> None:
-    """Print a line for each latency in milliseconds: mean, interval, and quantiles over the
+    """Print a line for each latency in milliseconds: mean, interval, and quantiles over
     requests.
     """
     shown = (figures.TTFT, figures.TPOT, figures.REQUEST)
@@ -217,7 +217,7 @@ def _milliseconds(values_s: Iterable[float | None]) -> tuple[str, ...]:
 
 
 def print_serving_recommendations(answer: RecommendAnswer, *, query: Query) -> None:
-    """Print the ranked configurations, and how many candidates each rule rejected."""
+    """Print the ranked configurations, and the number of candidates rejected by each rule."""
     console, targets = make_console(), query.targets or Targets()
     ranked = [row for row in answer.recommendations if isinstance(row, ServingRecommendation)]
     listed_rates = any(RATE_PATH in row.set for row in ranked)
@@ -284,7 +284,7 @@ def _print_pools(console: Console, ranked: Sequence[PoolRecommendation], targets
 
 
 def _pool_words(pool: PoolConfig, mixed: bool) -> str:
-    """Return `2 x TP 4 ADP 4 EP 16`; with `mixed`, also the name of the GPU."""
+    """Return `2 x TP 4 ADP 4 EP 16`. With `mixed`, include the name of the GPU."""
     sizes = {
         "ADP": pool.attention_data_parallel_size,
         "EP": pool.expert_parallel_size,
@@ -338,8 +338,8 @@ def _print_gpus_by_rate(
 
 
 def print_tuned_serving(console: Console, ranked: Sequence[ServingRecommendation]) -> None:
-    """Print the latencies predicted before the runs, and the predicted or measured latencies after
-    the runs.
+    """Print the latencies that were predicted before the runs, and those predicted or measured
+    after them.
     """
     before = [row.estimate for row in ranked]
     after = [row.preferred_estimate for row in ranked]

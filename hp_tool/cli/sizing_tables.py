@@ -1,4 +1,4 @@
-"""Terminal output of a sizing: model, tokens, days, and the rule behind each choice."""
+"""Terminal output of a sizing: the model, tokens, days, and the rule behind each choice."""
 
 from rich.console import Console
 from rich.text import Text
@@ -64,7 +64,7 @@ def _print_time(console: Console, sizing: Sizing) -> None:
 
 
 def _print_choices(console: Console, title: str, choices: tuple[Choice, ...]) -> None:
-    """Print a paragraph per choice, because rules and sources are too long for a column."""
+    """Print one paragraph per choice, because rules and sources do not fit in a column."""
     if not choices:
         return
     console.print(f"{title}:", style="bold")

@@ -78,8 +78,8 @@ def print_fixes(
     *,
     title: str = "How to fix it",
 ) -> None:
-    """Print the changes that fix an infeasible configuration, or the nearest misses with their
-    remaining reasons.
+    """Print the changes that fix an infeasible configuration, or the nearest misses with the
+    reasons that remain.
     """
     if not remaining:
         console.print("no small change fixes this; `hp-tool recommend` ranks all configurations")
@@ -91,7 +91,7 @@ def print_fixes(
 
 
 def print_space(console: Console, answer: RecommendAnswer) -> None:
-    """Print the numbers of legal and of feasible configurations."""
+    """Print the number of legal configurations and the number of feasible ones."""
     space = answer.space
     console.print(
         f"{space.feasible:,} of {space.legal + space.pruned:,} legal "
@@ -102,15 +102,15 @@ def print_space(console: Console, answer: RecommendAnswer) -> None:
 
 
 def print_groups(console: Console, rows: Sequence[ServingRecommendation]) -> None:
-    """Print how many layouts are tied with rank 1."""
+    """Print the number of layouts that are tied with rank 1."""
     alike = sum(row.group == 1 for row in rows)
     if alike > 1:
         console.print(f"Ranks 1 to {alike} are tied: the differences are within the model's error.")
 
 
 def print_rejections(console: Console, answer: RecommendAnswer) -> None:
-    """Print how many candidates each rule rejected. If no candidate remains, also print what the
-    most frequent rule requires.
+    """Print the number of candidates rejected by each rule. If no candidate remains, also print the
+    requirement of the most frequent rule.
     """
     if answer.rejections:
         console.print(
@@ -119,17 +119,17 @@ def print_rejections(console: Console, answer: RecommendAnswer) -> None:
         )
         if not answer.recommendations:
             most = max(answer.rejections, key=lambda name: answer.rejections[name])
-            # Rankings of machines also count codes of queries that a machine cannot run.
+            # Rankings of machines also count codes of queries that a machine cannot serve.
             if most in RULES:
                 console.print(f"{most}: {RULES[most]}.")
 
 
 def print_estimate(estimate: Estimate, *, calibrated: Estimate | None = None) -> None:
-    """Print one configuration: memory and time by part, and for an infeasible configuration the
-    reasons and fixes.
+    """Print one configuration: memory and time by part and, if it is infeasible, the reasons and
+    fixes.
 
-    If `calibrated` is set, all figures are those of `calibrated`, and one line contains the
-    uncalibrated step time.
+    If `calibrated` is set, all figures are taken from it, and one line shows the uncalibrated step
+    time.
     """
     console = make_console()
     preferred = calibrated or estimate
@@ -223,7 +223,9 @@ def _print_open_settings(console: Console, estimate: Estimate) -> None:
 
 
 def _shares_of_peak(estimate: Estimate) -> str:
-    """Return MFU and HFU with full attention, and if different with its causal half."""
+    """Return MFU and HFU with full attention and, if they differ, with the causal half of
+    attention.
+    """
     if estimate.mfu_causal is None or estimate.mfu_causal == estimate.mfu:
         return f"MFU {estimate.mfu:.1%}, HFU {estimate.hfu:.1%}"
     return (
@@ -233,7 +235,7 @@ def _shares_of_peak(estimate: Estimate) -> str:
 
 
 def print_familiarity(console: Console, estimate: Estimate | InferenceEstimate) -> None:
-    """Print how similar the nearest measured runs are."""
+    """Print how similar the nearest measured runs are to the query."""
     if estimate.familiarity is not None:
         serves = isinstance(estimate, InferenceEstimate)
         sentence = familiarity_words(estimate.familiarity, serves=serves)
@@ -241,7 +243,7 @@ def print_familiarity(console: Console, estimate: Estimate | InferenceEstimate) 
 
 
 def print_unmeasured(console: Console, estimates: Iterable[Estimate]) -> None:
-    """Print offload that a ranking chose, features that no published run has, and notes on
+    """Print the offload that a ranking chose, features that occur in no published run, and notes on
     recomputation and dynamic context parallelism.
     """
     estimates = list(estimates)
@@ -290,7 +292,9 @@ def print_measured(console: Console, estimate: Estimate, *, name: str) -> None:
 
 
 def _calibration_words(calibrated: Estimate, *, version: bool = False) -> str:
-    """Return `12 measurements on this cluster`, optionally with the version of the calibration."""
+    """Return `12 measurements on this cluster`. With `version`, include the version of the
+    calibration.
+    """
     calibration = calibrated.provenance["calibration"]
     assert isinstance(calibration, dict)
     suffix = f" (version {calibration['version']})" if version else ""
@@ -298,8 +302,8 @@ def _calibration_words(calibrated: Estimate, *, version: bool = False) -> str:
 
 
 def print_recommendations(answer: RecommendAnswer, *, top: int) -> None:
-    """Print the recommended layout, the best rows, and the settings that would narrow the interval
-    or speed up the training.
+    """Print the recommended layout, the best rows, and settings that would narrow the interval or
+    shorten the step.
     """
     console = make_console()
     ranked = [row for row in answer.recommendations if isinstance(row, Recommendation)][:top]
@@ -371,8 +375,8 @@ def _ranking_columns(ranked: Sequence[Recommendation]) -> list[Column]:
 def print_nearest(
     console: Console, nearest: Iterable[object], *, query: Query | None = None
 ) -> None:
-    """Print the nearest misses with their reasons, and for serving the highest load if `query` is
-    passed.
+    """Print the nearest misses with their reasons. For serving, also print the highest possible
+    load if `query` is passed.
     """
     for row in nearest:
         if isinstance(row, Recommendation):
@@ -402,7 +406,7 @@ def highest_load_of(estimate: InferenceEstimate, query: Query) -> str:
 
 
 def print_pareto(answer: RecommendAnswer) -> None:
-    """Print the Pareto-optimal configurations, if the answer has them."""
+    """Print the Pareto-optimal configurations, if the answer contains them."""
     if not answer.pareto:
         return
     estimates = [row.preferred_estimate for row in answer.pareto]
@@ -420,7 +424,9 @@ def print_pareto(answer: RecommendAnswer) -> None:
 
 
 def goodput_line(goodput: Goodput) -> str:
-    """Return one line with goodput, failure interval, checkpoint time and restart time."""
+    """Return one line with the goodput, the time between failures, the checkpoint time and the
+    restart time.
+    """
     return (
         f"goodput {goodput.fraction:.1%}: a failure every {format_duration(goodput.mtbf_s)}, "
         f"a checkpoint of {format_duration(goodput.checkpoint_s)} every "

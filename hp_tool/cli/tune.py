@@ -1,4 +1,4 @@
-"""`hp-tool tune QUERY`: a search with real profile runs, in this process or on a server."""
+"""`hp-tool tune QUERY`: run a search with real profile runs, in this process or on a server."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def tune(
 
 
 def _print_plan(query: Query, *, as_json: bool, server: str | None) -> None:
-    """Print the estimated cost, and the first job if this process would run the search."""
+    """Print the estimated cost and, if this process would run the search, the first job."""
     from hp_tool.cli.search_output import plan_lines
     from hp_tool.domain.plan import PlanAnswer
     from hp_tool.loop.tuning.plan import plan_search
@@ -153,9 +153,9 @@ def _run_in_process(
 
 
 def _calibrate_host(query: Query) -> None:
-    """Benchmark this host's CPU before the first search on it, and store the fitted constants.
+    """Benchmark this host's CPU before its first search, and store the fitted constants.
 
-    With the constants of another CPU, predictions are wrong by a factor of several.
+    With the constants of another CPU, predictions are off by a factor of several.
     """
     from hp_tool import catalog
     from hp_tool.catalog.efficiency import machine_profile, save_machine_profile
@@ -184,7 +184,7 @@ def _calibrate_host(query: Query) -> None:
     except (
         HpToolError,
         OSError,
-    ) as error:  # The runs of the search correct its predictions anyway.
+    ) as error:  # The search corrects its predictions by its own runs anyway.
         typer.echo(
             f"benchmark failed: {error}; the first predictions use constants of another processor "
             "and are often wrong by a factor of 3 to 10",
@@ -215,7 +215,7 @@ def _run_on_server(
             progress.on_event(
                 "started", {"search_id": search_id, "budget_runs": query.search.budget_runs}
             )
-        assert search_id is not None  # Without --resume there is a query.
+        assert search_id is not None  # Without --resume, there is always a query.
         if resume is not None and client.search(search_id=resume).state.resumable:
             client.resume(search_id=resume)
         answer = client.wait(

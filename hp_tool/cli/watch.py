@@ -130,12 +130,12 @@ def _read_standard_input() -> Iterator[tuple[int, str]]:
 
 
 def _read_lines(files: list[Path], *, follow: bool) -> Iterator[tuple[int, str]]:
-    """Yield (number of the file, line) of all files in turn; with `follow`, forever."""
+    """Yield (file number, line) from all files in turn. With `follow`, never stop."""
     offsets, partial_lines = [0] * len(files), [b""] * len(files)
     while True:
         has_new_lines = False
         for number, file in enumerate(files):
-            if follow and not file.exists():  # The file may be created again.
+            if follow and not file.exists():  # The file may be recreated.
                 offsets[number], partial_lines[number] = 0, b""
                 continue
             with file.open("rb") as stream:

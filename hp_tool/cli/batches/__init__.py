@@ -1,1 +1,1 @@
-"""Parts of `hp-tool batch`: reading queries and computing answers."""
+"""Parts of `hp-tool batch`: reading queries and computing their answers."""

@@ -1,5 +1,5 @@
 """Answer a stream of queries in order and in bounded memory: in this process, in several processes,
-or by a server.
+or on a server.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from hp_tool.questions.training.calibrated import Calibrations
 
 CHUNK_LINES = 64
-"""Queries per chunk. Similar queries of a chunk are evaluated together."""
+"""Number of queries per chunk. Similar queries in a chunk are evaluated together."""
 CHUNKS_AHEAD = 4
-"""Number of chunks in flight per process; limits how far reading is ahead of writing."""
+"""Number of chunks in flight per process. It limits how far reading gets ahead of writing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +72,14 @@ def answer_by_processes(items: Iterator[Item], task: Task, *, jobs: int) -> Iter
             "written answers"
         ) from None
     finally:
-        # Wait here, because waiting at the interpreter's exit may write to a closed pipe.
+        # Wait here: waiting at interpreter exit might write to a closed pipe.
         pool.shutdown(cancel_futures=True)
 
 
 def answer_by_server(items: Iterator[Item], task: Task, *, server: str) -> Iterator[str]:
-    """Yield the answers of a server; unreadable items get an error line without a request."""
+    """Yield the answers of a server. For an unreadable item, yield an error line without sending a
+    request.
+    """
     from hp_tool.questions.answers import error_line
 
     errors: deque[tuple[int, InputError]] = deque()
@@ -103,8 +105,8 @@ def answer_by_server(items: Iterator[Item], task: Task, *, server: str) -> Itera
 
 
 def _split_chunks(items: Iterator[Item], task: Task) -> Iterator[list[Item]]:
-    """Yield the queries in chunks of CHUNK_LINES, or of 1 for recommendations, which take longer.
-    If reading fails, first yield the queries before the failure.
+    """Yield the queries in chunks of CHUNK_LINES, or one by one for recommendations, which take
+    longer. If reading fails, the queries before the failure are yielded first.
     """
     size = CHUNK_LINES if task.name == "estimate" else 1
     chunk: list[Item] = []
@@ -126,7 +128,7 @@ _open_resources = ExitStack()
 
 
 def _start_worker(task: Task) -> None:
-    """Set up a process of the pool: ignore Ctrl-C, which the parent handles, and exit when the
+    """Initialize a process of the pool: ignore Ctrl-C, which the parent handles, and exit when the
     parent exits.
     """
     global _worker_state

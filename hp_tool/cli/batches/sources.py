@@ -16,10 +16,10 @@ from hp_tool.errors import InputError
 from hp_tool.questions.short_names import COLUMNS
 
 MAX_LINE_BYTES = 1_000_000
-"""Maximum bytes of a query in any format."""
+"""Maximum size of a query in bytes, in any format."""
 
 Item = bytes | InputError
-"""A query as one JSON line, or the error of an unreadable query."""
+"""A query as one JSON line, or the error for an unreadable query."""
 Format = Literal["jsonl", "yaml", "csv"]
 SUFFIXES: dict[str, Format] = {".yaml": "yaml", ".yml": "yaml", ".csv": "csv"}
 
@@ -28,7 +28,9 @@ _DOCUMENT_ENDS = re.compile(rb"(---|\.\.\.)(\s|$)")
 
 
 def read_items(source: BinaryIO, *, format: Format, base: Mapping[str, Any]) -> Iterator[Item]:
-    """Yield the queries of a stream in order. Values of CSV rows are set in copies of `base`."""
+    """Yield the queries in a stream, in order. The values of CSV rows are set in copies of
+    `base`.
+    """
     if format == "csv":
         return expand_grid(_physical_lines(source), base=base)
     if format == "yaml":
@@ -37,8 +39,8 @@ def read_items(source: BinaryIO, *, format: Format, base: Mapping[str, Any]) -> 
 
 
 def _physical_lines(source: BinaryIO) -> Iterator[str]:
-    """Yield the lines of a CSV as text. A line that is too long ends the batch, because the row of
-    the next line is unknown.
+    """Yield the lines of a CSV file as text. A line that is too long ends the batch, because it is
+    unknown to which row the next line belongs.
     """
     encoding = "utf-8-sig"  # Spreadsheets write a byte order mark.
     for line in _bounded_lines(source):
@@ -49,7 +51,7 @@ def _physical_lines(source: BinaryIO) -> Iterator[str]:
 
 
 def _bounded_lines(source: BinaryIO) -> Iterator[Item]:
-    """Yield the lines; a line that is too long becomes an error."""
+    """Yield the lines. A line that is too long is replaced by an error."""
     while line := source.readline(MAX_LINE_BYTES + 1):
         if len(line) <= MAX_LINE_BYTES:
             yield line
@@ -60,7 +62,7 @@ def _bounded_lines(source: BinaryIO) -> Iterator[Item]:
 
 
 def _yaml_documents(source: BinaryIO) -> Iterator[Item]:
-    """Yield YAML documents as JSON lines. The stream is split before parsing, so an invalid
+    """Yield YAML documents as JSON lines. The stream is split before parsing, so that an invalid
     document affects only its own answer.
     """
     lines: list[bytes] = []
@@ -77,7 +79,7 @@ def _yaml_documents(source: BinaryIO) -> Iterator[Item]:
 
 
 def _document_line(lines: list[bytes], size: int) -> Iterator[Item]:
-    """Yield the document in these lines; nothing if all are blank or comments."""
+    """Yield the document in these lines, or nothing if all lines are blank or comments."""
     from hp_tool.questions import schema
 
     if size > MAX_LINE_BYTES:
@@ -96,13 +98,13 @@ def _document_line(lines: list[bytes], size: int) -> Iterator[Item]:
 
 
 def expand_grid(lines: Iterator[str], *, base: Mapping[str, Any]) -> Iterator[bytes | InputError]:
-    """Yield a JSON line for every combination of values in every row; the last column varies
+    """Yield a JSON line for every combination of values in every row. The last column varies
     fastest.
 
-    An empty cell omits its key. Commas separate alternatives, as in `1,2,4`; brackets and braces
+    An empty cell omits its key. Commas separate alternatives, as in `1,2,4`. Brackets and braces
     enclose one value, as in `[1,2]` or `{granularity: full, method: block, num_layers: 4}`. The
-    `id` of a line is that of its row (by default the row's number) followed by the values that
-    distinguish it within the row.
+    `id` of a line is the id of its row (by default, the row number), followed by the values that
+    distinguish the line within the row.
     """
     reader = csv.reader(lines, strict=True)
     try:
@@ -125,10 +127,10 @@ def expand_grid(lines: Iterator[str], *, base: Mapping[str, Any]) -> Iterator[by
 
 
 def _column_paths(columns: Sequence[str]) -> list[str]:
-    """Return the dotted paths of the columns.
+    """Return the dotted path of each column.
 
     Raises:
-        InputError: A path is not in a query, or occurs twice.
+        InputError: A path does not exist in a query, or occurs twice.
     """
     from hp_tool.domain.query import Query
 
@@ -195,7 +197,7 @@ def _expand_row(
 
 
 def _parse_cell(cell: str, *, where: str) -> list[Any]:
-    """Return the values of a cell, read as a YAML list without its brackets."""
+    """Return the values in a cell, which is parsed as a YAML list without its brackets."""
     if not cell.strip():
         return []
     values = read_yaml(f"[{cell}]", refusal=f"{where}: {cell[:80]!r} is not YAML", code="syntax")
