@@ -93,7 +93,8 @@ class CostModelSampler(BaseSampler):
     ) -> list[Proposal]:
         """Return up to `count` rows to run in the same jobs as the pending trials.
 
-        Rows in `apart` are excluded. Each row is chosen as if the earlier ones had returned their predictions.
+        Rows in `apart` are excluded. Each row is chosen as if the earlier ones had returned their
+        predictions.
         """
         observations, proposals = (
             replace(self.observations(study=study), apart=apart),

@@ -1,5 +1,6 @@
-"""Tuning: run a search from its stored query to its ranked answer, from the command line or in a
-worker.
+"""Tuning: run a search from its stored query to its ranked answer.
+
+Searches run in the command line's process or in a worker.
 """
 
 from hp_tool.loop.tuning.clusters import Sweeper, create_launcher, daily_limits, within_limits

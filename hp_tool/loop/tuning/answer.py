@@ -1,6 +1,4 @@
-"""Parts that training and serving answers share: comparison with the baseline, effect of each
-axis.
-"""
+"""Parts shared by training and serving answers: the baseline comparison and axis effects."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ Predicted = TypeVar("Predicted")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownBaseline(Generic[Config, Predicted]):
-    """The configuration that an answer is compared with, and its estimate."""
+    """The configuration to which an answer is compared, with its estimate."""
 
     parallel: Config
     source: BaselineSource
@@ -43,11 +41,10 @@ def gains_of(
     baseline: KnownBaseline[Config, Predicted],
     measured: MeasuredSteps,
 ) -> tuple[Gain, ...]:
-    """Return the speedups of the answer's configuration over the baseline, the first run and the
-    slowest run.
+    """Return the speedups of the answer over the baseline, the first run and the slowest run.
 
-    `known` is its (seconds, log_sd), on which the choice was based. It is used if either of the two
-    did not run.
+    `known` is the answer's (seconds, log_sd), by which it was chosen. It is used if either of two
+    configurations did not run.
     """
 
     def gain(other: RunConfig, against: GainSource) -> Gain:
@@ -82,10 +79,10 @@ def described_baseline(
 ) -> Config | None:
     """Return the configuration in `search.baseline`; None if the query has none.
 
-    `reasons` returns the reasons why a configuration is illegal, in words; empty if it is legal.
+    `reasons` returns why a configuration is illegal, as text; empty if it is legal.
 
     Raises:
-        InputError: `illegal_baseline`: the configuration is illegal.
+        InputError: The configuration is illegal (`illegal_baseline`).
     """
     if query.search.baseline is None:
         return None
@@ -103,10 +100,9 @@ def described_baseline(
 def choose_baseline(
     described: RunConfig | None, runs: Sequence[RunRecord]
 ) -> tuple[RunConfig | None, BaselineSource]:
-    """Return the configuration to compare with: the described baseline, else the first successful
-    run.
+    """Return the baseline in the query, else the first successful run.
 
-    The baseline need not be a candidate.
+    It need not be a candidate.
     """
     if described is not None:
         return described, "search.baseline"
@@ -114,8 +110,9 @@ def choose_baseline(
 
 
 def prediction_before_run(measured: Repeats, *, runs: Sequence[RunRecord]) -> Foreseen | None:
-    """Return a configuration's prediction before its first run; None if only a reduced run
-    succeeded.
+    """Return a configuration's prediction before its first run.
+
+    Return None if only a reduced run succeeded.
     """
     before = next((run.predicted for run in runs if run.fidelity.is_whole), None)
     if measured.reduced or before is None or "calibrated_step_s_interval" not in before:
@@ -130,15 +127,16 @@ def prediction_before_run(measured: Repeats, *, runs: Sequence[RunRecord]) -> Fo
 
 
 def saved_parts(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds by part that the second of two configurations saves."""
+    """Return the seconds saved by the second of two configurations, by part."""
     return {name: before.get(name, 0.0) - after.get(name, 0.0) for name in (*before, *after)}
 
 
 def effect_of_axes(
     axes: Mapping[str, Sequence[int | bool | str]], rows: Sequence[int], step_s: FloatArray
 ) -> dict[str, dict[str, float]]:
-    """Return the shortest step time among `rows` for each value of each axis: the cost of fixing
-    that value.
+    """Return the shortest step time among `rows` for each value of each axis.
+
+    It shows the cost of fixing an axis to a value.
     """
     effects: dict[str, dict[str, float]] = {}
     for name, values in axes.items():

@@ -1,6 +1,4 @@
-"""Launchers of searches, limits of registered clusters, and cleanup of jobs without a live
-search.
-"""
+"""Launchers of searches, limits of registered clusters, and cleanup of stray jobs."""
 
 import contextlib
 import logging
@@ -25,14 +23,12 @@ from hp_tool.questions.training.problem import TrainingProblem
 
 LOCAL = "local"
 ENDPOINT: Literal["endpoint"] = "endpoint"
-"""The launcher of a running server, and the runner of its runs."""
+"""Name of the launcher for a running server, and of the runner of its runs."""
 log = logging.getLogger(__name__)
 
 
 def launcher_name(query: Query) -> str:
-    """Return the name of the launcher: the query's, else that of its registered cluster, else this
-    host's.
-    """
+    """Return the launcher name: the query's, else its registered cluster's, else this host's."""
     runs = cluster_runs(query.cluster)
     return query.search.launcher or (runs.launcher if runs is not None else LOCAL)
 
@@ -52,11 +48,12 @@ def check_profiled(gpu: GpuSpec) -> None:
 
 
 def create_launcher(query: Query) -> Launcher:
-    """Return the launcher of a query's runs; `cpu` queries run on this host's cores even if it has
-    GPUs.
+    """Create the launcher of a query's runs.
+
+    `cpu` queries run on this host's cores even if it has GPUs.
 
     Raises:
-        MissingExtraError: Jobs would run on this host and a package is missing.
+        MissingExtraError: Jobs would run on this host, and a package is missing.
     """
     name = launcher_name(query)
     if name == LOCAL and query.trainer is None:
@@ -65,7 +62,7 @@ def create_launcher(query: Query) -> Launcher:
 
 
 def with_trainer(query: Query, launcher: Launcher, *, problem: TrainingProblem) -> Launcher:
-    """Return the launcher, wrapped to run the query's own command if it has one."""
+    """Wrap the launcher to run the query's own command, if there is one."""
     trainer = trainer_of(query)
     return (
         launcher
@@ -75,8 +72,9 @@ def with_trainer(query: Query, launcher: Launcher, *, problem: TrainingProblem) 
 
 
 def cluster_launcher(cluster: str | ClusterQuery, *, name: str | None = None) -> Launcher:
-    """Return the launcher `name` for a cluster; by default that of the cluster's entry, else this
-    host's.
+    """Return the launcher `name` for a cluster.
+
+    The default is the launcher in the cluster's entry, else this host's.
 
     Options come from the cluster's entry if it names that launcher, else from the launcher's own
     file.
@@ -97,15 +95,14 @@ def cluster_launcher(cluster: str | ClusterQuery, *, name: str | None = None) ->
 
 
 def within_limits(query: JsonObject, *, ceiling: float | None = None) -> JsonObject:
-    """Return the query as stored, with a budget of GPU-seconds if its cluster or `ceiling` sets
-    one.
+    """Return the query to store, with a GPU-second budget if its cluster or `ceiling` sets one.
 
     The result depends only on settings, not on the remaining daily quota, so repeated requests are
     equal.
 
     Raises:
-        InputError: The query exceeds a limit: `gpu_seconds_ceiling`, or more parallel runs than the
-            cluster allows.
+        InputError: The query exceeds `ceiling` (`gpu_seconds_ceiling`), or has more parallel runs
+            than the cluster allows.
     """
     runs, search = _runs_of(query), query.get("search") or {}
     if runs is not None and (search.get("parallel_runs") or 1) > runs.max_concurrent_runs:
@@ -136,7 +133,7 @@ def within_limits(query: JsonObject, *, ceiling: float | None = None) -> JsonObj
 
 
 def daily_limits(query: JsonObject) -> tuple[GpuSecondsLimit, ...]:
-    """Return the daily limits of the query's cluster over all searches."""
+    """Return the daily limits of the query's cluster, which apply to all searches together."""
     runs = _runs_of(query)
     if runs is None or runs.max_gpu_seconds_per_day is None:
         return ()
@@ -155,9 +152,7 @@ def _runs_of(query: JsonObject) -> ClusterRuns | None:
 
 
 def runs_limit(query: Query) -> OpenRunsLimit | None:
-    """Return the maximum concurrent runs on the query's registered cluster; None without a
-    limit.
-    """
+    """Return the maximum concurrent runs on the query's registered cluster; None if unlimited."""
     runs, name = cluster_runs(query.cluster), cluster_name(query.cluster)
     return (
         None
@@ -167,22 +162,22 @@ def runs_limit(query: Query) -> OpenRunsLimit | None:
 
 
 def engine_of(query: JsonObject) -> Launcher:
-    """Return the launcher for the engine that runs a stored query's jobs."""
+    """Return the launcher of a stored query's jobs."""
     parsed = parse_query(query)
     return cluster_launcher(parsed.cluster, name=launcher_name(parsed))
 
 
 class Sweeper:
-    """Ends jobs without a live search, and records their GPU-seconds.
+    """End stray jobs, which no live search owns, and record their GPU-seconds.
 
-    When a run is given up, the name of its job is blocked, so that a late submission under that
-    name starts nothing. A job can still survive if the engine was unreachable during the cancel, if
-    it cannot block names, or if a worker died between two steps. The final cost of a job is not
-    always known when it is given up.
+    When a run is given up, its job name is blocked, so that a late submission under that name
+    starts nothing. A job can still survive if the engine was unreachable during the cancel, if the
+    engine cannot block names, or if a worker died between two steps. The final cost of a job is not
+    always known when its run is given up.
 
-    Several sweepers may use one engine: ending or recording a job twice has no effect. Only jobs of
-    runs in this store are touched. A run is stored before its job is submitted, and remains open as
-    long as a coordinator may adopt it.
+    Several sweepers may use one engine, because ending or recording a job twice has no effect. Only
+    jobs of runs in this store are touched. A run is stored before its job is submitted, and stays
+    open as long as a coordinator may adopt it.
     """
 
     def __init__(
@@ -194,8 +189,9 @@ class Sweeper:
         self._booked: set[str] = set()
 
     def sweep(self) -> None:
-        """Check every recently used engine once; engines that do not answer are left to the next
-        sweep.
+        """Check every recently used engine once.
+
+        Engines that do not answer are left to the next sweep.
         """
         for cluster, query in self._store.engines_in_use().items():
             try:
@@ -204,7 +200,7 @@ class Sweeper:
                 log.warning("cannot sweep %s: %s", cluster, error)
 
     def sweep_engine(self, cluster: str, launcher: Launcher) -> None:
-        """End the stray jobs of one engine, and record those that have ended."""
+        """End the stray jobs of one engine. Record those that have ended."""
         open_jobs = frozenset(launcher.open_jobs())
         strays = dict(self._unbooked.get(cluster, {}))
         for run in self._store.stray_runs(cluster=cluster, job_names=open_jobs):
@@ -220,7 +216,10 @@ class Sweeper:
         }
 
     def _book(self, launcher: Launcher, run: RunRecord) -> bool:
-        """Record a job's cost by the engine's account; return False if it is not known yet."""
+        """Record the cost of a job as reported by the engine.
+
+        Return False if it is not known yet.
+        """
         with _log_errors(run):
             handle = launcher.find(run.job_name)
             try:
@@ -239,8 +238,9 @@ class Sweeper:
 
 @contextlib.contextmanager
 def _log_errors(run: RunRecord) -> Iterator[None]:
-    """Leave an error of one job to the next sweep, so that other jobs do not wait. Database errors
-    are raised.
+    """Log an error of one job, so that other jobs do not wait. Database errors are raised.
+
+    The next sweep retries the job.
     """
     try:
         yield

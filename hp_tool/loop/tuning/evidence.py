@@ -1,7 +1,6 @@
-"""Load stored measurements at the start of a search: as evidence, in place of runs, and for
-start-up times.
+"""Stored measurements at the start of a search: as evidence, as runs, and for start-up times.
 
-`learning` makes knowledge that lasts beyond a search.
+What lasts beyond a search is stored by `learning`.
 """
 
 from __future__ import annotations
@@ -21,21 +20,22 @@ from hp_tool.loop.search.problem import Question
 from hp_tool.loop.tuning.searched import Searched
 
 STARTS = 20
-"""Number of runs used to estimate the start-up time."""
+"""Number of runs from which the start-up time is estimated."""
 
 
 def earlier_evidence(
     store: Store, problem: Searched, *, without_search: str | None = None, owner: str = ""
 ) -> Evidence:
-    """Return evidence from trusted stored runs of the series and from the owner's reports."""
+    """Return evidence from trusted stored runs of the series, and from the owner's reports."""
     return problem.evidence(
         store, series=replace(problem.series, owner=owner), without_search=without_search
     )
 
 
 def reusable_measurements(*, store: Store, problem: Question) -> dict[str, str]:
-    """Return the ids of complete runs of this problem that can be reused, by configuration digest,
-    newest first.
+    """Return the ids of this problem's complete runs that can be reused, by configuration digest.
+
+    The newest run is preferred.
     """
     page = store.measurements(
         cluster_key=problem.cluster_key,
@@ -61,7 +61,7 @@ def reusable_measurements(*, store: Store, problem: Question) -> dict[str, str]:
 
 
 def _arrangement(query: JsonObject, *, parallel: RunConfig) -> tuple[Any, ...]:
-    """Return settings that a run's digest omits: contents of stages, and the context exchange."""
+    """Return the settings that a run's digest omits: the pipeline layout and the CP exchange."""
     fixed = query.get("parallel") or {}
     layout = fixed.get("pipeline_layout")
     if not isinstance(parallel, ParallelConfig) or parallel.context_parallel_size == 1:
@@ -77,8 +77,9 @@ Asked = TypeVar("Asked", bound=Question)
 
 
 def with_measured_startup(problem: Asked, *, store: Store) -> Asked:
-    """Return the question with the median start-up time of the newest runs on this cluster;
-    unchanged without any.
+    """Return the question with the median start-up time of this cluster's newest runs.
+
+    Without such runs, return it unchanged.
     """
     page = store.measurements(
         cluster_key=problem.cluster_key, source="profile", status="ok", limit=STARTS

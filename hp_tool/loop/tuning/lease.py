@@ -1,6 +1,4 @@
-"""The lease of a search: renewal during the work, and the end of the search with its result or
-error.
-"""
+"""The lease of a search: renew it during the work, and end the search with its result or error."""
 
 from __future__ import annotations
 
@@ -24,18 +22,17 @@ from hp_tool.loop.tuning.searched import Searched
 from hp_tool.questions.schema import to_dict
 
 LEASE_S = 30.0
-"""Duration of a lease in seconds. Other processes wait this long after a coordinator died; a live
-one renews far more often.
+"""Lease duration in seconds. Other processes wait this long after a coordinator dies. A live
+coordinator renews its lease far more often.
 """
 PATIENCE_LEASES = 10
-"""Number of leases without progress after which a coordinator counts as stuck and loses its
-search.
-"""
+"""A coordinator without progress for this many leases counts as stuck and loses its search."""
 
 
 class Heartbeat:
-    """Renews `lease` in a separate thread until the context ends, the lease is lost, or there is no
-    progress.
+    """Renew a lease in a separate thread.
+
+    It stops when the context ends, the lease is lost, or there is no progress.
     """
 
     def __init__(
@@ -67,7 +64,7 @@ class Heartbeat:
         self._thread.join(timeout=self._lease_s)
 
     def watched(self, question: Callable[[], bool]) -> Callable[[], bool]:
-        """Return `question` wrapped so that each call counts as progress."""
+        """Wrap `question` so that each call counts as progress."""
 
         def asked() -> bool:
             self._seen = self._clock()
@@ -83,7 +80,7 @@ class Heartbeat:
                 self._store.renew_lease(lease=self._lease, lease_s=self._lease_s)
             except ConflictError:  # The worker learns of it at its next write.
                 return
-            # The database is unreachable for a while; the lease may last until it is back.
+            # The database is unreachable at the moment; the lease may last until it is back.
             except StoreError:
                 continue
 
@@ -92,10 +89,10 @@ class Heartbeat:
 def outcome_stored(
     store: Store, lease: Lease, *, launcher: Callable[[], Launcher | None]
 ) -> Iterator[None]:
-    """Return a context that ends or releases the search and its open runs on an error, and raises
-    the error.
+    """Return a context that, on an error, ends or releases the search and its open runs.
 
-    `launcher` returns the launcher of the runs; None before there is one.
+    The error is raised again. `launcher` returns the launcher of the runs, or None before there is
+    one.
     """
     try:
         yield
@@ -103,7 +100,7 @@ def outcome_stored(
         store.release_search(lease=lease, paused=True)
         raise
     except HpToolError as error:
-        # The lease decides who continues.
+        # The lease determines who continues.
         if error.code != "lease_lost" and not isinstance(error, StoreError):
             _fail(store, lease, error, launcher=launcher())
         raise
@@ -130,9 +127,9 @@ def conclude(
     seconds: float,
     owner: str,
 ) -> TuneResult:
-    """Store the learnt calibration, and end or release the search with its result.
+    """Store the new calibration, and end or release the search with its result.
 
-    The owner's held runs count only for this result.
+    Held runs of the owner count only for this result.
     """
     problem.keep(store)
     account = account_of(
@@ -161,9 +158,7 @@ def conclude(
 def account_of(
     runs: Sequence[RunRecord], outcome: Outcome, *, search_id: str, seconds: float
 ) -> Account:
-    """Return how a search ended: failed if none of its runs succeeded, else as its coordinator
-    reports.
-    """
+    """Return how a search ended: failed if no run succeeded, else as its coordinator reports."""
     error = _nothing_worked(runs) if outcome.state == "succeeded" else None
     return Account(
         search_id=search_id,
@@ -197,8 +192,9 @@ def end(store: Store, lease: Lease, result: TuneResult) -> TuneResult:
 
 
 def _nothing_worked(runs: Sequence[RunRecord]) -> HpToolError | None:
-    """Return the error of a search whose runs all failed, with the number of runs by status and the
-    last cause.
+    """Return the error of a search whose runs all failed.
+
+    It contains the number of runs by status and the last cause.
     """
     measurements = [run.measurement for run in runs if run.measurement is not None]
     if not measurements or any(measurement.status == "ok" for measurement in measurements):
@@ -213,12 +209,12 @@ def _nothing_worked(runs: Sequence[RunRecord]) -> HpToolError | None:
 
 
 def _fail(store: Store, lease: Lease, error: HpToolError, *, launcher: Launcher | None) -> None:
-    """Mark the search as failed (as cancelled if that was requested), and end its runs.
+    """Mark the search as failed (or cancelled, if requested), and end its runs.
 
     Errors of the store are ignored, because the original error is more useful.
     """
     with contextlib.suppress(HpToolError):
-        # A process that lost the lease without noticing ends no jobs.
+        # A process that lost its lease without noticing must not end jobs.
         store.renew_lease(lease=lease, lease_s=LEASE_S)
         if launcher is not None:
             _end_runs(store, lease, launcher, cause=f"the search ended: {error.code}")
@@ -228,8 +224,9 @@ def _fail(store: Store, lease: Lease, error: HpToolError, *, launcher: Launcher 
 
 
 def _end_runs(store: Store, lease: Lease, launcher: Launcher, *, cause: str) -> None:
-    """End all open runs. Runs whose engine or folder does not answer stay open for a later resume
-    or cancel.
+    """End all open runs.
+
+    If a run's engine or folder does not answer, the run stays open for a later resume or cancel.
     """
     for run in open_runs(store.runs(search_id=lease.search_id)):
         # A bug in the launcher must not leave the search open.

@@ -1,6 +1,4 @@
-"""Devices and clusters that workers offer, and the check, before a search is stored, that one can
-run it.
-"""
+"""Devices and clusters that workers offer, and the check that one of them can run a search."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,12 +17,13 @@ from hp_tool.loop.tuning.clusters import LOCAL, cluster_launcher, launcher_name
 from hp_tool.loop.tuning.run import build_search
 
 LOOKED_S = 300.0
-"""Seconds for which this host's devices are cached; a driver may start after the worker."""
+"""Seconds for which this host's devices are cached. A driver may start after the worker does."""
 
 
 def find_offers() -> tuple[Offer, ...]:
-    """Return what a worker in this process can run: this host's devices, and clusters with launcher
-    options.
+    """Return what a worker in this process can run.
+
+    These are this host's devices, and clusters with launcher options.
     """
     profiler = not missing("profiler")
 
@@ -45,8 +44,9 @@ def find_offers() -> tuple[Offer, ...]:
 
 @lru_cache(maxsize=1)
 def _host(profiler: bool, *, at: int) -> tuple[Offer, ...]:
-    """Return this host's GPUs and processor; cached for LOOKED_S, because querying the driver is
-    slow.
+    """Return this host's GPUs and CPU.
+
+    They are cached for LOOKED_S, because querying the driver is slow.
     """
     each = (launchers.create(LOCAL, cpu_only=cpu_only).hardware() for cpu_only in (False, True))
     return tuple(
@@ -55,7 +55,7 @@ def _host(profiler: bool, *, at: int) -> tuple[Offer, ...]:
 
 
 def _launchers() -> Iterator[tuple[str, Callable[[], Launcher]]]:
-    """Return the launchers with their own options file, and those of the catalogue's clusters."""
+    """Yield launchers that have their own options file, and those of the catalogue's clusters."""
     for name in launchers.names():
         if name != LOCAL:
             yield name, partial(launchers.create, name)
@@ -69,10 +69,10 @@ def _launchers() -> Iterator[tuple[str, Callable[[], Launcher]]]:
 
 
 def check_offered(query: Query, workers: Sequence[WorkerRecord]) -> None:
-    """Check that a live worker can run the query. Without workers nothing is rejected.
+    """Check that a live worker can run the query. Without workers, accept every query.
 
     Raises:
-        InputError: `launcher_mismatch`, workers are alive and none can run it.
+        InputError: Workers are alive, but none can run the query (`launcher_mismatch`).
     """
     if not workers:
         return
@@ -94,15 +94,16 @@ def check_offered(query: Query, workers: Sequence[WorkerRecord]) -> None:
             code="launcher_mismatch",
         )
     most = max(offer.num_gpus for offer in matching)
-    # Reduced runs may represent the complete configuration; the search decides.
+    # Reduced runs may represent the complete configuration, so the search decides.
     if most < cluster.num_gpus:
         hardware = Hardware(gpu=cluster.gpu.name, num_gpus=most)
         build_search(query=query, query_json={}, hardware=hardware)
 
 
 def offers_in_words(workers: Sequence[WorkerRecord]) -> str:
-    """Return `8 x h100-sxm-80gb via local, 64 x cpu via slurm` for all workers, without
-    duplicates.
+    """Describe all workers' offers: `8 x h100-sxm-80gb via local, 64 x cpu via slurm`.
+
+    Equal offers are listed once.
     """
     each = dict.fromkeys(offer for worker in workers for offer in worker.offers)
     return (

@@ -1,6 +1,4 @@
-"""Predicted cost of a search: its first run, the confirmation of its leader, and its whole
-budget.
-"""
+"""Predicted cost of a search: its first run, the leader's confirmation, and the full budget."""
 
 from __future__ import annotations
 
@@ -41,10 +39,10 @@ def plan_search(
 ) -> PlanAnswer:
     """Return the cost of a search in this process, with its first job.
 
-    `store` is the store whose measurements the search would use.
+    `store` contains the measurements that the search would use.
 
     Raises:
-        InputError: Nothing fits, or the query cannot run.
+        InputError: No candidate fits in memory, or the query cannot run.
     """
     launcher = launcher or create_launcher(query)
     plan, problem, run = _plan(query, hardware=launcher.hardware(), store=store)
@@ -54,7 +52,10 @@ def plan_search(
 
 
 def bill(query: Query, *, store: Store | None = None) -> PlanAnswer:
-    """Return the plan of a search as if one job could use the whole cluster. Needs no launcher."""
+    """Return the plan of a search, assuming that one job may use the entire cluster.
+
+    No launcher is needed.
+    """
     cluster = resolve_training_search(_a_training(query)).cluster
     hardware = Hardware(gpu=cluster.gpu.name, num_gpus=cluster.num_gpus, hosts=(cluster.name,))
     plan, _, _ = _plan(query, hardware=hardware, store=store)
@@ -72,7 +73,7 @@ def _a_training(query: Query) -> Query:
 def _plan(
     query: Query, *, hardware: Hardware, store: Store | None
 ) -> tuple[SearchPlan, TuningProblem, RunRecord]:
-    """Return the costs, the problem, and the first run as it would be stored."""
+    """Return the costs, the problem, and the first run in the form to be stored."""
     stored = within_limits(to_dict(inline_files(_a_training(query))))
     query = replace(query, search=parse_query(stored).search)
     problem = build_problem(query=query, query_json=stored, hardware=hardware)
@@ -162,14 +163,15 @@ class _Bill:
     wall_s: float
     gpu_seconds: float
     alike: int
-    """Number of runs that are expected to cost as much as the first."""
+    """Number of runs that are expected to cost as much as the first one."""
 
 
 def _total_plan(
     first: PlannedRun, proof: PlannedRun | None, *, problem: TuningProblem
 ) -> SearchPlan:
-    """Return the sum over all runs in the budget, in jobs like the first, and the leader's
-    confirmation if affordable.
+    """Return the cost of all runs in the budget, in jobs like the first one.
+
+    It includes the confirmation of the leader if that is affordable.
     """
     settings, budget = problem.search.settings, problem.search.settings.budget_gpu_seconds
     if proof is not None and (
@@ -240,8 +242,9 @@ def _total_plan(
 
 
 def _walls(run: PlannedRun | None) -> tuple[float, float, float]:
-    """Return the seconds of a run's job with minimum, expected and maximum start-up time; 0 without
-    a run.
+    """Return the duration of a run's job for minimum, expected and maximum start-up, in seconds.
+
+    Without a run, all three are 0.
     """
     if run is None:
         return 0.0, 0.0, 0.0

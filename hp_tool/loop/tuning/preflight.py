@@ -1,5 +1,6 @@
-"""A check of the nodes before a search's first run, with single operations on all nodes at once.
-The search avoids slow nodes.
+"""A check of the nodes before a search's first run.
+
+It times single operations on all nodes at once. The search avoids nodes that are slow.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class Preflight:
     """Result and cost of the check."""
 
     hosts: tuple[str, ...] = ()
-    """Nodes that are slow or have a slow device; the search's jobs avoid them."""
+    """Nodes that are slow or have a slow device. Jobs of the search avoid them."""
     gpu_seconds: float = 0.0
-    """GPU-seconds of the check, charged to the first run."""
+    """GPU-seconds of the check. They are charged to the first run."""
 
 
 def preflight(
@@ -40,11 +41,10 @@ def preflight(
     should_release: Callable[[], bool],
     on_event: Callable[[str, JsonObject], None],
 ) -> Preflight:
-    """Check as many devices as one job may use, once per search; later coordinators read the
-    result.
+    """Check as many devices as one job may use, once per search.
 
-    If the check fails, the search continues without it. It is skipped if the search is about to
-    stop; a successor finds the job by its name.
+    Later coordinators read the result. If the check fails, the search continues without it. It is
+    skipped if the search is about to stop. A successor finds the job by its name.
 
     Raises:
         RefusedError: The site rejects such a job.

@@ -1,5 +1,6 @@
-"""Build the table of a training search from its query: the fastest candidates, and the best of each
-kind.
+"""Build the table of a training search from its query.
+
+It has the fastest candidates, and the best of each kind.
 """
 
 import math
@@ -50,21 +51,22 @@ from hp_tool.questions.training.ranking.recommend import best_offloaded, fewest_
 from hp_tool.questions.training.usual_settings import usual_problems
 
 MAX_ROWS = 4096
-"""Maximum number of candidates in the residual model; larger spaces are represented by the fastest
-candidates and the best of each kind.
+"""Maximum number of candidates in the residual model. Larger spaces are represented by their
+fastest candidates and the best of each kind.
 """
 _MEMORY_DOUBT = 1.25
-"""Candidates are kept up to this multiple of the capacity, because a calibration may show that they
-fit.
+"""Multiple of the capacity up to which candidates are kept, because a calibration may show that
+they fit.
 """
 
 
 def resolve_training_search(query: Query) -> TrainingProblem:
-    """Return the query's problem if real runs can search it; called before a search is stored and
-    at its start.
+    """Return the query's problem if actual runs can search it.
+
+    Called before a search is stored and when it starts.
 
     Raises:
-        InputError: As `resolve_training`, or the launcher is unknown.
+        InputError: See `resolve_training`; or the launcher is unknown.
         UnsupportedError: Runs do not support the query.
     """
     problem = resolve_training(query)
@@ -107,8 +109,9 @@ def resolve_training_search(query: Query) -> TrainingProblem:
 
 
 def _with_one_dispatcher(problem: TrainingProblem) -> TrainingProblem:
-    """Return the problem with the default dispatcher if the query names none and the command does
-    not set it.
+    """Return the problem with the default dispatcher.
+
+    This applies if the query names no dispatcher and the command does not set one.
     """
     if not problem.model.num_experts or problem.parallel.moe_token_dispatcher_type is not None:
         return problem
@@ -126,19 +129,21 @@ def build_problem(
     calibrations: Calibrations | None = None,
     chosen: Mapping[str, Any] | None = None,
 ) -> TuningProblem | CostedSpace:
-    """Resolve the query and enumerate and cost its candidates. Return only the space if nothing in
-    it can fit.
+    """Resolve the query, and enumerate and cost its candidates.
 
-    Objective min_gpus uses the fewest devices that suffice according to `calibrations`. If runs
-    show that they do not suffice, the answer says so and the next search uses more.
+    If no candidate can fit in memory, return only the space.
+
+    With the objective min_gpus, use the smallest number of devices that suffices according to
+    `calibrations`. If runs show that it does not suffice, the answer says so and the next search
+    uses more.
 
     Args:
-        chosen: Settings of the search's earlier runs besides their layouts; None to use those of
-            its ranking.
+        chosen: Settings of the search's earlier runs other than layouts. None uses those of its
+            ranking.
         hardware: The launcher's hardware.
 
     Raises:
-        InputError: `launcher_mismatch`, `hardware` differs from the query's.
+        InputError: `hardware` differs from the query's (`launcher_mismatch`).
     """
     problem = resolve_training_search(query)
     check_gpu(problem.cluster, hardware)
@@ -165,7 +170,7 @@ def build_problem(
     series = series_of(problem, hardware=hardware)
     if trainer is not None:  # Measurements of other programs are stored separately.
         series = replace(series, cluster_key=f"{series.cluster_key}/{program_name(trainer)}")
-    # Processes share the cores of one host, but not devices.
+    # Processes share the cores of a host, unlike devices.
     shared = problem.cluster.gpu.kind == "cpu" and hardware.num_gpus >= problem.cluster.num_gpus
     reducer = Reducer(
         problem=problem,
@@ -210,11 +215,14 @@ def _with_shared_values(
     calibrations: Calibrations | None,
     chosen: Mapping[str, Any] | None,
 ) -> tuple[dict[str, Any], TrainingProblem, Best, tuple[TrainingProblem, ...]]:
-    """Return the values by path that all runs share besides the query's, the problem with them, its
-    ranking, and the problems with usual settings that `recommend` assumes and runs do not have.
+    """Choose the settings that all runs share, in addition to the query's.
 
-    Uncalibrated searches have the usual settings of such runs, as rankings have, if runs support
-    them. `chosen` are the values of the search's earlier runs; None if there are none.
+    Uncalibrated searches have the usual settings if runs support them, as rankings do. `chosen` are
+    the values of the search's earlier runs; None if there are none.
+
+    Returns:
+        The shared values by path; the problem with them; its ranking; and the problems with usual
+        settings that `recommend` assumes but the runs do not have.
     """
     predictor = None if calibrations is None else calibrations(problem)
     assuming = replace(problem, asked=query if predictor is None else None)
@@ -248,9 +256,9 @@ def _with_shared_values(
 
 
 def _runs(problem: TrainingProblem, parallel: ParallelConfig, *, query: Query) -> bool:
-    """Return whether runs support the configuration and the baseline is legal in the problem.
+    """Return True if runs support the configuration and the baseline is legal in the problem.
 
-    A trainer must be configurable completely.
+    For a trainer, its command must be able to set the entire configuration.
     """
     try:
         baseline_config(query, problem)
@@ -268,7 +276,7 @@ def _runs(problem: TrainingProblem, parallel: ParallelConfig, *, query: Query) -
 
 
 def _with_best(space: CostedSpace, best: Best) -> CostedSpace:
-    """Return the space extended by what `recommend` would add: other recomputation and sharding."""
+    """Extend the space by what `recommend` would add: other recomputation and sharding."""
     shown = choose_rows(best, count=SHOWN).best
     own = np.flatnonzero(shown.variant == 0)
     known = set(_configurations(space.candidates))
@@ -292,8 +300,9 @@ def _configurations(candidates: Candidates) -> Iterator[tuple[int, ...]]:
 
 
 def assumed_startup_s(query: Query, *, gpu: GpuSpec) -> float:
-    """Return the assumed seconds from a job's start to its first step, without measurements on the
-    cluster.
+    """Return the assumed time from a job's start to its first step, in seconds.
+
+    It is used without measurements on the cluster.
     """
     here = launcher_name(query) == LOCAL and gpu.kind == "cpu"
     return assumed().search.local_startup_s if here else assumed().search.cluster_startup_s
@@ -303,7 +312,7 @@ def check_gpu(cluster: ClusterSpec, hardware: Hardware) -> None:
     """Check that the launcher has the query's devices.
 
     Raises:
-        InputError: `launcher_mismatch`: they differ.
+        InputError: They differ (`launcher_mismatch`).
     """
     if hardware.gpu != cluster.gpu.name:
         raise InputError(
@@ -315,8 +324,9 @@ def check_gpu(cluster: ClusterSpec, hardware: Hardware) -> None:
 
 
 def _reduced_gpus(query: Query, cluster: ClusterSpec, hardware: Hardware) -> int:
-    """Return the maximum number of devices of a reduced run; a single host cannot show effects
-    between nodes.
+    """Return the maximum number of devices of a reduced run.
+
+    A single host cannot show effects between nodes.
     """
     return (
         min(hardware.num_gpus, cluster.gpus_per_node)
@@ -328,11 +338,12 @@ def _reduced_gpus(query: Query, cluster: ClusterSpec, hardware: Hardware) -> int
 def _runnable(
     space: CostedSpace, problem: TrainingProblem, *, query: Query, hardware: Hardware
 ) -> CostedSpace:
-    """Return the candidates for which the launcher has enough devices, for the complete run or for
-    the smallest reduced run.
+    """Return the candidates for which the launcher has enough devices.
+
+    They must suffice for the complete run or for the smallest reduced run.
 
     Raises:
-        InputError: `launcher_mismatch`: there are no such candidates.
+        InputError: There are no such candidates (`launcher_mismatch`).
     """
     available_gpus = hardware.num_gpus
     if available_gpus >= problem.cluster.num_gpus or len(space.candidates) == 0:
@@ -353,8 +364,9 @@ def _runnable(
 
 
 def _reducible(query: Query) -> tuple[Reducible, ...]:
-    """Return what a run may leave out. A trainer's command declares the settings that it
-    supports.
+    """Return the reductions that a run may use.
+
+    For a trainer, these are the ones that its command declares.
     """
     if query.search.fidelity == "full":
         return ()
@@ -363,12 +375,12 @@ def _reducible(query: Query) -> tuple[Reducible, ...]:
 
 
 def _profiled(space: CostedSpace, problem: TrainingProblem) -> CostedSpace:
-    """Return the candidates that the profiler supports; the others count as rejected."""
+    """Return the candidates that the profiler supports. The others count as rejected."""
     return _without_candidates(space, _unprofiled(space.candidates, problem))
 
 
 def _unprofiled(candidates: Candidates, problem: TrainingProblem) -> NDArray[np.bool_]:
-    """Return whether the profiler does not support each candidate, shape (n,)."""
+    """Return a mask of the candidates that the profiler does not support, shape (n,)."""
     refused = np.zeros(len(candidates), dtype=np.bool_)
     rules = unsupported_sizes(
         candidates,
@@ -379,8 +391,8 @@ def _unprofiled(candidates: Candidates, problem: TrainingProblem) -> NDArray[np.
     )
     for unsupported, _ in rules:
         refused |= unsupported
-    # Per-operation recomputation is torchtitan's. Megatron recomputes moe_act only in Transformer
-    # Engine's grouped matmuls.
+    # Only torchtitan has per-operation recomputation. Megatron recomputes moe_act only in
+    # Transformer Engine's grouped matmuls.
     if problem.workload.framework == "megatron-core":
         unrun = PER_OP | MOE_ACT if problem.cluster.gpu.kind == "cpu" else PER_OP
         refused |= (candidates.recompute_modules & unrun) != 0
@@ -388,7 +400,7 @@ def _unprofiled(candidates: Candidates, problem: TrainingProblem) -> NDArray[np.
 
 
 def _without_candidates(space: CostedSpace, refused: NDArray[np.bool_]) -> CostedSpace:
-    """Return the other candidates; the given ones count as not profiled."""
+    """Return the space without the refused candidates, which count as not profiled."""
     if not refused.any():
         return space
     rows = np.flatnonzero(~refused)
@@ -402,8 +414,9 @@ def _without_candidates(space: CostedSpace, refused: NDArray[np.bool_]) -> Coste
 
 
 def _rows(space: CostedSpace, *, capacity_bytes: float) -> NDArray[np.intp]:
-    """Return the indices of the candidates to search: the fastest, and the fastest of each (t, p,
-    SP, recomputation).
+    """Return the indices of the candidates to search.
+
+    These are the fastest, and the fastest for each (t, p, SP, recomputation).
     """
     possible = np.flatnonzero(space.memory_total_bytes <= _MEMORY_DOUBT * capacity_bytes)
     order = possible[np.lexsort((space.memory_total_bytes[possible], space.step_s[possible]))]
@@ -425,16 +438,15 @@ def _rows(space: CostedSpace, *, capacity_bytes: float) -> NDArray[np.intp]:
 OFFLOAD, EXCHANGE = "training.offload", "parallel.context_parallel_communication"
 RECIPE = "training.recipe"
 SHOWN = 32
-"""Number of layouts of `recommend`'s answer that a search considers."""
+"""Number of layouts in `recommend`'s answer that a search considers."""
 Runs = Callable[[TrainingProblem, ParallelConfig], bool]
-"""Function that returns True if a search can run a configuration unchanged."""
+"""Return True if a search can run a configuration unchanged."""
 
 
 def chosen_beside(
     problem: TrainingProblem, *, query: Query, runs: Runs
 ) -> tuple[dict[str, Any], Best]:
-    """Return the query values, by path, of the first row of its ranking that can run, and the
-    ranking.
+    """Return the query values of the ranking's first row that can run, by path, and the ranking.
 
     Levels of a2a+p2p are the defaults, because a ranking's levels apply to one size and a search
     tries several.
@@ -465,7 +477,7 @@ def resolved_with(
     problem: TrainingProblem,
     resolve: Callable[[Query], TrainingProblem],
 ) -> TrainingProblem:
-    """Return the query's problem with these values, on the same number of devices as `problem`."""
+    """Resolve the query with these values, on as many devices as `problem` has."""
     ranked = {
         path: value
         for path, value in values.items()

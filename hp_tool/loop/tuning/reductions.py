@@ -1,4 +1,4 @@
-"""The cheapest reduced runs of configurations: fewer replicas, micro-batches and layers."""
+"""Cheapest reduced runs of configurations: fewer replicas, micro-batches and layers."""
 
 import math
 from collections.abc import Iterator
@@ -27,23 +27,19 @@ from hp_tool.questions.training.problem import TrainingProblem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reducer:
-    """Finds reduced runs of one problem's configurations, for jobs of at most `available_gpus`
-    devices.
-    """
+    """Find reduced runs of a problem's configurations, for at most `available_gpus` devices."""
 
     problem: TrainingProblem
     available_gpus: int
     cores: float = math.inf
-    """Cores of a host whose processes stand for devices; more processes than cores share them. GPUs
+    """Cores of a host whose processes stand for devices. More processes than cores share them; GPUs
     are not shared.
     """
     kinds: tuple[Reducible, ...] = get_args(Reducible)
     """Kinds of reductions that a run may use."""
 
     def __call__(self, parallel: ParallelConfig) -> Reduction | None:
-        """Return the first of the cheapest legal reductions that fits; None if only a complete run
-        represents the configuration.
-        """
+        """Return the cheapest legal reduction that fits; None if only a complete run will do."""
         for fidelity in self._fidelities(parallel):
             reduction = self._reduction(parallel, fidelity)
             if reduction is not None:
@@ -51,8 +47,9 @@ class Reducer:
         return None
 
     def _fidelities(self, parallel: ParallelConfig) -> Iterator[Fidelity]:
-        """Yield fidelities from the cheapest on: all layers, then fewer, on the fewest replicas;
-        then on more replicas.
+        """Yield fidelities, cheapest first.
+
+        On the fewest replicas, all layers come before fewer layers. More replicas follow.
         """
         d, layers = parallel.data_parallel_size, self.problem.model.num_hidden_layers
         whole_m = num_micro_batches(self.problem.workload, parallel)
@@ -101,8 +98,9 @@ class Reducer:
 
 
 def _fewest_replicas(candidates: Candidates, *, problem: TrainingProblem) -> NDArray[np.int64]:
-    """Return the replicas of each candidate's smallest reduced run, shape (n,); all of them if ZeRO
-    shards over a part.
+    """Return the number of replicas in each candidate's smallest reduced run, shape (n,).
+
+    It is the full number if ZeRO shards over a part of the replicas.
     """
     d = candidates.data_parallel_size
     kept = fewest_replicas(
@@ -112,7 +110,7 @@ def _fewest_replicas(candidates: Candidates, *, problem: TrainingProblem) -> NDA
 
 
 def fewest_gpus(candidates: Candidates, *, problem: TrainingProblem) -> NDArray[np.int64]:
-    """Return the number of devices of each candidate's smallest reduced run, shape (n,)."""
+    """Return the number of devices in each candidate's smallest reduced run, shape (n,)."""
     c = candidates
     ranks = c.tensor_parallel_size * c.pipeline_parallel_size * c.context_parallel_size
     return np.asarray(ranks * _fewest_replicas(c, problem=problem))

@@ -1,4 +1,4 @@
-"""The result of a search, and its account of runs."""
+"""Result of a search, and its account of runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from hp_tool.questions.training.ranking.misses import nearest_recommendations, n
 from hp_tool.questions.training.ranking.rank import CostedSpace
 
 TOP = 10
-"""Number of recommendations in a result; further measured configurations are added."""
+"""Number of recommendations in a result, not counting additional measured configurations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,21 +28,24 @@ class SearchSummary:
     id: str
     state: SearchState
     profile_runs: int
-    """Number of real runs that ended with a measurement, successful or not."""
+    """Number of actual runs that ended with a measurement, whether or not they succeeded."""
     gpu_seconds: float
-    """Devices x wall seconds of all runs; the last run may exceed the budget, because only its
+    """Devices x wall seconds of all runs. The last run may exceed the budget, because only its
     expected time is checked.
     """
     budget_gpu_seconds: float | None = None
-    """Budget of the search; None without a limit."""
+    """Budget of the search; None if unlimited."""
     grid_gpu_seconds: float | None
-    """Predicted cost of running every feasible candidate; None without a successful run."""
+    """Predicted cost of running every feasible candidate, in GPU-seconds; None without a successful
+    run.
+    """
     stopped_because: str
     expected_gain_fraction: float | None = None
-    """Expected saving of the best four further runs, as a fraction of the best step time; None if
-    not computed."""
+    """Expected saving from the best four further runs, as a fraction of the best step time; None if
+    not computed.
+    """
     queue_s: float = 0.0
-    """Seconds that jobs waited for devices, which cost nothing."""
+    """Seconds that jobs waited for devices. Waiting is free."""
     reduced_runs: int = 0
     """Number of runs without all replicas, micro-batches or layers."""
 
@@ -62,18 +65,18 @@ class TuneResult:
     rejections: dict[str, int]
     search: SearchSummary
     nearest_misses: tuple[Recommendation, ...] | tuple[ServingRecommendation, ...] = ()
-    """Infeasible configurations with the smallest gap in memory, days, cost or latency, if nothing
+    """Infeasible configurations that exceed memory, days, cost or latency by the least, if nothing
     is recommended.
     """
     answer: Answer | ServingAnswer | None = None
     """Figures of the first recommendation; None if nothing is recommended."""
     axes: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Shortest step time (serving: request latency) for each value of each axis: the cost of fixing
-    that value.
+    """Shortest step time (serving: request latency) for each value of each axis. It shows the cost
+    of fixing an axis to a value.
     """
     pareto: tuple[Recommendation, ...] = ()
-    """Pareto-optimal configurations in step time and memory of the fullest device, fastest first;
-    measured if they ran.
+    """Configurations on the Pareto front of step time and peak memory, fastest first. They have
+    measured values if they ran.
     """
     query: dict[str, Any]
     """The query, so that rows can be exported."""
@@ -81,14 +84,14 @@ class TuneResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Account:
-    """The runs of a search and its end."""
+    """The runs of a search, and how it ended."""
 
     search_id: str
     state: SearchState
     runs: Sequence[RunRecord]
     stopped_because: str
     seconds: float
-    """Seconds spent enumerating and costing the space."""
+    """Seconds spent enumerating and costing the search space."""
     expected_gain_fraction: float | None = None
     error: HpToolError | None = None
 

@@ -1,6 +1,4 @@
-"""Retention of searches: run folders on this host, searches with their studies, details,
-measurements.
-"""
+"""Data retention: run folders on this host, searches with studies, details, measurements."""
 
 from __future__ import annotations
 
@@ -33,16 +31,16 @@ VARIABLES = {
     "measurement_days": "HP_RETENTION_MEASUREMENT_DAYS",
     "watch_days": "HP_RETENTION_WATCH_DAYS",
 }
-"""Environment variables of workers, by field of Retention."""
+"""Workers' environment variables, by field of Retention."""
 
 
 def retention_settings(
     environment: Mapping[str, str] = os.environ, *, days: float | None = None
 ) -> Retention:
-    """Return the retention set by the environment; `days` overrides HP_RETENTION_DAYS.
+    """Return the retention configured in the environment. `days` overrides HP_RETENTION_DAYS.
 
     Raises:
-        InputError: A variable is malformed; the error names it.
+        InputError: A variable is malformed. The message contains its name.
     """
     hints: dict[str, Any] = get_type_hints(Retention)
     values: dict[str, Any] = {}
@@ -60,10 +58,10 @@ def retention_settings(
 
 
 def validate_retention(retention: Retention, *, names: Mapping[str, str]) -> Retention:
-    """Return the retention if its values are in bounds.
+    """Return the retention if its values are within bounds.
 
     Raises:
-        InputError: An age or a number is out of bounds, under its name in `names`.
+        InputError: An age or a number is out of bounds. The message uses its name in `names`.
     """
     for each in fields(retention):
         value = getattr(retention, each.name)
@@ -77,7 +75,7 @@ def validate_retention(retention: Retention, *, names: Mapping[str, str]) -> Ret
 
 
 def retention_words(retention: Retention) -> str:
-    """Return the retention as one phrase: `workers keep searches for 90 days`."""
+    """Describe the retention in one phrase: `workers keep searches for 90 days`."""
     if not retention:
         return "nothing deletes them (see `hp-tool db prune`)"
     limits = {
@@ -95,8 +93,9 @@ def retention_words(retention: Retention) -> str:
 
 
 def run_roots() -> list[Path]:
-    """Return the folders in which this host's launchers store runs; errors in entries are left to
-    `hp-tool doctor`.
+    """Return the folders in which this host's launchers store runs.
+
+    Invalid entries are skipped; `hp-tool doctor` reports them.
     """
     places: list[Any] = [jobs.default_root()]
     with contextlib.suppress(HpToolError):
@@ -115,8 +114,7 @@ def run_roots() -> list[Path]:
 def prune(
     *, store: AccessStore, database_url: str, retention: Retention, dry_run: bool = False
 ) -> dict[str, int]:
-    """Delete data beyond the retention, or only count it with `dry_run`; return the numbers by
-    kind.
+    """Delete data beyond the retention, or only count it if `dry_run`. Return the numbers by kind.
 
     Run folders are deleted before their searches, so an interrupted call can be repeated. A folder
     or search is kept if the run or its search has not ended, if its job is alive, or if it ended
@@ -161,8 +159,9 @@ def prune(
 def _expired(
     ended: Mapping[str, EndedRun], *, retention: Retention, searches: frozenset[str]
 ) -> list[str]:
-    """Return the names of folders to delete: those of these searches, those too old, or those
-    beyond the maximum number.
+    """Return the names of folders to delete.
+
+    These belong to the given searches, are too old, or exceed the maximum number.
     """
     newest_first = sorted(ended, key=lambda name: ended[name].age_s)
     expired = {name for name in ended if ended[name].search_id in searches}

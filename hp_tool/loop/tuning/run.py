@@ -1,4 +1,4 @@
-"""Run a search in this process, or a stored one under its lease."""
+"""Run a new search in this process, or a stored one under its lease."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OnEvent = Callable[[str, JsonObject], None]
 
 
 def resolve_search(query: Query) -> TrainingProblem | ServingProblem:
-    """Return the query's problem if real runs can search it.
+    """Return the query's problem if actual runs can search it.
 
     Raises:
         InputError: The query is invalid.
@@ -66,8 +66,9 @@ def build_search(
     calibrations: Calibrations | None = None,
     chosen: Mapping[str, Any] | None = None,
 ) -> Searched | CostedSpace:
-    """Resolve the query, and enumerate and cost its candidates as in `build_problem`; return only
-    the space if nothing in it can fit.
+    """Resolve the query, and enumerate and cost its candidates; see `build_problem`.
+
+    If no candidate can fit in memory, return only the space.
     """
     if query.kind == "inference":
         return build_serving(query=query, query_json=query_json, hardware=hardware)
@@ -92,12 +93,13 @@ def run_search(
 ) -> TuneResult | None:
     """Coordinate a claimed search until it ends, is paused, or `should_release` returns True.
 
-    The search is ended or released in the store with its result. None means released. Errors end
-    the search as failed (it may be resumed or cancelled), end its jobs, and are raised. `launcher`
-    defaults to the query's launcher, and `storage` (Optuna's) to memory.
+    The search is ended or released in the store. Return its result; None if it was released. On an
+    error, the search is marked as failed (it can be resumed or cancelled), its jobs are ended, and
+    the error is raised. By default, `launcher` is the query's launcher, and Optuna's `storage` is
+    in memory.
 
     Raises:
-        ConflictError: `lease_lost`; nothing was changed.
+        ConflictError: The lease was lost (`lease_lost`). Nothing was changed.
     """
     heartbeat = Heartbeat(store=store, lease=lease, lease_s=lease_s)
     with heartbeat, outcome_stored(store, lease, launcher=lambda: launcher):
@@ -110,7 +112,8 @@ def run_search(
             raise ConflictError(f"search {record.id} was cancelled", code="cancelled")
         started = time.perf_counter()
         hardware = launcher.hardware()
-        # Use calibrations from before the search, so that a resumed search solves the same problem.
+        # Use only calibrations made before the search, so that a resumed search solves the same
+        # problem.
         calibrations = StoredCalibrations(
             store=store, before=record.created_at, hardware=hardware, owner=record.owner or ""
         )
@@ -210,12 +213,12 @@ def tune(
 ) -> TuneResult:
     """Run a search in this process: a new one for `query`, or the existing one with `search_id`.
 
-    A search that succeeded is answered from the store. The search of a process that died is
-    available once its lease expires, for which this function waits up to `patience_s` seconds. If
-    the search fails, its error is raised, and it can be resumed.
+    A search that has succeeded is answered from the store. If the process of a search died, the
+    search is available once its lease expires; this function waits for that up to `patience_s`
+    seconds. If the search fails, its error is raised, and the search can be resumed.
 
     Raises:
-        ConflictError: Another process works on the search.
+        ConflictError: Another process is working on the search.
         InputError: The launcher is not the cluster's.
     """
     if search_id is None:
@@ -245,23 +248,23 @@ def tune(
             raise ConflictError(
                 f"search {search_id} was returned to the queue: {waiting_for}", code="released"
             )
-        # Other searches use the whole cluster. A worker would continue with its other searches;
-        # this process has no others.
+        # Other searches use the entire cluster. A worker would continue with its other searches,
+        # but this process has none.
         lease = _claim(store, search_id, holder=holder or default_holder(), patience_s=patience_s)
     return result
 
 
 def default_holder() -> str:
-    """Return a readable name of this process: host and process id."""
+    """Return a readable name for this process: host and process id."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def _claim(store: Store, search_id: str, *, holder: str, patience_s: float) -> Lease:
-    """Claim this search's lease.
+    """Claim the lease of this search.
 
     Raises:
-        ConflictError: It has ended, or its owner still renews the lease.
-        StoreError: A newer edition stored it.
+        ConflictError: The search has ended, or its holder still renews the lease.
+        StoreError: A newer edition stored the search.
     """
     deadline = time.monotonic() + patience_s
     while True:

@@ -1,7 +1,7 @@
-"""A search over a table of medians: its inputs, and the ranking and the answer after its runs.
+"""A search over a table of medians: its inputs, and the ranking and answer after its runs.
 
-Trainings and deployments differ in what a row's seconds mean, in which rows are acceptable, and in
-how a row is described. Subclasses of `Medians` define these.
+Training and serving searches differ in the meaning of a row's seconds, in which rows are
+acceptable, and in how a row is described. Subclasses of `Medians` define these.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Searched(ABC):
     search: Question
     prior: Prior
     series: Series
-    """Series of the calibration that the search uses and updates."""
+    """Calibration series that the search uses and updates."""
 
     @property
     @abstractmethod
@@ -50,43 +50,42 @@ class Searched(ABC):
         """Return the number of legal candidates."""
 
     def launched(self, launcher: Launcher) -> Launcher:
-        """Return the launcher of the search's runs."""
+        """Wrap the launcher for the runs of this search."""
         return launcher
 
     @abstractmethod
     def evidence(
         self, store: Store, *, series: Series, without_search: str | None = None
     ) -> Evidence:
-        """Return evidence from the stored runs of a series, excluding those of one search."""
+        """Return evidence from a series' stored runs, without those of one search."""
 
     @abstractmethod
     def keep(self, store: Store) -> None:
-        """Store the calibration that was fitted to the runs of the series."""
+        """Store the calibration fitted to the runs of the series."""
 
     @abstractmethod
     def medians(
         self, store: Store, *, calibration: Calibration, runs: Sequence[RunRecord], owner: str
     ) -> Medians[Any, Any]:
-        """Return the state of all rows after some runs, at any moment of a search.
+        """Return the state of all rows after the given runs.
 
-        Held runs of `owner`, the search's owner, count for its result.
+        Can be called at any time during a search. Held runs of `owner`, the search's owner, count
+        for its result.
         """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Medians(ABC, Generic[Config, Predicted]):
-    """The candidates of a search by row: posterior seconds given a calibration and their own
-    runs.
-    """
+    """The candidates of a search by row: posterior seconds given calibration and own runs."""
 
     problem: Searched
     runs: Sequence[RunRecord]
     seconds: FloatArray
-    """(n,) posterior median seconds of a step or a request."""
+    """(n,) posterior median of a step or request time in seconds."""
     log_sd: FloatArray
-    """(n,) standard deviation of their logarithm."""
+    """(n,) standard deviation of ln(seconds)."""
     outcomes: Mapping[int, Measurement]
-    """Measurement of each row that ran, from its representative run."""
+    """Measurement of each row that ran: that of its representative run."""
 
     @property
     @abstractmethod
@@ -96,49 +95,47 @@ class Medians(ABC, Generic[Config, Predicted]):
     @property
     @abstractmethod
     def ran(self) -> Collection[int]:
-        """Return the rows whose seconds were measured by a complete run."""
+        """Return the rows whose seconds were measured in a complete run."""
 
     @property
     @abstractmethod
     def near(self) -> list[int]:
-        """Return the rows to list as nearest misses if none is acceptable, smallest miss first."""
+        """Return the rows listed as nearest misses if none is acceptable, smallest miss first."""
 
     @property
     @abstractmethod
     def space(self) -> tuple[int, int, dict[str, int]]:
-        """Return (number of legal candidates, number of feasible candidates, rejected candidates by
-        reason).
-        """
+        """Return the number of legal and feasible candidates, and rejected ones by reason."""
 
     @property
     @abstractmethod
     def grid_gpu_seconds(self) -> float | None:
-        """Return devices x seconds of running every candidate, in GPU-seconds; None if unknown."""
+        """Return devices x seconds for running every candidate, in GPU-seconds; None if unknown."""
 
     @property
     @abstractmethod
     def baseline(self) -> KnownBaseline[Config, Predicted] | None:
-        """Return the configuration to compare the answer with; it need not be a candidate."""
+        """Return the configuration to which the answer is compared. It need not be a candidate."""
 
     @abstractmethod
     def describe(self, rows: Sequence[int]) -> tuple[Any, ...]:
-        """Return the recommendations of rows, in their order."""
+        """Return the recommendations for some rows, in the order of the rows."""
 
     @abstractmethod
     def described(self, best: Any, **common: Any) -> Answer | ServingAnswer:
-        """Return the answer with the first row's figures and the `common` fields of all answers."""
+        """Return the answer: the first row's figures, and the `common` fields of all answers."""
 
     def preferred(self, rows: list[int]) -> list[int]:
-        """Return the ranked rows, with the one to recommend first."""
+        """Return the ranked rows, starting with the one to recommend."""
         return rows
 
     @property
     def front(self) -> Sequence[int]:
-        """Return the Pareto-optimal rows for two objectives, if this kind of search has them."""
+        """Return the rows on the Pareto front of two objectives, if this kind of search has one."""
         return ()
 
     def known(self, row: int) -> tuple[float, float]:
-        """Return (seconds, log_sd) of a row for the comparison with the baseline."""
+        """Return the (seconds, log_sd) of a row that are compared with the baseline."""
         return float(self.seconds[row]), float(self.log_sd[row])
 
     def works(self, measurement: Measurement) -> bool:
@@ -146,7 +143,7 @@ class Medians(ABC, Generic[Config, Predicted]):
         return measurement.status == "ok"
 
     def compared_s(self, measurement: Measurement) -> float | None:
-        """Return the run's seconds for computing gains."""
+        """Return the seconds of a run that gains are computed from."""
         return measurement.objective_s
 
     @cached_property
@@ -168,7 +165,7 @@ class Medians(ABC, Generic[Config, Predicted]):
         return self.preferred(ranked)
 
     def result(self, account: Account) -> TuneResult:
-        """Describe the first rows and all that ran, or the nearest misses if none is acceptable."""
+        """Describe the first rows and all that ran; if none is acceptable, the nearest misses."""
         query, (legal, feasible, rejections) = self.problem.query, self.space
         shown = [row for place, row in enumerate(self.order) if place < TOP or row in self.measured]
         recommendations = self.describe(shown)
@@ -188,7 +185,7 @@ class Medians(ABC, Generic[Config, Predicted]):
         )
 
     def answer(self, best: Any) -> Answer | ServingAnswer:
-        """Return the answer from the first row's recommendation."""
+        """Return the answer for the first row's recommendation."""
         kind, (first, *_) = self.problem.search.cluster.gpu.kind, self.order
         steps = measured_steps(self.runs, kind=kind, seconds=self.compared_s)
         baseline = self.baseline
@@ -211,8 +208,9 @@ class Medians(ABC, Generic[Config, Predicted]):
 
 
 def tied(rows: Sequence[int], *, seconds: FloatArray, log_sd: FloatArray) -> list[int]:
-    """Return the following rows that are tied with the first: the 90% interval of their ratio
-    contains 1.
+    """Return the rows after the first that are tied with it.
+
+    The 90% interval of their ratio contains 1.
     """
     first, *others = rows
     _, low, high = ratio_interval(
@@ -228,9 +226,9 @@ def rank(
     eligible: Sequence[int],
     measured_s: Mapping[int, float],
 ) -> list[int]:
-    """Rank rows by their seconds: `measured_s` of complete runs, else `median_s`.
+    """Rank rows by their seconds: `measured_s` for complete runs, else `median_s`.
 
-    A measured row comes first unless a prediction is better by more than one standard deviation of
+    A measured row comes first, unless a prediction is better by more than one standard deviation of
     their ratio. Within the noise, a configuration that ran is preferable.
     """
     times = {row: measured_s.get(row, float(median_s[row])) for row in {*eligible, *measured_s}}
@@ -249,7 +247,7 @@ def rank(
 
 
 def outcome_of_rows(search: Question, runs: Sequence[RunRecord]) -> dict[int, Measurement]:
-    """Return the measurement of each of the search's rows, from its representative run."""
+    """Return the measurement of each row of the search, from its representative run."""
     counted = (
         (search.row(parallel), run.measurement)
         for parallel, run in representative_runs(runs).items()
@@ -267,11 +265,11 @@ def own_runs(
     *,
     shown: Callable[[Measurement], tuple[float, float] | None],
 ) -> OwnRuns:
-    """Return the measurements of successful runs by row: all complete runs of a configuration, else
-    its representative reduced run.
+    """Return the measurements of successful runs by row.
 
+    They are all complete runs of a configuration, else its representative reduced run.
     Configurations whose last complete run failed are omitted. `shown` returns a run's value and the
-    standard deviation of its logarithm; None if the run has none.
+    standard deviation of its logarithm; None if the run has no value.
     """
     counting = {
         parallel: run for parallel, run in representative_runs(runs).items() if run.status == "ok"

@@ -1,6 +1,4 @@
-"""Build the table of a serving search from its query: replicas of each size with each batch
-limit.
-"""
+"""Build the table of a serving search from its query: replicas of each size and batch limit."""
 
 from dataclasses import replace
 from typing import Any, get_args
@@ -41,26 +39,27 @@ from hp_tool.questions.serving.problem import (
 from hp_tool.questions.serving.replay import arrivals_s
 
 _MEASURED_OBJECTIVES = (None, "throughput_per_gpu", "cost")
-"""Objectives that the shortest round of a closed load on given devices optimises. Others can be
-recommended, but not searched.
+"""Objectives optimised by the shortest repetition of a closed load on given devices. Other
+objectives can be recommended, but not searched.
 """
 HOPELESS = 100.0
-"""Maximum ratio of a requested rate to the predicted maximum; unmeasured constants err by at most a
-factor of 16.
+"""Maximum ratio of a requested rate to the predicted maximum. Constants without measurements are
+off by at most a factor of 16.
 """
 STARTS: dict[Runner, int] = {"megatron-core": 1, "vllm": 2, ENDPOINT: 1}
-"""Number of engine starts per run: vLLM starts once for one token, and once for all."""
+"""Number of engine starts per run. vLLM starts once for a single token and once for all tokens."""
 _AXES: dict[Runner, tuple[str, ...]] = {
     "megatron-core": ("tensor_parallel_size", "max_num_seqs"),
     "vllm": ("tensor_parallel_size", "max_num_seqs"),
     ENDPOINT: ("max_num_seqs",),
 }
-"""Axes that runs can vary; for an endpoint, only the number of concurrent requests."""
+"""Axes that runs can vary. For an endpoint, this is only the number of concurrent requests."""
 
 
 def resolve_serving_search(query: Query) -> ServingProblem:
-    """Return the query's problem if real runs can search it; called before a search is stored and
-    at its start.
+    """Return the query's problem if actual runs can search it.
+
+    Called before a search is stored and when it starts.
     """
     problem = resolve_serving(query)
     check_known(launcher_name(query))
@@ -129,7 +128,7 @@ def resolve_serving_search(query: Query) -> ServingProblem:
 
 
 def runner_of(query: Query) -> Runner:
-    """Return the serving software of the engine, or the running server."""
+    """Return the serving software of the query's engine, or that of the running server."""
     assert query.inference is not None
     if launcher_name(query) == ENDPOINT:
         return ENDPOINT
@@ -148,7 +147,7 @@ def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -
     """Resolve the query, and enumerate and cost its candidates.
 
     Raises:
-        InputError: `launcher_mismatch`, `hardware` differs from the query's.
+        InputError: `hardware` differs from the query's (`launcher_mismatch`).
     """
     problem = resolve_serving_search(query)
     check_gpu(problem.cluster, hardware)
@@ -201,7 +200,7 @@ def build_serving(*, query: Query, query_json: JsonObject, hardware: Hardware) -
 
 
 def _load(query: Query, problem: ServingProblem) -> InferenceWorkload:
-    """Return the query's load with the mean lengths and the rate of its trace."""
+    """Return the query's load, with the mean lengths and the rate of its trace."""
     workload = resolve_workload(query)
     lengths = {
         name: getattr(problem, name)
@@ -212,8 +211,9 @@ def _load(query: Query, problem: ServingProblem) -> InferenceWorkload:
 
 
 def _sent(problem: ServingProblem) -> TraceSpec | None:
-    """Return the trace's requests at the problem's rate, as a run's request contains them; None for
-    requests of equal length.
+    """Return the trace's requests at the problem's rate, as sent by a run.
+
+    Return None if all requests have the same length.
     """
     if problem.trace is None:
         return None
@@ -221,11 +221,11 @@ def _sent(problem: ServingProblem) -> TraceSpec | None:
 
 
 def _check_rate(problem: ServingProblem, rows: CostedRows) -> None:
-    """Check that the rate is possible.
+    """Check that the rate is feasible.
 
     Raises:
-        InputError: `overloaded`: the rate exceeds the throughput of full batches by more than any
-            model error.
+        InputError: The rate exceeds the throughput of full batches by more than any model error
+            (`overloaded`).
     """
     rate, gpus = problem.request_rate_per_second, problem.cluster.num_gpus
     most = float(rows.costs.output_tokens_per_second_per_gpu.max()) * gpus / problem.output_length
@@ -241,10 +241,9 @@ def _check_rate(problem: ServingProblem, rows: CostedRows) -> None:
 def _candidates(
     query: Query, problem: ServingProblem, *, available_gpus: int
 ) -> tuple[ServingCandidates, dict[str, int]]:
-    """Return deployments whose replicas the load can fill, that engines accept and for which the
-    launcher has devices.
+    """Return the deployments to search, and the number of rejected ones by reason.
 
-    Also return the number of rejected deployments by reason.
+    The load can fill their replicas, engines accept them, and the launcher has enough devices.
     """
     inference = query.inference
     assert inference is not None and problem.concurrency is not None
@@ -296,7 +295,7 @@ def _candidates(
 def _endpoint_candidates(
     query: Query, problem: ServingProblem
 ) -> tuple[ServingCandidates, dict[str, int]]:
-    """Return the endpoint's deployment with each number of concurrent requests per scheduler."""
+    """Return the endpoint's deployment for each number of concurrent requests per scheduler."""
     num_gpus, allowed = problem.cluster.num_gpus, query.parallel
     sizes = {name: axis_values(getattr(allowed, name)) for name in ServingConfig.__slots__}
     fixed: dict[str, Any] = {name: values[0] for name, values in sizes.items() if values}

@@ -66,7 +66,7 @@ from hp_tool.questions.training.ranking.rank import group_numbers
 
 @dataclass(frozen=True, kw_only=True)
 class ServingTuning(Searched):
-    """A serving search: the cost model's problem and the search's question."""
+    """A serving search: the cost model's problem and the question of the search."""
 
     search: ServingSearch
     problem: ServingProblem
@@ -79,8 +79,9 @@ class ServingTuning(Searched):
         return len(self.search.candidates)
 
     def estimate(self, row: int) -> InferenceEstimate:
-        """Return the cost model's estimate of a row; for a trace, with the latencies of its
-        requests.
+        """Return the cost model's estimate of a row.
+
+        For a trace, it has the latencies of its requests.
         """
         costed = self.problem.cost_candidates(self.search.candidates.take(slice(row, row + 1)))
         return estimate_row(costed, 0) if self.problem.trace is None else simulate_trace(costed)
@@ -100,14 +101,14 @@ class ServingTuning(Searched):
     def medians(
         self, store: Store, *, calibration: Calibration, runs: Sequence[RunRecord], owner: str
     ) -> LatencyMedians:
-        """Rank by both latencies, which `calibration` combines into one penalised latency."""
+        """Rank by both latencies, which `calibration` combines into a single penalised latency."""
         evidence = serving_evidence(store=store, series=replace(self.series, owner=owner))
         return self.after(runs, calibration=LatencyCalibration.fitted(evidence, prior=self.prior))
 
     def after(
         self, runs: Sequence[RunRecord], *, calibration: LatencyCalibration
     ) -> LatencyMedians:
-        """Return the calibrated predictions combined with the rows' own runs."""
+        """Return the calibrated predictions, combined with the rows' own runs."""
 
         def posterior(name: str, prediction: StepPrediction) -> StepPrediction:
             own = own_runs(self.search, runs, shown=partial(_latency, name=name))
@@ -123,7 +124,7 @@ class ServingTuning(Searched):
             problem=self,
             runs=runs,
             seconds=latency_s,
-            # Errors of both latencies are assumed equal.
+            # The errors of both latencies are assumed to be equal.
             log_sd=(ttft_s * ttft.log_sd + following * tpot_s * tpot.log_sd) / latency_s,
             outcomes=outcome_of_rows(self.search, runs),
             calibration=calibration,
@@ -154,7 +155,7 @@ def baseline_config(query: Query, problem: ServingProblem) -> ServingConfig | No
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyMedians(Medians[ServingConfig, InferenceEstimate]):
-    """The rows of a serving search. Rows whose latencies miss a target are not acceptable."""
+    """Rows of a serving search. Rows that miss a latency target are not acceptable."""
 
     problem: ServingTuning
     calibration: LatencyCalibration
@@ -164,7 +165,7 @@ class LatencyMedians(Medians[ServingConfig, InferenceEstimate]):
 
     @cached_property
     def seen(self) -> dict[int, Latencies]:
-        """Return the latencies of the rows that ran or fit."""
+        """Return the latencies of the rows that ran or fit in memory."""
         return {
             row: self.row(row)
             for row in range(len(self.seconds))
@@ -173,7 +174,7 @@ class LatencyMedians(Medians[ServingConfig, InferenceEstimate]):
 
     @cached_property
     def tails(self) -> dict[int, Tails]:
-        """Return the latency quantiles of requests by row; empty if runs do not measure them."""
+        """Return the latency quantiles of requests by row. Empty if runs do not measure them."""
         means = {"ttft_s": self.ttft_s, "tpot_s": self.tpot_s, "request_latency_s": self.seconds}
         return _tails(self.problem, means, self.measured)
 
@@ -210,7 +211,7 @@ class LatencyMedians(Medians[ServingConfig, InferenceEstimate]):
         return measurement.load.request_latency_s if measurement.load else None
 
     def row(self, row: int) -> Latencies:
-        """Return the estimate of one row with its latencies and intervals."""
+        """Return the estimate of one row, with its latencies and intervals."""
         return Latencies(
             ttft_s=float(self.ttft_s[row]),
             tpot_s=float(self.tpot_s[row]),
@@ -274,7 +275,7 @@ class LatencyMedians(Medians[ServingConfig, InferenceEstimate]):
 
     @cached_property
     def baseline(self) -> KnownBaseline[ServingConfig, InferenceEstimate] | None:
-        """Return the baseline, described like a recommendation."""
+        """Return the baseline in the form of a recommendation."""
         problem = self.problem.problem
         config, source = choose_baseline(baseline_config(self.problem.query, problem), self.runs)
         if not isinstance(config, ServingConfig):
@@ -291,8 +292,9 @@ class LatencyMedians(Medians[ServingConfig, InferenceEstimate]):
         )
 
     def _costs(self) -> ServingCosts:
-        """Return the costs with these latencies; proportions of parts and shapes of tails stay the
-        same.
+        """Return the costs with these latencies.
+
+        The proportions of parts and the shapes of tails do not change.
         """
         costs = self.problem.costs
         ratio = self.seconds / costs.request_latency_s
@@ -311,7 +313,7 @@ class LatencyMedians(Medians[ServingConfig, InferenceEstimate]):
         )
 
     def _with_tails(self, estimate: InferenceEstimate, row: int) -> InferenceEstimate:
-        """Return the estimate with these quantiles, and the targets that they miss."""
+        """Return the estimate with these quantiles, and with the targets that they miss."""
         if row not in self.tails or estimate.ttft_s is None:
             return estimate
         reasons = tuple(
@@ -347,9 +349,7 @@ class LatencyMedians(Medians[ServingConfig, InferenceEstimate]):
 
 
 def _latency(measurement: Measurement, *, name: str) -> tuple[float, float] | None:
-    """Return the seconds of one latency under the load, and the standard deviation of its
-    logarithm.
-    """
+    """Return one latency under load in seconds, and the standard deviation of its logarithm."""
     seconds: float = getattr(measurement.load, name) if measurement.load is not None else 0.0
     return (seconds, spread_of(measurement)) if seconds > 0.0 else None
 
@@ -357,10 +357,10 @@ def _latency(measurement: Measurement, *, name: str) -> tuple[float, float] | No
 def _tails(
     tuning: ServingTuning, means: dict[str, FloatArray], measured: dict[int, Measurement]
 ) -> dict[int, Tails]:
-    """Return the quantiles of an endpoint's rows.
+    """Return the latency quantiles of an endpoint's rows.
 
-    They are measured; otherwise they are predicted multiples of the mean, corrected by the
-    geometric mean error of the measured rows.
+    If not measured, they are predicted multiples of the mean, corrected by the geometric mean error
+    of the measured rows.
     """
     if not isinstance(tuning.search, EndpointSearch):
         return {}

@@ -1,4 +1,4 @@
-"""The table of deployments for a search, its evidence, and calibrated TTFT and TPOT."""
+"""The table of deployments of a search, its evidence, and calibrated TTFT and TPOT."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from hp_tool.questions.serving.problem import CostedRows, ServingProblem, resolv
 def serving_candidates(
     problem: ServingProblem, configs: Sequence[ServingConfig]
 ) -> ServingCandidates:
-    """Return the deployments under the problem's load."""
+    """Return the deployments for the problem's load."""
     return ServingCandidates.from_configs(
         configs, concurrency=[problem.concurrency or 1] * len(configs)
     )
 
 
 def legality_codes(problem: ServingProblem, candidates: ServingCandidates) -> IntArray:
-    """Return the codes of the rules that deployments violate, 0 for legal ones, shape (n,)."""
+    """Return the code of the rule that each deployment violates, shape (n,); 0 if it is legal."""
     return legality(
         model=problem.model,
         num_gpus=problem.cluster.num_gpus,
@@ -44,8 +44,9 @@ def legality_codes(problem: ServingProblem, candidates: ServingCandidates) -> In
 
 
 def serving_table(rows: CostedRows) -> CandidateTable:
-    """Return the cost model's predictions of deployments: seconds of the penalised latency by part,
-    and memory.
+    """Return the cost model's predictions of deployments.
+
+    They are the parts of the penalised latency in seconds, and memory.
     """
     problem, candidates, costs = rows.problem, rows.candidates, rows.costs
     parts = {
@@ -77,8 +78,9 @@ def serving_table(rows: CostedRows) -> CandidateTable:
 
 
 def in_flight_of(rows: CostedRows) -> FloatArray:
-    """Return the number of requests over all devices, shape (n,): those of a closed load, or by
-    Little's law those of a rate.
+    """Return the number of requests in flight over all devices, shape (n,).
+
+    For a closed load it is given; for a request rate, it follows from Little's law.
     """
     return (
         rows.candidates.concurrency.astype(np.float64) if rows.in_flight is None else rows.in_flight
@@ -86,8 +88,9 @@ def in_flight_of(rows: CostedRows) -> FloatArray:
 
 
 def _features(problem: ServingProblem, candidates: ServingCandidates) -> dict[str, Any]:
-    """Return the features of the residual model; names and scales equal those of training for the
-    same quantities.
+    """Return the features for the residual model.
+
+    Quantities that training also has use the same names and scales.
     """
     same = np.ones(len(candidates))
     return {
@@ -101,7 +104,7 @@ def _features(problem: ServingProblem, candidates: ServingCandidates) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class ServingEvidence:
-    """Evidence from a search's runs: the penalised latency, TTFT and TPOT."""
+    """Evidence from search runs: the penalised latency, TTFT and TPOT."""
 
     objective: Evidence
     ttft: Evidence
@@ -111,8 +114,9 @@ class ServingEvidence:
 def serving_evidence(
     *, store: Store, series: Series, without_search: str | None = None
 ) -> ServingEvidence:
-    """Return the newest runs of a series, predicted again, for all models and loads; skip those
-    that cannot be predicted.
+    """Return the newest runs of a series with new predictions, for all models and loads.
+
+    Runs that cannot be predicted are skipped.
     """
     records = newest_measurements(
         store,
@@ -135,7 +139,7 @@ def serving_evidence(
 def _evidence_of(
     records: Sequence[MeasurementRecord], *, problem: ServingProblem
 ) -> ServingEvidence:
-    """Return the evidence of one problem's runs; repeated runs of a configuration are one row."""
+    """Return the evidence from one problem's runs. Repeated runs of a configuration are one row."""
     configs = list(
         dict.fromkeys(
             record.parallel for record in records if isinstance(record.parallel, ServingConfig)
@@ -177,7 +181,7 @@ def _evidence_of(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyCalibration:
-    """Corrections of both latencies from runs."""
+    """Corrections of TTFT and TPOT, fitted to runs."""
 
     ttft: Calibration
     tpot: Calibration
@@ -192,7 +196,7 @@ class LatencyCalibration:
     def predict(
         self, table: CandidateTable, costs: ServingCosts
     ) -> tuple[StepPrediction, StepPrediction]:
-        """Return (TTFT, TPOT) of all rows of the table."""
+        """Return (TTFT, TPOT) for all rows of the table."""
         passes, features = table.layer_passes, table.features
         return (
             self.ttft.step_time.predict(

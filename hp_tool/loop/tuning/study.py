@@ -1,4 +1,4 @@
-"""A search's Optuna study: its projection, its storage, and a copy in a file for Optuna's tools."""
+"""The Optuna study of a search: its projection, its storage, and copying it to a file."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 def study_storage(database_url: str | None) -> BaseStorage:
     """Return Optuna's storage: tables in the database at this URL, or memory.
 
-    Safe for concurrent calls by many processes on a new database.
+    Many processes may call this concurrently on a new database.
 
     Raises:
-        StoreError: The database does not answer.
+        StoreError: The database does not respond.
     """
     import optuna
 
@@ -34,7 +34,7 @@ def study_storage(database_url: str | None) -> BaseStorage:
     from hp_tool.store.schema import exclusive_access
 
     url = parse_url(database_url)
-    # Optuna's connections wait for locks on SQLite instead of failing, like those of the store.
+    # Like the store's connections, Optuna's wait for locks on SQLite instead of failing.
     if url.get_backend_name() == "sqlite":
         options: dict[str, Any] = {"connect_args": {"timeout": BUSY_TIMEOUT_S}}
     else:
@@ -50,11 +50,10 @@ def study_storage(database_url: str | None) -> BaseStorage:
 
 @contextmanager
 def opened_studies(database_url: str) -> Iterator[BaseStorage]:
-    """Open the studies of a database, and close the connections at the end, which Optuna does not
-    do.
+    """Open the studies in a database. Close the connections at the end, which Optuna does not do.
 
     Raises:
-        StoreError: The database does not answer.
+        StoreError: The database does not respond.
     """
     storage: Any = study_storage(database_url)
     try:
@@ -73,9 +72,9 @@ def projection_of(
     claim: int = 1,
     stored: Container[str] = (),
 ) -> StudyProjection:
-    """Return the study of a search, whose sampler uses earlier measurements.
+    """Return the study of a search. Its sampler uses earlier measurements.
 
-    `stored` contains the digests of configurations for which a measurement replaces a run.
+    `stored` contains the digests of configurations whose measurement replaces a run.
     """
     settings = problem.search.settings
     sampler = CostModelSampler(
@@ -96,12 +95,13 @@ def projection_of(
 
 
 def copy_study(*, search_id: str, database_url: str, path: Path) -> None:
-    """Copy the search's study from the database at this URL into an SQLite file, created if
-    missing.
+    """Copy a search's study from the database at this URL to a SQLite file.
+
+    The file is created if it is missing.
 
     Raises:
-        NotFoundError: The search has no study (it never ran).
-        InputError: The file already has a study of this name.
+        NotFoundError: The search has no study, because it never ran.
+        InputError: The file already contains a study with this name.
     """
     import optuna
 

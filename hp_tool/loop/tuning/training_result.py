@@ -55,20 +55,21 @@ from hp_tool.space.pareto import pareto_optimal
 
 @dataclass(frozen=True, kw_only=True)
 class TuningProblem(Searched):
-    """A training search: the cost model's problem and the search's question."""
+    """A training search: the cost model's problem and the question of the search."""
 
     search: SearchProblem
     training: TrainingProblem
     space: CostedSpace
     unrun: tuple[TrainingProblem, ...] = ()
-    """Problems with usual settings that `recommend` assumes and the runs do not have, in the order
-    in which it tries them; a layout has the first that it supports.
+    """Problems with usual settings that `recommend` assumes but the runs do not have, in the order
+    in which it tries them. A layout uses the first one that it supports.
     """
 
     def unrun_settings(self, candidate: Candidates) -> dict[str, Any] | None:
-        """Return the usual settings that `recommend` assumes for a candidate and that the runs do
-        not have, with the settings that they cannot have and the predicted step time in seconds;
-        None if there are none.
+        """Return the usual settings that `recommend` assumes for a candidate but runs lack.
+
+        Also return which of them the runs cannot have, and the predicted step time with them in
+        seconds. Return None if there are no such settings.
         """
         for problem in self.unrun:
             usual = problem.usual
@@ -106,8 +107,7 @@ class TuningProblem(Searched):
         )
 
     def keep(self, store: Store) -> None:
-        # Not the search's own evidence, in which reduced runs are extrapolated; here they stay
-        # reduced.
+        # Unlike in the search's own evidence, reduced runs are not extrapolated here.
         calibrate_series(store=store, series=self.series)
 
     def medians(
@@ -161,25 +161,23 @@ def baseline_config(query: Query, problem: TrainingProblem) -> ParallelConfig | 
 
 @dataclass(frozen=True, kw_only=True)
 class StepMedians(Medians[ParallelConfig, Estimate]):
-    """The rows of a training search. A step time that misses max_days or max_cost is not
-    acceptable.
-    """
+    """Rows of a training search. Rows that miss max_days or max_cost are not acceptable."""
 
     problem: TuningProblem
     predictor: CalibratedPredictor
     alone: StepPrediction
-    """Prediction by the calibration, before a row's own runs are weighted separately."""
+    """Calibrated prediction, before it is combined with a row's own runs."""
     step: StepPrediction
     memory: MemoryPrediction
     """Predicted allocated memory in bytes."""
     is_whole: BoolArray
-    """(n,) whether a complete run of the row succeeded."""
+    """(n,) True if a complete run of the row succeeded."""
     repeat_log_sd: float
-    """Standard deviation of ln(seconds) between runs of one row."""
+    """Standard deviation of ln(seconds) between repeated runs of a row."""
 
     @cached_property
     def fails(self) -> FloatArray:
-        """Return (n,) probabilities of running out of memory; 0 for rows that ran as a whole."""
+        """Return the probability of running out of memory, (n,); 0 for rows that ran completely."""
         fits = self.memory.fit_probability(
             ALLOCATABLE_FRACTION * self.problem.search.table.device_bytes
         )
@@ -187,7 +185,7 @@ class StepMedians(Medians[ParallelConfig, Estimate]):
 
     @cached_property
     def fits(self) -> BoolArray:
-        """Return whether a row probably fits within the headroom, shape (n,)."""
+        """Return a mask of the rows that probably fit within the headroom, shape (n,)."""
         usable = self.problem.search.table.usable_bytes
         return np.asarray(self.memory.fit_probability(usable) >= 0.5)
 
@@ -206,7 +204,7 @@ class StepMedians(Medians[ParallelConfig, Estimate]):
 
     @property
     def near(self) -> list[int]:
-        # First what fits, by time, then the rest by size; not what failed to run.
+        # First the rows that fit, by time, then the others by size. Rows that failed are omitted.
         size = np.where(self.fits, self.seconds, self.problem.search.table.memory_bytes)
         order = np.lexsort((size, ~self.fits)).tolist()
         return [row for row in order if row in self.measured or row not in self.outcomes]
@@ -224,8 +222,9 @@ class StepMedians(Medians[ParallelConfig, Estimate]):
 
     @property
     def grid_gpu_seconds(self) -> float | None:
-        """Return the cost of running every feasible candidate once, completely: observed start-up
-        and all steps.
+        """Return the GPU-seconds of one complete run of every feasible candidate.
+
+        It includes the observed start-up time and all steps.
         """
         if not self.measured or not self.fits.any():
             return None
@@ -251,7 +250,7 @@ class StepMedians(Medians[ParallelConfig, Estimate]):
         )
 
     def row(self, row: int) -> KnownRow:
-        """Return the estimate of one row, with the interval of another run of it."""
+        """Return the estimate of one row. Its interval is that of another run."""
         one, ran = np.array([row]), bool(self.is_whole[row])
         step = self.step.take(one)
         if ran:
@@ -259,9 +258,7 @@ class StepMedians(Medians[ParallelConfig, Estimate]):
         return KnownRow(step=step, memory=self.memory.take(one), ran=ran)
 
     def known(self, row: int) -> tuple[float, float]:
-        """Return (seconds, log_sd). log_sd includes the slow regime, unlike the standard deviation
-        of the regular one.
-        """
+        """Return the (seconds, log_sd) of a row. log_sd includes the slow regime."""
         low, high = (float(bound[0]) for bound in self.step.take(np.array([row])).interval())
         return float(self.seconds[row]), math.log(high / low) / (2.0 * NORMAL_QUANTILE)
 
@@ -353,11 +350,10 @@ def simplest_first(
     measured: Collection[int],
     baseline_s: float | None = None,
 ) -> list[int]:
-    """Return the rows with the simplest near-optimal one first, as `training.ranking.choice`
-    selects it.
+    """Return the rows, with the simplest near-optimal one first; see `training.ranking.choice`.
 
-    Candidates take at most NEAR_RATIO times as long as the first and no longer than the baseline.
-    If the first was measured, only measured rows are considered.
+    Near-optimal rows take at most NEAR_RATIO times as long as the first row and no longer than the
+    baseline. If the first row was measured, only measured rows are considered.
     """
     longest_s = min(NEAR_RATIO * known_s[rows[0]], baseline_s or np.inf) if rows else 0.0
     near = [
@@ -398,8 +394,9 @@ def _saved(
 
 
 def _step(measurement: Measurement) -> tuple[float, float] | None:
-    """Return the seconds of the complete configuration's step; reduced runs include the
-    extrapolation error.
+    """Return the step time of the complete configuration in seconds, and its log deviation.
+
+    For reduced runs, the deviation includes the extrapolation error.
     """
     if measurement.objective_s is None:
         return None
@@ -410,8 +407,6 @@ def _step(measurement: Measurement) -> tuple[float, float] | None:
 
 
 def _peak(measurement: Measurement) -> tuple[float, float] | None:
-    """Return the bytes of a complete run; None for a reduced run, which needs a different amount of
-    memory.
-    """
+    """Return the peak bytes of a complete run; None for a reduced run, whose need differs."""
     peak = measurement.peak_memory_bytes
     return (float(peak), 0.0) if peak and measurement.fidelity.is_whole else None
