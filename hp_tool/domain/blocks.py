@@ -28,7 +28,7 @@ class Block(Strict):
     count: Annotated[int, Interval(ge=1, le=10_000)] = 1
     """Number of consecutive layers."""
     mixer: Mixer = "attention"
-    """Token mixer of the layer; none: the layer is only a feed-forward."""
+    """Token mixer of the layer; none: the layer is only an FFN."""
     feed_forward: FeedForward | None = None
     """Feed-forward of the layer; None: experts if the model has them, else dense."""
     windowed: bool = False

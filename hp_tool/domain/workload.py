@@ -130,7 +130,7 @@ class TrainingWorkload(Strict):
     optimizer_precision: Choice[StatePrecision | None] = None
     """Precision of the optimizer's states; None: fp32."""
     exp_avg_sq_precision: Choice[StatePrecision | None] = None
-    """Precision of Adam's second state; None: optimizer_precision."""
+    """Precision of Adam's second moment; None: optimizer_precision."""
     master_precision: Choice[Literal["fp32", "fp16", "remainder", "none"] | None] = None
     """Master copy of parameters narrower than fp32; None: fp32. remainder: only the 16 bits that
     bf16 parameters lack, as Megatron's precision-aware optimizer stores it
