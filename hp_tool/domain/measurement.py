@@ -407,7 +407,7 @@ class ProfileRequest(Request):
     program: Program | None = None
     """Program to run instead of the built-in profiler."""
     nvlink_domain_size: int | None = None
-    """Devices connected by NVLink; None: at least those of a tensor-parallel group."""
+    """Number of devices connected by NVLink; None: at least a whole tensor-parallel group."""
     balanced_routing: bool = False
     """Distribute tokens evenly over experts with a random router instead of the untrained router
     weights.

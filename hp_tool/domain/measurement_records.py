@@ -40,8 +40,8 @@ class NewMeasurement:
     predicted: JsonObject = field(default_factory=dict)
     """Prediction made before the run."""
     problem_digest: str = ""
-    """digests.problem_digest; measurements with equal problem digest and digest are
-    interchangeable.
+    """Result of digests.problem_digest. Measurements are interchangeable if this and `digest` are
+    equal.
     """
     state: MeasurementState = "accepted"
     trusted: bool = True

@@ -232,8 +232,8 @@ class ModelSpec(Strict):
     else a dense MLP.
     """
     blocks: tuple[Block, ...] | None = None
-    """Blocks of identical layers, in order: a pattern that fills num_hidden_layers. None: all layers
-    are identical except for `first_k_dense_replace` and `sliding_window_layers`.
+    """Blocks of identical layers, in order: a pattern that fills num_hidden_layers. None: all
+    layers are identical except for `first_k_dense_replace` and `sliding_window_layers`.
     """
     linear_num_key_heads: Size | None = None
     """Delta rules: query and key heads."""

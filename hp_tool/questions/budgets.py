@@ -206,7 +206,7 @@ class Planner:
     def timed(self, plan: Plan, *, deadline_days: float | None = None) -> Plan:
         """Return the plan with its fastest configuration on the whole cluster.
 
-        With a deadline in calendar days, return the fewest devices that meet it.
+        With a deadline in calendar days, use the fewest devices that meet it.
         """
         if self.query.cluster is None:
             return plan

@@ -152,7 +152,7 @@ def to_dict(value: object) -> Any:
 
 
 def query_mapping(query: Query) -> dict[str, Any]:
-    """Return a query as a mapping without default values, which `parse_query` accepts."""
+    """Return a query as a mapping without default values. `parse_query` accepts it."""
     mapping: dict[str, Any] = adapter(Query).dump_python(query, mode="json", exclude_defaults=True)
     return mapping
 
