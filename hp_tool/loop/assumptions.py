@@ -23,7 +23,7 @@ ByName = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePriors:
-    """Prior deviations of a calibration for one kind of device; see `calibration.Prior`."""
+    """Prior deviations of a calibration by kind of device; see `calibration.Prior`."""
 
     common_log_sd: ByKind
     group_log_sd: ByKind
