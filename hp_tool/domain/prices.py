@@ -69,8 +69,8 @@ class Priced:
     domain, or in other rankings.
     """
     network_assumed: bool | None = None
-    """Whether neither the query nor the price list states that network, so that the usual one of
-    servers with this GPU is assumed. None in other rankings.
+    """Whether this network is assumed to be that of usual servers with this GPU, because neither
+    the query nor the price list specifies it. None in other rankings.
     """
     cost: float | None = None
     """US dollars. Training: the whole training, including failures. Serving: one hour of all
