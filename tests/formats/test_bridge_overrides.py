@@ -42,7 +42,7 @@ def test_overrides_alone_are_bridges() -> None:
 
 
 def test_a_recipe_that_nobody_names_leaves_its_model_open() -> None:
-    with pytest.raises(ImportRefusedError, match="do not name it; add --model llama-3-70b") as caught:
+    with pytest.raises(ImportRefusedError, match="name it; add --model llama-3-70b") as caught:
         read_query(text(), overrides=GIVEN)
     assert [each.field for each in caught.value.reading.missing] == ["model"]
 
