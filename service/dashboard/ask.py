@@ -351,7 +351,7 @@ def _answered(
     error, this = None, Configuration.from_row(rows[0], query=free) if rows else None
     if question.at:
         try:
-            this = _shown_configuration(question, find=find, calibrations=calibrations)
+            this = _displayed_configuration(question, find=find, calibrations=calibrations)
         except HpToolError as wrong:  # Reported in addition to the ranking, which is valid.
             error, this = wrong.as_dict(), None
     at = {} if this is None else layout_values(this) | question.at
@@ -476,7 +476,7 @@ def _latency_figure(
     }
 
 
-def _shown_configuration(
+def _displayed_configuration(
     question: Question, *, find: Find, calibrations: Calibrations | None
 ) -> Configuration | None:
     """Return the configuration in the URL; for serving, the best one with the values in the URL."""

@@ -76,7 +76,7 @@ def ways_context(
         this = Configuration(query=parsed, parallel=estimate.parallel)
         server = str(request.base_url).rstrip("/")
         ways = (
-            *(_launch_way(this, name) for name in _tools(this.query)),
+            *(_launch_method(this, name) for name in _tools(this.query)),
             *as_text(this.query, server=server, task="estimate"),
         )
     except HpToolError as error:
@@ -132,7 +132,7 @@ def _tools(query: Query) -> tuple[str, ...]:
     return tuple(dict.fromkeys((first.name, *writable(query.kind))))
 
 
-def _launch_way(this: Configuration, name: str) -> Way:
+def _launch_method(this: Configuration, name: str) -> Way:
     title = get_format(name).title or name
     try:
         export = write_configuration(this, name)

@@ -15,7 +15,7 @@ from hp_tool.domain.pipeline_layout import chunk_layers, text_of_chunks
 from hp_tool.errors import InputError
 from hp_tool.questions.training.layouts import ends_alone_differ
 from hp_tool.questions.training.problem import TrainingProblem
-from hp_tool.questions.training.ranking.exact import BestSearch, OpenRows
+from hp_tool.questions.training.ranking.exact import BestSearch, UnfinishedRows
 
 MAX_STEP_RATIO = 0.99
 """Maximum step time of a balanced pipeline, relative to the same pipeline with default stages, for
@@ -23,7 +23,7 @@ it to be used.
 """
 
 
-def balanced_problems(search: BestSearch) -> Iterator[tuple[TrainingProblem, OpenRows]]:
+def balanced_problems(search: BestSearch) -> Iterator[tuple[TrainingProblem, UnfinishedRows]]:
     """Yield the search's problem with balanced stages, and the layouts to try with them.
 
     Stages are balanced for each number of stages and chunks, based on its fastest layout. The lower
@@ -32,7 +32,7 @@ def balanced_problems(search: BestSearch) -> Iterator[tuple[TrainingProblem, Ope
     problem, model = search.problem, search.problem.model
     if not search.pipelined or problem.parallel.pipeline_layout is not None:
         return
-    layouts = OpenRows.joined(search.pipelined)
+    layouts = UnfinishedRows.joined(search.pipelined)
     order = np.argsort(layouts.bound_s, kind="stable")
     pairs = np.stack(
         [

@@ -17,7 +17,7 @@ from hp_tool.domain.query import RankBy
 from hp_tool.questions.training.calibrated import CalibratedPredictor
 from hp_tool.questions.training.problem import TrainingProblem
 from hp_tool.questions.training.ranking.balanced import balanced_problems
-from hp_tool.questions.training.ranking.exact import BestSearch, OpenRows
+from hp_tool.questions.training.ranking.exact import BestSearch, UnfinishedRows
 from hp_tool.questions.training.ranking.free_axes import strategy_variants
 from hp_tool.questions.training.ranking.rank import (
     RERANKED,
@@ -146,7 +146,7 @@ def search_without_graphs(
     searches: list[BestSearch] = []
     bases: list[int] = []
 
-    def search_on(variant: TrainingProblem, layouts: OpenRows | None) -> BestSearch:
+    def search_on(variant: TrainingProblem, layouts: UnfinishedRows | None) -> BestSearch:
         reach_s = searches[-1].reach_s if searches else np.inf
         search = BestSearch(
             variant, keep=keep, rank_by=rank_by, predictor=predictor, reach_s=reach_s
@@ -159,7 +159,7 @@ def search_without_graphs(
         bases.append(len(searches))
         first = search_on(base, None)
         for variant in strategy_variants(base) if first.exchanged else ():
-            search_on(variant, OpenRows.joined(first.exchanged))
+            search_on(variant, UnfinishedRows.joined(first.exchanged))
         for variant, layouts in balanced_problems(first):
             if layouts.bound_s[0] <= searches[-1].reach_s:
                 search_on(variant, layouts)

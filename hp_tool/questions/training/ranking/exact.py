@@ -67,7 +67,7 @@ and number of candidates costed at once after that.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenRows:
+class UnfinishedRows:
     """Rows that may be among the best with other values of an axis. All fields have shape (n,)."""
 
     candidates: Candidates
@@ -80,21 +80,21 @@ class OpenRows:
     full_fits: BoolArray
     """Whether full recomputation fits, or may fit, in memory."""
 
-    def take(self, indices: NDArray[np.intp]) -> OpenRows:
+    def take(self, indices: NDArray[np.intp]) -> UnfinishedRows:
         """Return the selected rows, in the given order."""
         columns: dict[str, Any] = {
-            f.name: getattr(self, f.name).take(indices) for f in fields(OpenRows)
+            f.name: getattr(self, f.name).take(indices) for f in fields(UnfinishedRows)
         }
-        return OpenRows(**columns)
+        return UnfinishedRows(**columns)
 
     @staticmethod
-    def joined(parts: list[OpenRows]) -> OpenRows:
+    def joined(parts: list[UnfinishedRows]) -> UnfinishedRows:
         """Join the rows of all parts. There must be at least one part."""
         columns: dict[str, Any] = {
             f.name: np.concatenate([getattr(part, f.name) for part in parts])
-            for f in fields(OpenRows)[1:]
+            for f in fields(UnfinishedRows)[1:]
         }
-        return OpenRows(
+        return UnfinishedRows(
             candidates=Candidates.concatenate([part.candidates for part in parts]), **columns
         )
 
@@ -167,16 +167,16 @@ class BestSearch:
         """Number of legal combinations that each limit rejected."""
         self.illegal: Counter[str] = Counter()
         """Number of combinations that each rule rejected."""
-        self.exchanged: list[OpenRows] = []
+        self.exchanged: list[UnfinishedRows] = []
         """Layouts that may be faster with another context exchange."""
-        self.pipelined: list[OpenRows] = []
+        self.pipelined: list[UnfinishedRows] = []
         """Pipelined layouts of models with different kinds of layers, which may be faster than
         `bound_s` if the layers are split differently into stages.
         """
-        self._unsharded: list[OpenRows] = []
-        self._unrecomputed: list[OpenRows] = []
+        self._unsharded: list[UnfinishedRows] = []
+        self._unrecomputed: list[UnfinishedRows] = []
 
-    def run_on(self, layouts: OpenRows) -> BestSearch:
+    def run_on(self, layouts: UnfinishedRows) -> BestSearch:
         """Search only these layouts, which a search with another context exchange has already
         costed.
         """
@@ -239,7 +239,7 @@ class BestSearch:
         number = self._count_combinations(base, usual=grid.shape[2])
         self.combinations += 0 if counted else self._new_combinations(base, usual=grid.shape[2])
         bound_s = costs.unsharded_s.min(axis=(1, 2))
-        rows = OpenRows(
+        rows = UnfinishedRows(
             candidates=base,
             layout=layout,
             bound_s=bound_s,
@@ -323,7 +323,7 @@ class BestSearch:
         """
         if not self._unsharded:
             return
-        layouts = OpenRows.joined(self._unsharded)
+        layouts = UnfinishedRows.joined(self._unsharded)
         for block in self._blocks(
             layouts, each=len(self.axes.recompute) * max(len(self.stages), 1)
         ):
@@ -348,7 +348,7 @@ class BestSearch:
         if not self._unrecomputed:
             return
         for block in self._blocks(
-            OpenRows.joined(self._unrecomputed), each=max(len(self.modules), 1)
+            UnfinishedRows.joined(self._unrecomputed), each=max(len(self.modules), 1)
         ):
             if self.modules:
                 self._cost_grid(
@@ -359,7 +359,7 @@ class BestSearch:
             if self.tries_layer_counts:
                 self._cost_layer_counts(block)
 
-    def _cost_layer_counts(self, block: OpenRows) -> None:
+    def _cost_layer_counts(self, block: UnfinishedRows) -> None:
         """Cost full recomputation of each number of layers that may fit and may be among the
         best.
         """
@@ -386,7 +386,7 @@ class BestSearch:
         grid = Candidates(**{name: column.reshape(-1, 1, 1) for name, column in columns.items()})
         self._cost_grid(grid, block.layout[row], reopen=False)
 
-    def _blocks(self, rows: OpenRows, *, each: int) -> Iterator[OpenRows]:
+    def _blocks(self, rows: UnfinishedRows, *, each: int) -> Iterator[UnfinishedRows]:
         """Yield blocks of rows by ascending `bound_s`, until it exceeds `reach_s`. Costing a block
         may lower `reach_s`.
 
@@ -448,7 +448,7 @@ class BestSearch:
             )
             chosen = grid.at((row, np.full(len(row), self.plain), stage))
             self._unrecomputed.append(
-                OpenRows(
+                UnfinishedRows(
                     candidates=chosen,
                     layout=layout[row],
                     bound_s=plain_s[row, stage],
