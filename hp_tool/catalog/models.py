@@ -110,10 +110,10 @@ def _checkpoint_precision(published: library.Entry, checkpoint_id: str) -> str |
 
 
 def published_precision(name: str | Mapping[str, Any] | ModelSpec) -> str:
-    """Return the precision of a model's published weights; bf16 if unknown.
+    """Return the precision of a model's published weights, or bf16 if unknown.
 
-    For a catalogue model, this is the precision of the checkpoint with its name. For a config.json,
-    it is that of the quantization_config.
+    For a catalogue model, use the precision of its checkpoint. For a config.json, read the
+    quantization_config.
 
     Raises:
         UnsupportedError: The quantization_config is unknown.

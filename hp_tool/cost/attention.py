@@ -132,7 +132,7 @@ def core_bytes(
 
 
 def attention_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
-    """Return the seconds of the attention block, forward and backward.
+    """Return the time in seconds of the attention block, forward and backward.
 
     Elementwise kernels of the forward pass: the norm reads and writes one tensor; the residual
     addition reads two tensors and a mask and writes one; rotary embeddings and query/key norms each

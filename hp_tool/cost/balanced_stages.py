@@ -61,7 +61,7 @@ def pipeline_seconds(
 
 
 def layer_seconds(case: TrainingCase, candidates: Candidates) -> FloatArray:
-    """Return the seconds of each layer for one micro-batch, forward and backward; shape (n,
+    """Return the time in seconds of each layer for one micro-batch, forward and backward; shape (n,
     layers).
 
     The first layer includes the embedding. The last layer includes multi-token prediction, output

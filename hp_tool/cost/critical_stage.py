@@ -112,8 +112,8 @@ def critical_stage(
 def stage_time(
     *, case: TrainingCase, candidates: Candidates, layer: LayerTime, stage: StageLayers
 ) -> StageTime:
-    """Return the seconds of one micro-batch on a stage with the maximum number of layers, all
-    identical to the mean `layer`.
+    """Return the time in seconds of one micro-batch on a stage with the maximum number of layers,
+    all identical to the mean `layer`.
     """
     return _with_waits(*_device_time(case=case, candidates=candidates, layer=layer, stage=stage))
 

@@ -118,7 +118,7 @@ def _hidden_elements(case: TrainingCase, candidates: Candidates) -> Floats:
 
 
 def head_time(*, case: TrainingCase, candidates: Candidates, s: Shapes | None = None) -> HeadTime:
-    """Return the seconds of the embedding, the output layer and the loss over V/t logits.
+    """Return the time in seconds of the embedding, the output layer and the loss over V/t logits.
 
     The output layer runs three matmuls: forward, input gradient and weight gradient. A frozen
     embedding has no gradient, and a frozen output layer has no weight gradient. A chunked loss

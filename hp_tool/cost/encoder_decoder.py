@@ -105,7 +105,7 @@ def decoder_layer_bytes(*, case: TrainingCase, candidates: Candidates) -> LayerB
 
 
 def mean_layer_time(*, case: TrainingCase, candidates: Candidates) -> LayerTime:
-    """Return the seconds of the stack's mean layer.
+    """Return the time of the stack's mean layer, in seconds.
 
     Encoder layers have bidirectional attention, decoder layers causal attention and
     cross-attention.
@@ -133,7 +133,7 @@ def mean_layer_time(*, case: TrainingCase, candidates: Candidates) -> LayerTime:
 
 
 def ends_time(*, case: TrainingCase, candidates: Candidates) -> HeadTime:
-    """Return the seconds of both embeddings, and of the decoder's output layer and loss."""
+    """Return the time in seconds of both embeddings, and of the decoder's output layer and loss."""
     ends = head_time(case=decoder_case(case), candidates=candidates)
     return replace(ends, embedding=ends.embedding * (1.0 + _encoder_tokens_per_decoder_token(case)))
 
@@ -204,7 +204,7 @@ def cross_bytes(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockBytes:
 
 
 def cross_time(*, case: TrainingCase, s: Shapes, ratio: float) -> BlockTime:
-    """Return the seconds of one cross-attention block.
+    """Return the time of one cross-attention block, in seconds.
 
     There is no causal mask. Norm, residual and dropout are as in self-attention.
     """

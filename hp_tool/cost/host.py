@@ -277,8 +277,8 @@ def _added_launches(case: TrainingCase, candidates: Candidates) -> tuple[Floats,
 
 
 def message_stalls(*, case: TrainingCase, candidates: Candidates) -> tuple[Floats, Floats]:
-    """Return the seconds of blocking messages between stages in large jobs: (per micro-batch, per
-    step).
+    """Return the time of blocking messages between stages in large jobs, in seconds: (per
+    micro-batch, per step).
 
     A stage between two others receives and sends in each direction: four messages per micro-batch.
     With two stages, there are two. Filling and draining the pipeline adds two messages for each

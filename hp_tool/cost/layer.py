@@ -108,7 +108,7 @@ def mixer_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Blo
 
 
 def mixer_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
-    """Return the seconds of a layer's token mixer."""
+    """Return the time of a layer's token mixer, in seconds."""
     if case.model.mixer == "none":
         return NO_TIME
     block = attention_time if case.model.mixer == "attention" else recurrent_time
@@ -145,7 +145,7 @@ def layer_time(
     attention: BlockTime | None = None,
     second: BlockTime | None = None,
 ) -> LayerTime:
-    """Return the seconds of one layer of the case's kind.
+    """Return the time of one layer of the case's kind, in seconds.
 
     Weight matmuls run three times: forward, input gradient and weight gradient. With
     `split_backward`, the weight gradient is returned in a separate field. With `merged`, forward
@@ -208,7 +208,7 @@ def as_layer_time(
     trained: bool = True,
     wide: int = 0,
 ) -> LayerTime:
-    """Return the seconds of a layer, given those of its blocks and of its tensor-parallel
+    """Return the time in seconds of a layer, given those of its blocks and of its tensor-parallel
     collectives.
 
     A tensor-parallel region is a column-parallel matmul followed by a row-parallel matmul.

@@ -31,7 +31,7 @@ def layer_matrices(
 
 
 def rank_matrices(model: ModelSpec, candidates: Candidates) -> list[Matrix]:
-    """Return all matrices of a layer on one rank of each candidate."""
+    """For each candidate, return the shapes of the layer's weight matrices on one rank."""
     c = candidates
     return layer_matrices(
         model,

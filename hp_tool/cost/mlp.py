@@ -43,8 +43,8 @@ def mlp_bytes(*, model: ModelSpec, s: Shapes) -> BlockBytes:
 
 
 def mlp_time(*, case: TrainingCase, s: Shapes) -> BlockTime:
-    """Return the seconds of the MLP block: two or three matmuls, the norm, the activation function
-    and the residual addition.
+    """Return the time of the MLP block, in seconds: two or three matmuls, the norm, the activation
+    function and the residual addition.
     """
     model, workload = case.model, case.workload
     hidden = model.ffn_size / s.t

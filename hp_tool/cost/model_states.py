@@ -379,7 +379,7 @@ def _gathered_bytes(
 
 
 def layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
-    """Return the parameters of one layer on one rank. If the model has MoE layers, this is the
+    """Return the parameter count of one layer on one rank. If the model has MoE layers, this is the
     count for an MoE layer.
     """
     t = candidates.tensor_parallel_size

@@ -107,7 +107,7 @@ def expert_bytes(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Bl
 
 
 def expert_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
-    """Return the seconds of the MoE block."""
+    """Return the time of the MoE block, in seconds."""
     return with_launches(
         expert_kernels(case=case, candidates=candidates, s=s), case=case, candidates=candidates
     )
@@ -134,7 +134,7 @@ def with_launches(block: BlockTime, *, case: TrainingCase, candidates: Candidate
 
 
 def expert_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
-    """Return the seconds of the MoE block without waits for kernel launches.
+    """Return the time in seconds of the MoE block without waits for kernel launches.
 
     There are two all-to-alls in the forward pass (dispatch, combine) and two in the backward pass.
     With expert tensor parallelism, each pair adds an all-gather and a reduce-scatter of the
@@ -236,7 +236,9 @@ def expert_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> 
 def _exchange_seconds(
     one_copy: Floats, *, case: TrainingCase, group: Group, candidates: Candidates
 ) -> Floats:
-    """Return the seconds of one exchange in which each copy of a token has `one_copy` bytes."""
+    """Return the time in seconds of one exchange in which each copy of a token has `one_copy`
+    bytes.
+    """
     codes, usual = candidates.moe_token_dispatcher_type, case.strategy.moe_token_dispatcher_type
     seconds: Floats = 0.0
     for code in np.unique(codes).tolist() if isinstance(codes, np.ndarray) else (codes,):

@@ -504,8 +504,8 @@ def send_seconds(
 
 
 def all_to_all_seconds(wire_bytes: Floats, *, group: Group, machine: Machine) -> Floats:
-    """Return the seconds of an all-to-all in which each member sends `wire_bytes` in total, spread
-    evenly over the others.
+    """Return the time in seconds of an all-to-all in which each member sends `wire_bytes` in total,
+    spread evenly over the others.
 
     A group of one sends nothing.
     """
@@ -522,8 +522,8 @@ def exchange_seconds(
     machine: Machine,
     fraction: float | None = None,
 ) -> Floats:
-    """Return the seconds of an exchange in which each member sends `near_bytes` inside its NVLink
-    domain and `away_bytes` to other domains.
+    """Return the time in seconds of an exchange in which each member sends `near_bytes` inside its
+    NVLink domain and `away_bytes` to other domains.
 
     Both parts run concurrently, so the slower one determines the time. `fraction` is the fraction
     of NVLink bandwidth that libraries other than NCCL reach.

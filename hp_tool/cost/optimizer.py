@@ -203,8 +203,8 @@ def newton_schulz_flops(rows: Floats, columns: Floats) -> Floats:
 
 
 def newton_schulz_seconds(rows: Floats, columns: Floats, *, machine: Machine) -> Floats:
-    """Return the seconds of Newton-Schulz for one matrix: three matmuls per iteration, in bf16 if
-    the GPU supports it.
+    """Return the time in seconds of Newton-Schulz for one matrix: three matmuls per iteration, in
+    bf16 if the GPU supports it.
 
     Source: Megatron's muon_fp32_matmul_prec medium. The elementwise sums over r^2 and r q elements
     are negligible and not counted.
@@ -290,8 +290,8 @@ def orthogonalize_seconds(
 def _busiest_rank_seconds(
     matrices: Iterable[Matrix], layers: Floats, shards: Floats, *, machine: Machine
 ) -> Floats:
-    """Return the seconds of the busiest rank if the matrices of all `layers` layers are distributed
-    over `shards` ranks.
+    """Return the time in seconds of the busiest rank if the matrices of all `layers` layers are
+    distributed over `shards` ranks.
     """
     work: Floats = 0.0
     longest: Floats = 0.0

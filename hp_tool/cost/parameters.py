@@ -20,7 +20,7 @@ from hp_tool.domain.model import ModelSpec
 
 
 def attention_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Return the parameters of a layer's token mixer on one rank. Cross-attention has as many
+    """Return the parameter count of a layer's token mixer on one rank. Cross-attention has as many
     parameters as self-attention.
 
     Includes projections, biases (those of row-parallel matrices are not split), the block's norm,
@@ -62,7 +62,7 @@ def _query_key_norms(model: ModelSpec, t: Ints) -> Floats:
 
 
 def mlp_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Return the parameters of a dense MLP on one rank, including the layer's norms except
+    """Return the parameter count of a dense MLP on one rank, including the layer's norms except
     attention's.
     """
     t = tensor_parallel_size
@@ -75,13 +75,13 @@ def mlp_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Float
 
 
 def layer_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Return the parameters of one dense layer on one of t ranks."""
+    """Return the parameter count of one dense layer on one of t ranks."""
     attention = attention_parameters(model, tensor_parallel_size=tensor_parallel_size)
     return attention + mlp_parameters(model, tensor_parallel_size=tensor_parallel_size)
 
 
 def expert_parameters(model: ModelSpec) -> float:
-    """Return the parameters of all routed experts of one MoE layer."""
+    """Return the parameter count of all routed experts of one MoE layer."""
     biases = 0.0
     if model.expert_bias:
         biases = (model.num_experts or 0) * (
@@ -91,7 +91,7 @@ def expert_parameters(model: ModelSpec) -> float:
 
 
 def moe_shared_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Return the parameters of one MoE layer on one rank, excluding its routed experts.
+    """Return the parameter count of one MoE layer on one rank, excluding its routed experts.
 
     Includes attention, shared experts, norms, and the unsplit router, latent projections and
     shared-expert gate.
@@ -149,7 +149,7 @@ def _norms_except_attention(model: ModelSpec) -> float:
 def embedding_parameters(
     model: ModelSpec, *, sequence_length: int, tensor_parallel_size: Ints = 1
 ) -> Floats:
-    """Return the parameters of the input embedding on one rank.
+    """Return the parameter count of the input embedding on one rank.
 
     These are V h / t, and the learned positions, token types and norm, which are not split.
     """
@@ -218,10 +218,10 @@ def head_matrices(model: ModelSpec) -> float:
 
 
 def total_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
-    """Return the parameters of the complete model.
+    """Return the model's total parameter count.
 
-    The table of learned positions has max_position_embeddings rows, or sequence_length rows if that
-    is not set.
+    The learned position-embedding table has max_position_embeddings rows, or sequence_length if
+    that is not set.
     """
     output = 0.0 if model.tie_word_embeddings else float(output_parameters(model))
     layers = float(special_parameters(model))
@@ -241,8 +241,8 @@ def total_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
 
 
 def active_parameters(model: ModelSpec, *, sequence_length: int = 0) -> float:
-    """Return the parameters of the complete model, excluding routed experts to which a token is not
-    routed.
+    """Return the parameter count of the complete model, excluding routed experts to which a token
+    is not routed.
     """
     total = total_parameters(model, sequence_length=sequence_length)
     if not model.num_experts:

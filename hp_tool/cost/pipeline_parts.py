@@ -47,8 +47,8 @@ CRITICAL_PARTS = (*PER_MICRO_BATCH, "overhead")
 def stage_seconds(
     costs: TrainingCosts, *, profile: EfficiencyProfile, micro_batches: Floats
 ) -> Floats:
-    """Return the seconds of one micro-batch on the slowest stage of a part, including waits for its
-    host.
+    """Return the time in seconds of one micro-batch on the slowest stage of a part, including waits
+    for its host.
     """
     waits = costs.parts["overhead"] - profile.framework.step_overhead_s
     return (sum(costs.parts[name] for name in PER_MICRO_BATCH) + waits) / micro_batches
@@ -232,8 +232,8 @@ def _bubble(
     *,
     slowest_s: Floats,
 ) -> Floats:
-    """Return the seconds of one micro-batch on all stages except the slowest, divided by v, plus
-    the transfers in both directions.
+    """Return the time in seconds of one micro-batch on all stages except the slowest, divided by v,
+    plus the transfers in both directions.
 
     The bubble of each part includes the time of all its stages and its transfers.
     """

@@ -83,8 +83,8 @@ def recomputed_layer_fraction(candidates: Candidates, *, layers_per_chunk: Float
 def recomputed_seconds(
     candidates: Candidates, *, layer: LayerTime, forward: Floats, full_fraction: Floats
 ) -> Floats:
-    """Return the seconds of recomputation per layer and micro-batch, averaged over the layers of a
-    stage.
+    """Return the time in seconds of recomputation per layer and micro-batch, averaged over the
+    layers of a stage.
 
     The fraction `full_fraction` of the layers (`recomputed_layer_fraction`) repeats the forward
     pass, which takes `forward` seconds including communication. Selective recomputation takes
@@ -143,7 +143,7 @@ def repeated_seconds(
     second: BlockTime,
     region: Floats,
 ) -> Floats:
-    """Return the seconds of selective recomputation per layer and micro-batch.
+    """Return the time of selective recomputation per layer and micro-batch, in seconds.
 
     `second` is the MLP or MoE block. `region` is the time of the tensor-parallel collectives of one
     of the layer's two blocks. A checkpointed MLP repeats them too.
@@ -283,7 +283,7 @@ def per_op_bytes(*, case: TrainingCase, s: Shapes) -> Floats:
 def per_op_seconds(
     *, case: TrainingCase, s: Shapes, attention: BlockTime, second: BlockTime, region: Floats
 ) -> Floats:
-    """Return the seconds of recomputation per layer and micro-batch under per_op.
+    """Return the time of recomputation per layer and micro-batch under per_op, in seconds.
 
     Recomputed are the matmuls for the keys, the output projection and the second half of the MLP's
     input, all elementwise kernels, and one of the two collectives of each block (`region` has both

@@ -106,7 +106,7 @@ def saved_wide_numbers(model: ModelSpec, t: Ints) -> Floats:
 
 
 def recurrent_time(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> BlockTime:
-    """Return the seconds of the recurrent block.
+    """Return the time of the recurrent block, in seconds.
 
     In the forward pass, convolution and scan take the time measured for the kernels that inference
     engines run on prompts. The backward pass takes BACKWARD_FACTOR times as long. Norms and
@@ -155,8 +155,8 @@ def mixer_kernels(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> F
 
 
 def _exchange_seconds(*, case: TrainingCase, candidates: Candidates, s: Shapes) -> Floats:
-    """Return the seconds of the all-to-alls in one pass, which exchange the input projection's
-    output and the scan's output.
+    """Return the time in seconds of the all-to-alls in one pass, which exchange the input
+    projection's output and the scan's output.
     """
     c = candidates.context_parallel_size
     if not anywhere(c > 1):

@@ -47,7 +47,7 @@ def matmul_seconds(
     output_bytes: float = 2.0,
     batch: Floats = 1.0,
 ) -> Floats:
-    """Return the seconds of y[m,n] = x[m,k] w[n,k]^T, `batch` times in one call.
+    """Return the time in seconds of y[m,n] = x[m,k] w[n,k]^T, `batch` times in one call.
 
     A matmul has 2mnk FLOPs, reads its inputs once and writes its output once. `output_bytes` is the
     traffic per output element (8 if it is accumulated into an fp32 buffer).
@@ -127,8 +127,8 @@ def additive_seconds(
 
 
 def elementwise_seconds(traffic: Floats, *, kernels: Floats, machine: Machine) -> Floats:
-    """Return the seconds of memory-bound kernels that move at least `traffic` bytes in `kernels`
-    launches.
+    """Return the time in seconds of memory-bound kernels that move at least `traffic` bytes in
+    `kernels` launches.
     """
     profile = machine.profile
     moved = traffic * profile.framework.elementwise_traffic_factor

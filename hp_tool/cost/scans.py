@@ -40,8 +40,8 @@ class Work(NamedTuple):
 def chunked_seconds(
     roof: MixerRoofline, work: Work, *, tokens: Floats, prompts: Floats, gpu: GpuSpec, peak: float
 ) -> Floats:
-    """Return the seconds of a kernel for prompts, from MixerRoofline's formula. Without prompts,
-    only its fixed time counts.
+    """Return the time in seconds of a kernel for prompts, from MixerRoofline's formula. Without
+    prompts, only its fixed time counts.
     """
     a_token = maximum(
         work.flops / (roof.peak_fraction * peak),

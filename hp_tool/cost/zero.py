@@ -196,8 +196,8 @@ def exposed_seconds(seconds: Floats, *, behind: Floats, overlap: Floats) -> Floa
 def tied_gradient_seconds(
     case: TrainingCase, candidates: Candidates, gradient_bytes: float
 ) -> Floats:
-    """Return the seconds of the all-reduce of a tied embedding's gradient between first and last
-    stage.
+    """Return the time of the all-reduce of a tied embedding's gradient between first and last
+    stage, in seconds.
 
     The message has V h / t parameters. The group has two ranks, which share an NVLink domain only
     if the complete pipeline is in one domain.

@@ -380,10 +380,10 @@ class ModelSpec(Strict):
 
     @cached_property
     def mtp_kinds(self) -> tuple[int, ...]:
-        """Number of layers of each kind in one multi-token-prediction layer.
+        """Layer counts by kind within one multi-token-prediction (MTP) layer.
 
-        It is the same kind as the last layer. If mixers and FFNs are separate layers, it combines
-        attention with the last FFN (Nemotron 3: `*E`).
+        The MTP layer has the same kind as the model's last layer. If mixers and FFNs are separate
+        layers, the MTP layer consists of an attention layer and an FFN layer (Nemotron 3: `*E`).
         """
         own = self.pattern[-1]
         both = [

@@ -184,7 +184,7 @@ class RunRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """A run's figures without logs and lists of steps, for long lists and charts."""
+    """A run's metrics, without logs or per-step data, for long lists and charts."""
 
     id: str
     number: int

@@ -336,8 +336,8 @@ def execute_schedule(
 
 
 def _operation_seconds(stage: StageAnatomy, layer: LayerTime) -> dict[str, float]:
-    """Return the seconds of one micro-batch on one rank, summed over its model chunks, by kind of
-    operation.
+    """Return the time in seconds of one micro-batch on one rank, summed over its model chunks, by
+    kind of operation.
 
     The seconds of the stage, which include embedding, output layer and waiting for the host, are
     divided in the same proportions as those of `layer`, the mean layer of the critical stage.
@@ -516,7 +516,7 @@ def _rank_groups(c: Candidates, cluster: ClusterSpec) -> tuple[RankGroup, ...]:
 
 
 def step_excess(known: Estimate, measured_s: float | None) -> dict[str, float]:
-    """Return the seconds of a step by label; empty if the estimate has no parts.
+    """Return the time of a step by label, in seconds; empty if the estimate has no parts.
 
     The labels are, in this order: ideal compute (the model's FLOPs at the peak rate), the
     additional time of matmuls and attention, each other part, and the measured minus the predicted

@@ -87,7 +87,7 @@ def basis_of(estimate: Answer) -> tuple[Basis, list[str]]:
 
 
 def estimate(answer: Answer) -> dict[str, Any]:
-    """Summarize an estimate: configuration, figures, and memory and time by part."""
+    """Summarize an estimate: its configuration, metrics, memory by part and time by part."""
     basis, extrapolated_because = basis_of(answer)
     intervals, memory = answer.get("intervals") or {}, answer.get("memory") or {}
     time = answer.get("time") or {}

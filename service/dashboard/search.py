@@ -153,7 +153,7 @@ def search_context(search_id: str, store: StoreDep) -> SearchPage:
 
 @router.get("/searches/{search_id}/trials.json", response_model=trials.TrialTable)
 def trials_json(search_id: str, store: StoreDep) -> Response:
-    """Return all profile runs of a search in columns, for its charts and its table."""
+    """Return a search's profile runs as columnar data for its charts and table."""
     record = store.get_search(search_id=search_id)
     return json_response(
         trials.trial_table(record=record, runs=store.run_figures(search_id=search_id))

@@ -332,7 +332,7 @@ def _axis_value(name: str, value: Any) -> AxisValue:
 
 
 def is_serving(query: JsonObject) -> bool:
-    """Return whether a stored query is of kind inference."""
+    """Return True if a stored query is an inference query."""
     return query.get("kind") == "inference"
 
 

@@ -98,9 +98,9 @@ def _attention(b: int, s: int, heads: int, kv_heads: int, head_dim: int, **facto
 
 
 def _both_passes(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Call:
-    """Return a call that runs forward and backward.
+    """Return a callable that runs the forward and backward passes.
 
-    The output gradient is fixed, so nothing else is timed.
+    The output gradient is allocated beforehand, so creating it is not timed.
     """
     x.requires_grad_()
     gradient = torch.ones_like(function(x).detach())

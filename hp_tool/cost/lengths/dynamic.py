@@ -295,8 +295,8 @@ class MicroBatchClock:
     def seconds(
         self, *, sizes: IntArray, tokens: FloatArray, squares: FloatArray
     ) -> tuple[FloatArray, FloatArray]:
-        """Return the seconds of each micro-batch on the critical stage, and on a stage between the
-        first and the last; each has shape (n,).
+        """Return the time in seconds of each micro-batch on the critical stage, and on a stage
+        between the first and the last; each has shape (n,).
 
         Includes forward, backward and recomputation. Embedding and output layer scale with the
         tokens.

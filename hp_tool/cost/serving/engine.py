@@ -368,8 +368,8 @@ def _pass_seconds(
     context: float,
     launches: float = 0.0,
 ) -> FloatArray:
-    """Return the seconds of a pass: its forward pass, which takes at least `launches` seconds, and
-    the host's overhead.
+    """Return the time of a pass, in seconds: its forward pass, which takes at least `launches`
+    seconds, and the host's overhead.
     """
     device = forward_seconds(case, candidates, batch, context=context)
     return with_host(
@@ -378,8 +378,8 @@ def _pass_seconds(
 
 
 def with_host(engine: EngineEfficiency, device_s: FloatArray, sequences: FloatArray) -> FloatArray:
-    """Return the seconds of a pass including the host's work. Some engines do this work during the
-    previous pass.
+    """Return the time of a pass including the host's work, in seconds. Some engines do this work
+    during the previous pass.
     """
     host = engine.iteration_overhead_s + engine.sequence_overhead_s * sequences
     both: FloatArray = np.maximum(device_s, host) if engine.schedules_ahead else device_s + host

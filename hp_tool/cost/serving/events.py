@@ -311,8 +311,8 @@ class _Scheduler:
         return min(coming, self.entering[0][0]) if self.entering else coming
 
     def _base_seconds(self, decoding: int, prompt: int) -> float:
-        """Return the seconds of a pass excluding attention to cached tokens, interpolated linearly
-        in the table.
+        """Return the time in seconds of a pass excluding attention to cached tokens, interpolated
+        linearly in the table.
         """
         row = self.rows.get(decoding)
         if row is None:

@@ -199,8 +199,8 @@ def hit_slots(
 def experts_seconds(
     case: ServingCase, candidates: ServingCandidates, tokens: FloatArray
 ) -> FloatArray:
-    """Return the seconds of one layer's router, shared experts and routed experts on the busiest
-    rank.
+    """Return the time in seconds of one layer's router, shared experts and routed experts on the
+    busiest rank.
 
     `tokens` is the number of tokens of one scheduler; the experts of a stage process the tokens of
     all d schedulers. The seconds of routed experts are those of timed kernels (`GroupedRoofline`),
@@ -255,7 +255,7 @@ def _grouped_seconds(
     hit: FloatArray,
     weights: Floats,
 ) -> FloatArray:
-    """Return the seconds of the grouped matmuls.
+    """Return the time of the grouped matmuls, in seconds.
 
     `copies` is the number of token copies, `hit` the number of experts that they use, and `weights`
     the number of weights of each expert.

@@ -40,8 +40,8 @@ SQUARE_BYTES = 4.0
 def forward_seconds(
     case: ServingCase, candidates: ServingCandidates, batch: Pass, *, context: float
 ) -> FloatArray:
-    """Return the seconds of all layers, and of the output layer for each sequence that generates a
-    token.
+    """Return the time in seconds of all layers, and of the output layer for each sequence that
+    generates a token.
 
     With pipeline parallelism, this is the latency through all stages. Each stage is busy for 1/p of
     this time.
@@ -80,7 +80,7 @@ def _layer_seconds(
     *,
     reduce: FloatArray,
 ) -> FloatArray:
-    """Return the seconds of all layers of one kind.
+    """Return the time of all layers of one kind, in seconds.
 
     `reduce` has the seconds of the all-reduce after attention or after an MLP.
     """
@@ -105,7 +105,8 @@ def _layer_seconds(
 
 
 def _norm_seconds(case: ServingCase, t: IntArray, tokens: FloatArray) -> Floats:
-    """Return the seconds of query and key norms over all heads if the heads are split across ranks.
+    """Return the time in seconds of query and key norms over all heads if the heads are split
+    across ranks.
 
     One kernel computes sums of squares, an all-reduce adds two fp32 numbers per token, and another
     kernel normalises (sgl-project/sglang#14416, vllm-project/vllm#31493). Other norms are part of
@@ -120,8 +121,8 @@ def _norm_seconds(case: ServingCase, t: IntArray, tokens: FloatArray) -> Floats:
 def _mixer_block(
     case: ServingCase, candidates: ServingCandidates, batch: Pass, context: float
 ) -> FloatArray:
-    """Return the seconds of one layer's token mixer, including its projections, elementwise kernels
-    and overhead.
+    """Return the time in seconds of one layer's token mixer, including its projections, elementwise
+    kernels and overhead.
     """
     model, t = case.model, candidates.tensor_parallel_size
     share = (
@@ -148,7 +149,7 @@ def _mixer_block(
 
 
 def _core_seconds(case: ServingCase, t: IntArray, batch: Pass, context: float) -> FloatArray:
-    """Return the seconds of one layer's attention core or recurrence, without projections."""
+    """Return the time in seconds of one layer's attention core or recurrence, without projections."""
     decoding, prompts, drafted = batch.decoding, batch.prefill_requests, batch.drafted
     tokens = prompts * case.computed_length
     if case.model.is_recurrent:
@@ -198,7 +199,7 @@ def _moe_layer_seconds(
     attention: FloatArray,
     reduce: FloatArray,
 ) -> FloatArray:
-    """Return the seconds of one MoE layer.
+    """Return the time of one MoE layer, in seconds.
 
     With one attention group, an all-reduce sums the results of its ranks, as after a dense MLP
     (`reduce`). With several groups, dispatch and combine exchange tokens with the experts. With

@@ -53,7 +53,8 @@ def mixer_seconds(
     prompts: FloatArray,
     drafted: int = 0,
 ) -> FloatArray:
-    """Return the seconds of one recurrent layer on one of t ranks, without projections; shape (n,).
+    """Return the time in seconds of one recurrent layer on one of t ranks, without projections;
+    shape (n,).
 
     Includes the short convolution, the update or scan of the state, and the gated norm. Excludes
     the engine's slowdown. Each of the `decoding` sequences processes one token and `drafted`
@@ -123,8 +124,8 @@ def index_seconds(
     prompt_tokens: FloatArray,
     drafted: int = 0,
 ) -> FloatArray:
-    """Return the seconds of one layer's index scores and top-k, shape (n,); zero for layers without
-    an indexer.
+    """Return the time in seconds of one layer's index scores and top-k, shape (n,); zero for layers
+    without an indexer.
 
     Each rank has the complete indexer. A score takes 2 heads x width FLOPs, in 8 bits if the GPU
     supports them. Decoding reads the keys of `context` tokens once per sequence. Each token of a
@@ -165,8 +166,8 @@ def chosen_attention_seconds(
     prompt_tokens: FloatArray,
     drafted: int = 0,
 ) -> FloatArray:
-    """Return the seconds of one layer's attention over the selected keys, on one of t ranks; shape
-    (n,).
+    """Return the time in seconds of one layer's attention over the selected keys, on one of t
+    ranks; shape (n,).
 
     `case.model` must have an `index_topk`. A token uses min(context, index_topk) keys, which are
     latent vectors, even in prompts. Gathering `index_topk` positions takes the same time on GPUs of

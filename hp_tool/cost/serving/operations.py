@@ -183,7 +183,7 @@ def matmuls_seconds(
     precision: Precision | None = None,
     weight_bytes: float | None = None,
 ) -> FloatArray:
-    """Return the seconds of y[tokens, n] = x[tokens, k] w[n, k]^T for each (n, k).
+    """Return the time in seconds of y[tokens, n] = x[tokens, k] w[n, k]^T for each (n, k).
 
     A matmul has 2 x tokens x n x k FLOPs and reads the weights once, in their stored precision. For
     precisions below 16 bits, a kernel first quantises x, unless the engine fuses this step with
@@ -233,7 +233,8 @@ def attention_seconds(
     prefill_requests: FloatArray,
     drafted: int = 0,
 ) -> FloatArray:
-    """Return the seconds of one layer's attention, averaged over layers with and without a window.
+    """Return the time in seconds of one layer's attention, averaged over layers with and without a
+    window.
 
     Each of the `decoding` sequences attends to `context` cached tokens, and prompts of I tokens
     attend to themselves. Decoding reads each cached element once for all tokens of a sequence (the
@@ -285,8 +286,8 @@ def attention_seconds(
 def all_reduce_seconds(
     case: ServingCase, message_bytes: FloatArray, *, group_size: IntArray
 ) -> FloatArray:
-    """Return the seconds of the faster of two all-reduces: a ring, or (inside one NVLink domain) a
-    single kernel that reads the memory of its peers.
+    """Return the time in seconds of the faster of two all-reduces: a ring, or (inside one NVLink
+    domain) a single kernel that reads the memory of its peers.
 
     The result is zero for a group of one.
     """
@@ -306,8 +307,8 @@ def all_reduce_seconds(
 def exchange_seconds(
     case: ServingCase, near_bytes: FloatArray, far_bytes: FloatArray, *, group_size: IntArray
 ) -> FloatArray:
-    """Return the seconds of an all-to-all among `group_size` neighbouring ranks; zero for a group
-    of one.
+    """Return the time of an all-to-all among `group_size` neighbouring ranks, in seconds; zero for
+    a group of one.
 
     Each rank sends `near_bytes` inside its NVLink domain and, at the same time, `far_bytes` through
     its network port.

@@ -214,7 +214,8 @@ def _drop_overlap_across_nodes(query: dict[str, Any]) -> None:
 
 
 def _nearest_model(text: str) -> str:
-    """Return the catalogue model that a text mentions in another spelling; empty if none.
+    """Return the catalogue model whose name appears in the text in another spelling, or "" if there
+    is none.
 
     For example, Llama3ModelProvider70B and Qwen2.5-7B-Instruct are recognized.
     """

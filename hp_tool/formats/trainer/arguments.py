@@ -367,9 +367,10 @@ def _read_precision(
 def _read_optimizer(
     training: dict[str, Any], name: str | None, reading: Reading, *, sharded: bool
 ) -> None:
-    """Read the optimizer. If `sharded`, DeepSpeed stores its states.
+    """Read the optimizer and the precision of its states.
 
-    The states of adapters are so small that their precision does not matter.
+    8-bit Adam is rejected if `sharded`, because DeepSpeed then stores the optimizer states. For
+    LoRA, the states of the adapters are so small that 8-bit Adam is read as plain Adam.
     """
     if name is None:
         return

@@ -282,7 +282,9 @@ def predicted_unseen(evidence: Evidence, *, prior: Prior) -> FloatArray:
 
 
 def import_fit_modules() -> None:
-    """Import the modules that fits need. Otherwise, the first fit takes a second longer."""
+    """Import the modules needed for fitting ahead of time, which saves about a second on the first
+    fit.
+    """
     for name in ("scipy.optimize", "scipy.special", "threadpoolctl"):
         importlib.import_module(name)
 

@@ -143,7 +143,7 @@ class Medians(ABC, Generic[Config, Predicted]):
         return measurement.status == "ok"
 
     def compared_s(self, measurement: Measurement) -> float | None:
-        """Return the seconds of a run that gains are computed from."""
+        """Return the run time from which gains are computed, in seconds."""
         return measurement.objective_s
 
     @cached_property

@@ -82,7 +82,7 @@ def owners(events: RankEvents) -> IntArray:
 def in_phase(events: RankEvents, phase: str) -> BoolArray:
     """Return a mask of the events launched within a phase of their thread, shape (n,).
 
-    Backward passes interrupt `recompute`.
+    For `recompute`, events in backward spans nested in a recompute span are excluded.
     """
     inside = np.zeros(len(events.start_s), dtype=bool)
     launched = np.where(np.isnan(events.launch_s), events.start_s, events.launch_s)

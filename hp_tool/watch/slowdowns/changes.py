@@ -42,7 +42,7 @@ Kind = Literal["start", "shift", "creep", "recurring", "faster"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regime:
-    """Steps between two changes of pace."""
+    """A run of consecutive steps with one pace."""
 
     first: int
     """Index of its first step."""

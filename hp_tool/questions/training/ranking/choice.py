@@ -1,4 +1,4 @@
-"""Choose the rows of a ranking to show, determine rank 1, and group tied rows."""
+"""Choose which rows of a ranking to show, pick the first, and group ties."""
 
 from __future__ import annotations
 
