@@ -128,8 +128,8 @@ def _lengths_from_table(path: Path) -> LengthDistribution:
     lines = [line for line in lines if line and not line.startswith("#")]
     if len(lines) > MAX_LINES:
         raise InputError(
-            f"{path} has {len(lines):,} lines; the maximum is {MAX_LINES:,}. Use "
-            "lengths with counts"
+            f"{path} has {len(lines):,} lines; the maximum is {MAX_LINES:,}. "
+            "Combine equal lengths into one line: length, count"
         )
     pairs = []
     for number, line in enumerate(lines, start=1):

@@ -183,7 +183,7 @@ def check_database_state(state: DatabaseState) -> Iterator[Check]:
 
     revision, needed = state.revision, state.needed_revision
     if revision is not None and revision < OLDEST:
-        detail = f"the schema is {revision}, of a preview before 0.1.0"
+        detail = f"the schema is {revision}, from a preview before 0.1.0"
         yield Check("schema", "failed", detail, UPGRADE_PREVIEW)
     elif revision is None or revision < needed:
         detail = f"the schema is {revision or 'missing'}; this version needs {needed}"

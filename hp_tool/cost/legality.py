@@ -305,5 +305,5 @@ def schedule_rule(config: ParallelConfig, *, num_layers: int, micro_batches: int
         f"{RULES[config.pipeline_schedule or 'gpipe']}; "
         f"here pipeline_parallel_size is {p}, virtual_pipeline_parallel_size {v}, "
         f"num_hidden_layers {num_layers}, "
-        f"micro-batches {micro_batches}: change one of them, or remove pipeline_schedule"
+        f"micro-batches {micro_batches}. Change one of these values, or remove pipeline_schedule"
     )

@@ -122,7 +122,7 @@ def convolution_numbers(model: ModelSpec, tensor: Ints) -> Floats:
 
 
 def recurrent_vectors(model: ModelSpec, t: Ints) -> Floats:
-    """Return the parameter count of a recurrent mixer's convolutions, decays and norms on one rank."""
+    """Return the parameter count of a recurrent mixer's convolutions, decays and norms per rank."""
     inner = recurrent_width(model) / t
     channels = convolved_width(model, t)
     match model.mixer:

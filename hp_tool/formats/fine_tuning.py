@@ -114,7 +114,8 @@ def adapter_targets(setup: TrainingSetup, *, tool: str) -> tuple[str, ...]:
         )
     if setup.model.num_experts:
         raise UnsupportedError(
-            f"{tool} gives each expert an adapter, but the estimate has one per rank; choose nemo",
+            f"{tool} uses one adapter per expert, but the estimate assumes one per rank; export to "
+            "nemo instead",
             field="training.lora",
         )
     return names

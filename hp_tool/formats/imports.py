@@ -20,7 +20,7 @@ def read_source(source: Source, *, format: str | None = None) -> Reading:
     reader = next((tool_format.read for tool_format in formats() if tool_format.name == tool), None)
     if reader is None:
         raise InputError(
-            f"no format is named {tool}; choose {', '.join(readable())}", field="format"
+            f"no format is named {tool}; choose one of: {', '.join(readable())}", field="format"
         )
     reading = Reading(tool=tool, overrides=source.overrides)
     _, facts = read_printed_arguments(source.log)

@@ -137,7 +137,7 @@ def get_format(name: str) -> Format[Any]:
     _import_tools()
     if name not in _FORMATS:
         raise InputError(
-            f"no format {name}; choose one of "
+            f"no format is named {name}; choose one of: "
             f"{', '.join(tool_format.name for tool_format in formats())}",
             field="format",
         )

@@ -237,7 +237,8 @@ def scheduled_chunks(
         raise InputError(
             f"pipeline_schedule {schedule} requires a virtual_pipeline_parallel_size "
             f"{'above' if interleaved else 'of'} {fixed}, "
-            f"got {', '.join(map(str, chunks))}; change one of them, or remove pipeline_schedule",
+            f"got {', '.join(map(str, chunks))}; change "
+            "virtual_pipeline_parallel_size or remove pipeline_schedule",
             field="parallel.pipeline_schedule",
         )
     return supported

@@ -79,12 +79,12 @@ def check_known(connection: sa.Connection) -> str | None:
         return current
     if current > HEAD:
         raise StoreError(
-            f"The database has schema {current} of a newer hp-tool (this one supports up to "
+            f"The database uses schema {current}, from a newer hp-tool (this one supports up to "
             f"{HEAD}): {INSTALL}",
             code=OLDER_EDITION,
         )
     raise StoreError(
-        f"The database has schema {current} of a preview before 0.1.0: {UPGRADE_PREVIEW}",
+        f"The database uses schema {current}, from a preview before 0.1.0: {UPGRADE_PREVIEW}",
         code="preview_schema",
     )
 

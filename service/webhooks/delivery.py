@@ -325,7 +325,7 @@ class GuardedBackend(httpcore.NetworkBackend):
     ) -> httpcore.NetworkStream:
         addresses = _resolve_host(host, port, limit_s=left_s(self._deadline))
         if not addresses or not all(map(self._admits, addresses)):
-            raise httpcore.ConnectError("the host has addresses that are not public")
+            raise httpcore.ConnectError("the host resolves to an address that is not public")
         failure: Exception | None = None
         for address in addresses:
             try:

@@ -422,7 +422,7 @@ def test_without_a_file_the_message_says_what_to_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HP_SLURM_CONFIG", str(tmp_path / "none.yaml"))
-    with pytest.raises(InputError, match="Write gpu, gpus_per_node") as refused:
+    with pytest.raises(InputError, match="Create it with gpu, gpus_per_node") as refused:
         create("slurm")
     assert refused.value.field == "search.launcher"
 

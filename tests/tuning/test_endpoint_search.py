@@ -435,7 +435,7 @@ def test_a_training_a_missing_key_and_a_silent_server_are_told(
     catalogue: Path, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training = {"sequence_length": 64, "global_batch_size": 4, "precision": "fp32"}
-    with pytest.raises(InputError, match="supports serving only"):
+    with pytest.raises(InputError, match="support only inference queries"):
         resolve_search(
             parse_query(
                 {"kind": "training", "model": "gpt-22b", "cluster": "served", "training": training}

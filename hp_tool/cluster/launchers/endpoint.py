@@ -68,7 +68,7 @@ class EndpointLauncher(LocalLauncher):
     def plan(self, request: RunRequest, *, job_name: str) -> LaunchPlan:
         if not isinstance(request, InferenceRequest) or request.runner != "endpoint":
             raise InputError(
-                "An endpoint only supports queries of kind inference. Use another launcher.",
+                "Endpoints support only inference queries. Use another launcher.",
                 code="launcher_mismatch",
                 field="search.launcher",
             )

@@ -198,9 +198,9 @@ class ClusterOptions(Strict):
         path = config_path(launcher)
         if not path.is_file():
             raise InputError(
-                f"No {launcher.capitalize()} cluster is configured: {path} does not exist. Write "
-                "gpu, gpus_per_node, max_nodes and other options there (see docs/clusters.md), set "
-                f"another file in {_config_variable(launcher)}, or register the cluster and name "
+                f"No {launcher.capitalize()} cluster is configured: {path} does not exist. "
+                "Create it with gpu, gpus_per_node, max_nodes, ... (see docs/clusters.md), point "
+                f"{_config_variable(launcher)} to another file, or register the cluster and name "
                 "it in the query.",
                 field="search.launcher",
             )

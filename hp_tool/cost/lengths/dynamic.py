@@ -102,7 +102,8 @@ def compare_context_parallelism(
     if clock.case.workload.global_batch_size % clock.config.data_parallel_size:
         raise InputError(
             f"data_parallel_size {clock.config.data_parallel_size} does not divide "
-            f"global_batch_size {clock.case.workload.global_batch_size}; change one of them",
+            f"global_batch_size {clock.case.workload.global_batch_size}; change "
+            "data_parallel_size or global_batch_size",
             field="parallel.data_parallel_size",
         )
     if clock.config.micro_batch_size != 1:

@@ -149,7 +149,7 @@ def _mixer_block(
 
 
 def _core_seconds(case: ServingCase, t: IntArray, batch: Pass, context: float) -> FloatArray:
-    """Return the time in seconds of one layer's attention core or recurrence, without projections."""
+    """Return the time in seconds of one layer's attention core or recurrence (no projections)."""
     decoding, prompts, drafted = batch.decoding, batch.prefill_requests, batch.drafted
     tokens = prompts * case.computed_length
     if case.model.is_recurrent:

@@ -435,7 +435,8 @@ def recommend_for_tool(
     }
     if format not in writable_formats:
         raise InputError(
-            f"no {query.kind} format is named {format}; choose {', '.join(writable_formats)}",
+            f"no {query.kind} format is named {format}; choose one of: "
+            f"{', '.join(writable_formats)}",
             field="for",
         )
     left_out: tuple[str, ...] = ()
@@ -560,7 +561,8 @@ def _get_writer(name: str, *, field: str = "format") -> Format[Any]:
     if name not in writable_formats:
         to_rank = " to rank for" if field == "for" else ""
         raise InputError(
-            f"no format is named {name}{to_rank}; choose {', '.join(writable_formats)}", field=field
+            f"no format is named {name}{to_rank}; choose one of: {', '.join(writable_formats)}",
+            field=field,
         )
     return writable_formats[name]
 

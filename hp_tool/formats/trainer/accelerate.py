@@ -222,7 +222,7 @@ def trainer_fsdp(words: str, reading: Reading) -> dict[str, Any]:
     parts = words.lower().split()
     strategies = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
     if not set(parts).intersection(strategies):
-        reading.refuse(f"--fsdp {words} names no strategy; choose {', '.join(strategies)}")
+        reading.refuse(f"--fsdp {words} names no strategy; choose one of: {', '.join(strategies)}")
     if "offload" in parts:
         reading.refuse(f"--fsdp {words}: weight offload is not supported")
     if "hybrid_shard_zero2" in parts:

@@ -309,16 +309,16 @@ def check_possible(
     most = assumed().learning.impossible_factor
     if step_s is not None and not predicted_s / most <= step_s <= most * predicted_s:
         raise InputError(
-            f"step_s {step_s:g} is implausible: {predicted_s:.3g} is predicted. Report the "
-            "seconds of one optimizer step.",
+            f"step_s {step_s:g} is implausible: {predicted_s:.3g} s is predicted. Report "
+            "the time in seconds of one optimizer step.",
             field="measurement.step_s",
             code="implausible",
         )
     least_s = problem.peak_step_s
     if step_s is not None and step_s < least_s:
         raise InputError(
-            f"step_s {step_s:g} is impossible: the devices need {least_s:.3g} s for a step's "
-            "FLOPs at their peak. Report the seconds of one optimizer step of this batch.",
+            f"step_s {step_s:g} is impossible: even at peak FLOP/s, one step takes at least "
+            f"{least_s:.3g} s. Report the time in seconds of one optimizer step of this batch.",
             field="measurement.step_s",
             code="implausible",
         )

@@ -64,9 +64,7 @@ def bill(query: Query, *, store: Store | None = None) -> PlanAnswer:
 
 def _a_training(query: Query) -> Query:
     if query.kind != "training":
-        raise UnsupportedError(
-            "Plans support trainings only, not queries of kind inference.", field="kind"
-        )
+        raise UnsupportedError("Plans support only training queries.", field="kind")
     return query
 
 

@@ -74,7 +74,7 @@ def resolve_training_search(query: Query) -> TrainingProblem:
     check_known(launcher_name(query))
     if launcher_name(query) == ENDPOINT:
         raise InputError(
-            "an endpoint supports serving only; use a query of kind inference",
+            "endpoints support only inference queries; set kind: inference",
             field="search.launcher",
         )
     if (trainer := trainer_of(query)) is not None:

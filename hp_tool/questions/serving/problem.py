@@ -208,7 +208,7 @@ def resolve_serving(query: Query) -> ServingProblem:
         UnsupportedError: A feature is not modelled.
     """
     if query.kind != "inference" or query.inference is None:
-        raise InputError("Expected a query of kind inference.", field="kind")
+        raise InputError("Expected an inference query (kind: inference).", field="kind")
     _reject_unmodelled(query, query.inference)
     model = _served_model(query, query.inference)
     workload, trace = _resolve_trace(resolve_workload(query))

@@ -332,7 +332,7 @@ def resolve_training(query: Query) -> TrainingProblem:
     """
     if query.kind != "training" or query.training is None:
         raise UnsupportedError(
-            "Supported for queries of kind training only. For queries of kind inference, use "
+            "Supported only for training queries. For inference queries, use "
             "`hp-tool recommend` or `hp-tool tune`.",
             field="kind",
         )

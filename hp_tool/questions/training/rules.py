@@ -110,7 +110,7 @@ def _check_training_only(query: Query) -> None:
             name,
             (
                 getattr(query, name) is not None,
-                f"{name} is for queries of kind inference only; remove it",
+                f"{name} is only for inference queries; remove it",
             ),
         )
     for name in (
@@ -183,7 +183,9 @@ def _check_two_sided(model: ModelSpec, workload: TrainingWorkload) -> None:
         (workload.offload == "activations", "training.offload"),
     ):
         raise UnsupportedError(
-            f"{field} is not supported for encoder-decoder models; change one of them", field=field
+            f"{field} is not supported for encoder-decoder models; remove {field} or choose a "
+            "decoder-only model",
+            field=field,
         )
 
 
@@ -312,8 +314,8 @@ def _check_states(workload: TrainingWorkload) -> None:
     )
     trained_narrow = precision in ("fp8", "mxfp8") and workload.lora is None
     fp8_parameters = (
-        "parameter_precision fp8 requires precision fp8 or mxfp8, and a training of all weights "
-        "(not LoRA); change one of them"
+        "parameter_precision fp8 requires precision fp8 or mxfp8 and training of all weights (not "
+        "LoRA); remove parameter_precision, or change precision or task"
     )
     reject_first_case(
         "training.parameter_precision",
@@ -453,7 +455,8 @@ def _check_merged_passes(
         for spec in axis_values(parallel.recompute)
     )
     message = (
-        "training.overlap.expert_parallel is not supported with recompute full; change one of them"
+        "training.overlap.expert_parallel is not supported with recompute full; disable this "
+        "overlap or choose another recompute"
     )
     reject_first_case("parallel.recompute", (recomputes_layers, message))
 

@@ -61,7 +61,7 @@ def pattern_flags(setup: TrainingSetup) -> Values:
         )
     if m.attention_output_gate == "head":
         raise UnsupportedError(
-            f"{words.TOOL} does not support an output gate per head",
+            f"{words.TOOL} does not support per-head output gates",
             field="model.attention_output_gate",
         )
     values["attention-output-gate"] = m.attention_output_gate is not None

@@ -222,7 +222,7 @@ class _ArgumentReader(Arguments):
             name = self.text("data-parallel-sharding-strategy", "no_shard")
             if name not in stages:
                 raise InputError(
-                    f"--data-parallel-sharding-strategy {name} is unknown; choose "
+                    f"--data-parallel-sharding-strategy {name} is unknown; choose one of: "
                     f"{', '.join(stages)}",
                     field="--data-parallel-sharding-strategy",
                 )

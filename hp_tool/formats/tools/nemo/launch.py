@@ -232,7 +232,7 @@ def _select_variant(rows: list[Preset], named: str, reading: Reading) -> Preset:
     chosen = next((each for each in order if each in variants), None)
     if chosen is None:
         raise UnsupportedError(
-            f"--config_variant {named} does not exist; choose {', '.join(sorted(variants))}",
+            f"unknown --config_variant {named}; choose one of: {', '.join(sorted(variants))}",
             field="--config_variant",
         )
     rows = [row for row in rows if row.variant == chosen]
