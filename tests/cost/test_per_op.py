@@ -186,7 +186,7 @@ def test_it_is_a_name_again_in_the_answer() -> None:
     ("said", "word"),
     [
         ({"framework": "megatron-core", "zero_stage": 1}, "megatron-core"),
-        ({"model": "mixtral-8x7b"}, "experts"),
+        ({"model": "mixtral-8x7b"}, "MoE models"),
     ],
 )
 def test_where_it_is_not_known_it_is_refused(said: dict[str, Any], word: str) -> None:

@@ -78,9 +78,9 @@ def test_deepseek_v3_as_an_example() -> None:
         ("Etx*3L", "'x'"),
         ("Et*L", "'*'"),
         ("E((t|)*2)*2L", "'('"),
-        ("Et*99999999L", "at most"),
-        ("E(t*9999)*9999L", "at most"),
-        ("Et*0000000099999999L", "at most"),
+        ("Et*99999999L", "maximum"),
+        ("E(t*9999)*9999L", "maximum"),
+        ("Et*0000000099999999L", "maximum"),
         ("E" + "t" * MAX_TEXT + "L", "characters; the maximum"),
     ],
 )

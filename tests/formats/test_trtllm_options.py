@@ -48,7 +48,7 @@ def read(text: str, **given: Any) -> dict[str, Any]:
 def test_the_command_says_the_ranks(apart: str, field: str) -> None:
     text = OPTIONS.format(apart=apart)
     assert detect_format(text) == "trtllm"
-    with pytest.raises(ImportRefusedError, match="--tp_size says it") as caught:
+    with pytest.raises(ImportRefusedError, match="command's --tp_size does") as caught:
         read(text)
     assert [each.field for each in caught.value.reading.missing] == [field]
     query = read(text, **{field: 8})

@@ -181,7 +181,7 @@ def test_a_bill_before_any_start_was_seen_is_an_interval(
         and plan["first"]["cut_off"] is False
     )
     page = http.get("/searches/new", params=FORM).text
-    assert "no run has started on this cluster yet" in page
+    assert "this cluster has no runs yet" in page
     asked, engine = schema.parse_query(query), DescribedEngine(num_gpus=2)
     assert plan_search(asked, store=store, launcher=engine).plan.gpu_seconds_interval is not None
     tune(query=asked, store=store, launcher=engine)
