@@ -292,7 +292,7 @@ def _print_assessment(assessment: Assessment) -> None:
 
 
 def _print_log_summary(summary: LogSummary, log: str) -> None:
-    """Print the figures in a log, and what a comparison needs in addition."""
+    """Print the metrics in a log, and what else a comparison needs."""
     from hp_tool.cluster.logs import ServerStart
     from hp_tool.domain.units import format_duration
 

@@ -67,7 +67,7 @@ def print_machines(answer: RecommendAnswer, query: Query) -> None:
 
 def _machine_columns(rows: Rows, kind: Kind) -> list[Column]:
     """Return the columns for machines, cost and days, followed by those of the layouts. Without
-    days, include the figures of the layouts.
+    days, include the metrics of the layouts.
     """
     columns = terminal_columns(rankings.MACHINES[kind], rows)
     servings = [row for row in rows if isinstance(row, ServingRecommendation)]

@@ -128,7 +128,7 @@ def print_estimate(estimate: Estimate, *, calibrated: Estimate | None = None) ->
     """Print one configuration: memory and time by part and, if it is infeasible, the reasons and
     fixes.
 
-    If `calibrated` is set, all figures are taken from it, and one line shows the uncalibrated step
+    If `calibrated` is set, all metrics are taken from it, and one line shows the uncalibrated step
     time.
     """
     console = make_console()

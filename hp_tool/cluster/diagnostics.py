@@ -76,7 +76,7 @@ def examine(*, database_url: str | None = None) -> list[Check]:
     from hp_tool.cluster.launchers.jobs import default_root
 
     runs = check_folder("runs folder", default_root(), holds=f"{default_root()} can be written")
-    stored = (*check_unknown_jobs(database_url), *check_retention(database_url))
+    stored = (*check_unknown_jobs(database_url), *check_ended_search_storage(database_url))
     return [
         *check_database(database_url),
         runs,
@@ -129,7 +129,7 @@ def check_database(url: str | None) -> Iterator[Check]:
     )
 
 
-def check_retention(url: str | None) -> Iterator[Check]:
+def check_ended_search_storage(url: str | None) -> Iterator[Check]:
     """Report how much space ended searches and their run folders use, and the retention rules.
 
     Yield nothing if the database's schema is not current.

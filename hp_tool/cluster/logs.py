@@ -35,7 +35,7 @@ class LogFacts:
     """Throughput in sequences per second, over all devices."""
     ends_at: dict[str, list[int]] = field(default_factory=dict)
     """For each list above, by name: the optimizer step at which each figure ends, in increasing
-    order. A list is shorter than its figures if the trainer does not number its steps.
+    order. A list is shorter than its values if the trainer does not number its steps.
     """
     losses: list[float] = field(default_factory=list)
     samples_per_step: float | None = None
@@ -49,11 +49,11 @@ class LogFacts:
 
     @property
     def has_times(self) -> bool:
-        """True if the log has figures from which step times can be computed."""
+        """True if step times can be computed from the log."""
         return bool(self.step_s or self.tokens_per_second_per_gpu or self.samples_per_second)
 
     def add(self, kind: str, value: float, *, step: int | None) -> None:
-        """Append a positive figure to the list `kind`.
+        """Append a positive value to the list `kind`.
 
         Several ranks may print the same step, which counts once.
         """
@@ -229,7 +229,7 @@ samples per second.
 def _torchtune(line: str, facts: LogFacts) -> None:
     """Parse `Step 10 | loss:1.57 lr:2e-05 tokens_per_second_per_gpu:5123.4 peak_memory_alloc:12.3`.
 
-    Memory figures (`peak_memory_alloc`, `peak_memory_reserved`) are in GiB.
+    Memory values (`peak_memory_alloc`, `peak_memory_reserved`) are in GiB.
     """
     step = re.match(r"Step (\d+) \|", line)
     if step is None:
@@ -302,7 +302,7 @@ READERS: dict[str, Callable[[str, LogFacts], None]] = {
 
 
 def read_line(line: str, facts: LogFacts, *, reader: str) -> None:
-    """Parse a line with one of READERS and add its figures to `facts`."""
+    """Parse a line with one of READERS and add its values to `facts`."""
     plain = _COLOUR.sub("", line[:MAX_LINE])
     if not facts.out_of_memory and _OUT_OF_MEMORY.search(plain):
         facts.out_of_memory, facts.out_of_memory_line = True, plain.strip()[:300]
@@ -310,7 +310,7 @@ def read_line(line: str, facts: LogFacts, *, reader: str) -> None:
 
 
 def read_log(lines: Iterable[str], *, reader: str) -> LogFacts:
-    """Parse a log with one of READERS and return its figures."""
+    """Parse a log with one of READERS and return its values."""
     facts = LogFacts()
     for line in lines:
         read_line(line, facts, reader=reader)
@@ -345,7 +345,7 @@ _HALVES = re.compile(rf"KV Cache is allocated\..*?K size: {_NUMBER} GB, V size: 
 
 
 def read_server_start(lines: Iterable[str]) -> ServerStart:
-    """Return the memory figures of the first device that vLLM or SGLang prints at startup."""
+    """Return the memory values of the first device that vLLM or SGLang prints at startup."""
     start = ServerStart()
     for raw in lines:
         line = _COLOUR.sub("", raw[:MAX_LINE])

@@ -318,7 +318,7 @@ def travelling_copies(
     experts = model.num_experts or 1
     groups = model.n_group or 1
     used = functools.partial(
-        used_share,
+        expert_hit_probability,
         experts=experts,
         chosen=model.num_experts_per_tok or 1,
         groups=groups,
@@ -332,7 +332,9 @@ def travelling_copies(
 
 
 @functools.lru_cache(maxsize=4096)
-def used_share(parts: int, *, experts: int, chosen: int, groups: int, kept: int) -> float:
+def expert_hit_probability(
+    parts: int, *, experts: int, chosen: int, groups: int, kept: int
+) -> float:
     """Return the probability that a token uses an expert in one of `parts` equal parts of the E
     experts.
 

@@ -1,4 +1,4 @@
-"""Waits for the slowest device. GPUs of the same model differ in speed, and the slowest determines
+"""Waits for stragglers. GPUs of the same model differ in speed, and the slowest determines
 the step time.
 """
 

@@ -1,4 +1,4 @@
-"""Sentences about the verdict and the figures of a search, for pages, the terminal and reports."""
+"""Sentences about the verdict and the metrics of a search, for pages, the terminal and reports."""
 
 import statistics
 

@@ -260,7 +260,7 @@ MEASURED = (
     Figure(name="objective_s", label=STEP.label, unit="seconds"),
     Figure(name="tokens_per_second_per_gpu", label=TOKENS.label, unit="rate"),
 )
-"""Figures of a measured training run, with the same labels as the predicted figures."""
+"""Metrics of a measured training run, with the same labels as the predicted metrics."""
 SERVED_MEASURED = (
     *(
         Figure(name=latency.key, label=latency.label, unit="seconds", path=f"load.{latency.key}")

@@ -25,7 +25,7 @@ def estimate_html(
 ) -> str:
     """Return one configuration as HTML: whether it fits in memory, and its time and memory by part.
 
-    If `calibrated` is set, its figures are shown instead.
+    If `calibrated` is set, its metrics are shown instead.
     """
     if isinstance(estimate, InferenceEstimate):
         return _serving_html(estimate)

@@ -1,4 +1,4 @@
-"""First line of an answer: the recommended configuration and its figures."""
+"""First line of an answer: the recommended configuration and its metrics."""
 
 from collections.abc import Iterator
 
@@ -113,7 +113,7 @@ def serving_layout_words(config: ServingConfig, replicas: int | None) -> str:
 
 
 def use_serving_words(row: ServingRecommendation, *, targets: Targets | None = None) -> str:
-    """Return the configuration to serve with and its expected figures, including the quantiles
+    """Return the configuration to serve with and its expected metrics, including the quantiles
     limited by `targets`.
     """
     chosen = serving_layout_words(row.parallel, row.estimate.replicas)

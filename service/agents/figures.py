@@ -1,4 +1,4 @@
-"""Short answers for agents: a few figures with interval and basis, and lists of limited length."""
+"""Short answers for agents: a few metrics with interval and basis, and lists of limited length."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields

@@ -497,7 +497,7 @@ def _with_configuration(
     find: Find,
     calibrations: Calibrations | None,
 ) -> AskPage:
-    """Add figures and controls of the displayed configuration to the page."""
+    """Add metrics and controls of the displayed configuration to the page."""
     query, trains = resolve_names(this.query, find=find), this.query.kind == "training"
     configuration = resolve_configuration(query) if trains else None
     view, _ = configuration_view(

@@ -98,7 +98,7 @@ class ModelRow(View):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRow(View):
-    """Main figures of a GPU's datasheet."""
+    """Main values of a GPU's datasheet."""
 
     name: str
     href: str

@@ -104,7 +104,7 @@ class ConfigurationView(View):
     verdict_note: str
     """Probability of running out of memory, and its interval; empty if it fits."""
     answer: str
-    """The main figures in a sentence; empty without figures."""
+    """The main metrics in a sentence; empty if there are none."""
     chance: str
     """Probability of running out of memory, in words; empty for serving."""
     tone: Tone
@@ -121,9 +121,9 @@ class ConfigurationView(View):
     left_open: tuple[str, ...]
     """Step times for values of open settings, such as CUDA graphs or the current recipe."""
     evidence: str
-    """Description of the measurements that its figures are based on."""
+    """Description of the measurements that its predictions are based on."""
     evidence_href: str | None
-    """URL of the page with these measurements; None if no measurement calibrated the figures."""
+    """URL of the page with these measurements; None if the predictions are uncalibrated."""
     memory: Stack | None
     """Memory by pipeline stage."""
     shown_stages: int
@@ -391,7 +391,7 @@ def _answer(
     known: Estimate | InferenceEstimate,
     device: str,
 ) -> str:
-    """Return the main figures in a sentence.
+    """Return the main metrics in a sentence.
 
     For example: Needs 60.7 GiB of 75.1 GiB on the fullest GPU; a step takes 21.8 s (20.1 s to 23.5
     s), 71% of it compute.

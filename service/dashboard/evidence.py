@@ -1,4 +1,4 @@
-"""Describe the measurements that a configuration's figures are based on.
+"""Describe the measurements that a configuration's predictions are based on.
 
 They are those of a search or of the newest calibration.
 """

@@ -43,7 +43,7 @@ def fix_row(
     """Return the row for a fix.
 
     `calibrated` is the requested configuration's calibrated estimate. If it is set, the fix's
-    figures are calibrated too.
+    metrics are calibrated too.
     """
     fixed = Configuration.from_row(fix, query=of.query)
     if isinstance(fix, Fix) and calibrated is not None:

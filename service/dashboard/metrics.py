@@ -42,7 +42,7 @@ class ComparedRun:
     reduced: bool
     """Whether its times are extrapolated from a reduced run."""
     metrics: tuple[Metric, ...]
-    """Measured figures, named like the predicted ones; empty if the run failed."""
+    """Measured metrics, named like the predicted ones; empty if the run failed."""
 
 
 def compared_run(run: RunRecord, device: str) -> ComparedRun:
@@ -61,7 +61,7 @@ def compared_run(run: RunRecord, device: str) -> ComparedRun:
 def training_metrics(
     estimate: Estimate, calibrated: Estimate | None, device: str = "GPU"
 ) -> tuple[Metric, ...]:
-    """Return the figures of a training configuration, calibrated if the cluster was measured.
+    """Return the metrics of a training configuration, calibrated if the cluster was measured.
 
     They are empty for an illegal configuration. `device` is the name for one GPU.
     """
@@ -81,18 +81,18 @@ def training_metrics(
 
 
 def serving_metrics(estimate: InferenceEstimate, device: str = "GPU") -> tuple[Metric, ...]:
-    """Return the figures of a serving configuration; empty if it is illegal."""
+    """Return the metrics of a serving configuration; empty if it is illegal."""
     return _drop_unknown(figures.SERVING, estimate, device=device)
 
 
 def fix_metrics(fix: Fix | ServingFix) -> tuple[Metric, ...]:
-    """Return the figures after a fix, and their changes."""
+    """Return the metrics after a fix, and their changes."""
     shown = figures.SERVED_AFTER_FIX if isinstance(fix, ServingFix) else figures.AFTER_FIX
     return tuple(_metric(each, fix) for each in shown)
 
 
 def measured_metrics(run: RunRecord, device: str = "GPU") -> tuple[Metric, ...]:
-    """Return a run's measured figures, named like the predicted ones; empty if it failed."""
+    """Return a run's measured metrics, named like the predicted ones; empty if it failed."""
     measurement = run.measurement
     if measurement is None or measurement.status != "ok":
         return ()

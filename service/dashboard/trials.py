@@ -157,7 +157,7 @@ class TrialTable:
 
 
 class TrialRow:
-    """One run as a table row: its settings and figures by column name."""
+    """One run as a table row: its settings and metrics by column name."""
 
     def __init__(self, table: TrialTable, index: int) -> None:
         """Create the row at `index`."""

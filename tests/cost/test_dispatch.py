@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hp_tool.catalog import cluster, model
 from hp_tool.cost.block import BlockTime, shapes
 from hp_tool.cost.candidates import Candidates
-from hp_tool.cost.moe import expert_kernels, travelling_copies, used_share
+from hp_tool.cost.moe import expert_hit_probability, expert_kernels, travelling_copies
 from hp_tool.cost.network import adjacent_group, group_ring
 from hp_tool.cost.roofline import elementwise_seconds
 from hp_tool.cost.training import training_costs
@@ -50,7 +50,7 @@ def test_shares_by_counting(parts: int, groups: int, kept: int, chosen: int) -> 
     given = {"experts": 8, "chosen": chosen, "groups": groups, "kept": kept}
     if kept * 8 // groups < chosen:
         pytest.skip("too few experts in these groups")
-    assert used_share(parts, **given) == pytest.approx(counted_share(parts, **given))
+    assert expert_hit_probability(parts, **given) == pytest.approx(counted_share(parts, **given))
 
 
 def test_copies_by_hand() -> None:

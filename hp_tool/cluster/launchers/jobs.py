@@ -362,7 +362,7 @@ def logged_steps(log: str) -> Measurement | None:
         warmup_times_s=warmup_s,
         losses=losses,
     )
-    with contextlib.suppress(InputError):  # Implausible figures.
+    with contextlib.suppress(InputError):  # Implausible measurements.
         return check_spec(partial, field="log")
     return None
 

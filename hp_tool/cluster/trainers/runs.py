@@ -95,7 +95,7 @@ def measurement(
     num_gpus: int,
     settings: SearchSettings,
 ) -> Measurement:
-    """Return the measurement from the log if it has enough figures, else `ended` with the cause.
+    """Return the measurement from the log if it has enough steps, else `ended` with the cause.
 
     Steps that started during warm-up are excluded, and a mean over several steps counts as all of
     them. If the job printed all its steps, how it ended does not matter. If it exited or timed out

@@ -352,7 +352,7 @@ class MicroBatchClock:
         return sum(parts[name] for name in ONCE_A_STEP) - self.fill * between
 
     def waits_per_second(self) -> float:
-        """Return the seconds spent waiting for the slowest device per second of work, for full
+        """Return the seconds spent waiting for stragglers per second of work, for full
         rows.
 
         Waits grow with the work of a step (`cost.stragglers`).

@@ -152,7 +152,7 @@ def pool_costs(
         token_s = token_seconds(decode, decoders, batch)
         return n_d * batch / np.maximum((output - 1.0) * token_s, 1e-12), token_s
 
-    def completed_by(batch: FloatArray) -> FloatArray:
+    def requests_completed_per_second(batch: FloatArray) -> FloatArray:
         if fast_token_seconds is None:
             return rate(batch)[0]
         return n_d * batch / np.maximum((output - 1.0) * fast_token_seconds(batch), 1e-12)
@@ -162,7 +162,7 @@ def pool_costs(
         high = batch_limit.copy()
     for _ in range(_NUM_BISECTIONS):
         middle = 0.5 * (low + high)
-        completed = completed_by(np.maximum(middle, 1e-9))
+        completed = requests_completed_per_second(np.maximum(middle, 1e-9))
         if requests_per_second is None:
             before_decoding_s = (
                 unqueued_s + wave_s + _prompt_queue(completed * prompt_s / n_p, prompt_s)

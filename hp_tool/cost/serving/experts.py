@@ -25,7 +25,7 @@ from hp_tool.cost.matrices import (
     shared_expert_matrices,
 )
 from hp_tool.cost.matrix import entries, shapes
-from hp_tool.cost.moe import used_share
+from hp_tool.cost.moe import expert_hit_probability
 from hp_tool.cost.precision import ELEMENT_BYTES
 from hp_tool.cost.roofline import peak_flops
 from hp_tool.cost.serving.candidates import Pass, ServingCandidates, ServingCase
@@ -388,11 +388,13 @@ def _hit_probability(case: ServingCase, parts: IntArray) -> FloatArray:
     experts, groups = model.num_experts or 1, model.n_group or 1
     kept = min(model.topk_group or groups, groups)
 
-    def share(count: int) -> float:
+    def hit_probability(count: int) -> float:
         chosen = model.num_experts_per_tok or 1
         if experts % count:  # redundant experts fill the remainder
             return 1.0 - (1.0 - 1.0 / count) ** chosen
-        return used_share(count, experts=experts, chosen=chosen, groups=groups, kept=kept)
+        return expert_hit_probability(
+            count, experts=experts, chosen=chosen, groups=groups, kept=kept
+        )
 
     different, which = np.unique(parts, return_inverse=True)
-    return np.array([share(int(count)) for count in different])[which]
+    return np.array([hit_probability(int(count)) for count in different])[which]

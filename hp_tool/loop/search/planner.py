@@ -176,7 +176,7 @@ class Planner:
             else self._reduction(runs, parallel, predicted, calibration, runs_left=runs_left)
         )
         if reduction is not None:
-            predicted |= _reduced_prediction(reduction, predicted, calibration)
+            predicted |= _predict_reduced_run(reduction, predicted, calibration)
         elif reused is None:
             predicted |= self._rivals(runs, row, calibration, count=beside)
         fidelity = WHOLE if reduction is None else reduction.fidelity
@@ -362,7 +362,7 @@ def find_retry(runs: Sequence[RunRecord]) -> RunRecord | None:
     )
 
 
-def _reduced_prediction(
+def _predict_reduced_run(
     reduction: Reduction, predicted: JsonObject, calibration: Calibration
 ) -> JsonObject:
     """Return the prediction of a reduced run, and the factor on its seconds."""

@@ -27,7 +27,7 @@ def earlier_evidence(
     store: Store, problem: Searched, *, without_search: str | None = None, owner: str = ""
 ) -> Evidence:
     """Return evidence from trusted stored runs of the series, and from the owner's reports."""
-    return problem.evidence(
+    return problem.load_evidence(
         store, series=replace(problem.series, owner=owner), without_search=without_search
     )
 

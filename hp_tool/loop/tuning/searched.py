@@ -54,7 +54,7 @@ class Searched(ABC):
         return launcher
 
     @abstractmethod
-    def evidence(
+    def load_evidence(
         self, store: Store, *, series: Series, without_search: str | None = None
     ) -> Evidence:
         """Return evidence from a series' stored runs, without those of one search."""
@@ -123,7 +123,7 @@ class Medians(ABC, Generic[Config, Predicted]):
 
     @abstractmethod
     def described(self, best: Any, **common: Any) -> Answer | ServingAnswer:
-        """Return the answer: the first row's figures, and the `common` fields of all answers."""
+        """Return the answer: the first row's metrics, and the `common` fields of all answers."""
 
     def preferred(self, rows: list[int]) -> list[int]:
         """Return the ranked rows, starting with the one to recommend."""

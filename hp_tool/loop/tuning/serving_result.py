@@ -86,13 +86,13 @@ class ServingTuning(Searched):
         costed = self.problem.cost_candidates(self.search.candidates.take(slice(row, row + 1)))
         return estimate_row(costed, 0) if self.problem.trace is None else simulate_trace(costed)
 
-    def evidence(
+    def load_evidence(
         self, store: Store, *, series: Series, without_search: str | None = None
     ) -> Evidence:
         return serving_evidence(store=store, series=series, without_search=without_search).objective
 
     def keep(self, store: Store) -> None:
-        evidence = self.evidence(store, series=self.series)
+        evidence = self.load_evidence(store, series=self.series)
         if len(evidence):
             accuracy = accuracy_of(evidence, unseen_s=predicted_unseen(evidence, prior=self.prior))
             calibration = fit_calibration(evidence=evidence, prior=self.prior)

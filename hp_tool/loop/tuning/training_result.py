@@ -98,7 +98,7 @@ class TuningProblem(Searched):
     def launched(self, launcher: Launcher) -> Launcher:
         return with_trainer(self.query, launcher, problem=self.training)
 
-    def evidence(
+    def load_evidence(
         self, store: Store, *, series: Series, without_search: str | None = None
     ) -> Evidence:
         release = self.training.workload.framework_version

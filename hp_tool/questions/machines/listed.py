@@ -119,7 +119,7 @@ def _priced_machines(wanted: ClusterQuery, *, kind: str | None) -> Iterator[Mach
         if offer.grid is not None:
             listed_values["grid_carbon_kg_per_kwh"] = grid(offer.grid).kg_per_kwh
         if wanted.market == "spot":
-            listed_values["interruptions_per_node_day"] = _interruptions(wanted, offer)
+            listed_values["interruptions_per_node_day"] = _interruption_rate(wanted, offer)
         query_values = {
             name: value
             for name in listed_values
@@ -132,7 +132,7 @@ def _priced_machines(wanted: ClusterQuery, *, kind: str | None) -> Iterator[Mach
         yield Machine(cluster=cluster, priced=True, date=date)
 
 
-def _interruptions(wanted: ClusterQuery, offer: Offer) -> float:
+def _interruption_rate(wanted: ClusterQuery, offer: Offer) -> float:
     rate = (
         offer.interruptions_per_node_day
         if wanted.interruptions_per_node_day is None

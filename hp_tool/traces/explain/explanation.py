@@ -103,7 +103,7 @@ class Explanation:
     workload: Workload
     """Kind of recorded work. `inference` means forward passes without signs of a serving engine."""
     step_s: float
-    """Median step time on the critical rank, in seconds. Per-rank figures describe this step."""
+    """Median step time on the critical rank, in seconds. Per-rank metrics describe this step."""
     critical_rank: int
     """Rank that the other ranks wait for."""
     ranks: tuple[RankStep, ...]

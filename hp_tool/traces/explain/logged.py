@@ -68,7 +68,7 @@ class LoggedExplanation:
     steps: int
     """Number of steps for which timers were printed."""
     step_s: float
-    """Median step time in seconds. All figures describe this step."""
+    """Median step time in seconds. All metrics describe this step."""
     parts: tuple[StepPart, ...]
     """One entry per group in GROUPS."""
     timers: tuple[TimerSpread, ...]

@@ -48,7 +48,7 @@ class Arguments:
         field = table(TABLE)[name].why
         self.reading.add_missing(field, f"{why}; add", example="...")
 
-    def text(self, name: str, default: str) -> str:
+    def get_text(self, name: str, default: str) -> str:
         setting = self.settings.get(name)
         if setting is None:
             return default
@@ -61,7 +61,7 @@ class Arguments:
     def number(self, name: str, default: int | None = None) -> int:
         if name not in self.settings and default is None:
             self.add_missing(name, f"--{name} is missing")
-        text = self.text(name, str(1 if default is None else default))
+        text = self.get_text(name, str(1 if default is None else default))
         try:
             number = int(text[:20])
         except ValueError:
@@ -77,7 +77,7 @@ class Arguments:
         return self.number(name) if self.is_given(name) else None
 
     def decimal(self, name: str, default: float) -> float:
-        text = self.text(name, str(default))
+        text = self.get_text(name, str(default))
         try:
             return float(text)
         except ValueError:
@@ -88,7 +88,7 @@ class Arguments:
 
         `tool_values` contains the tool's value for each query value.
         """
-        text = self.text(name, default)
+        text = self.get_text(name, default)
         for query_value, tool_value in tool_values.items():
             if tool_value.lower() == text.lower():
                 return query_value
@@ -97,7 +97,7 @@ class Arguments:
 
     def model_fields(self) -> dict[str, Any]:
         hidden, heads = self.number("hidden-size"), self.number("num-attention-heads")
-        swiglu = self.is_given("swiglu") or self.text("glu-activation", "") == "swiglu"
+        swiglu = self.is_given("swiglu") or self.get_text("glu-activation", "") == "swiglu"
         # validate_args: 4h; with --swiglu two thirds of 4h, rounded down to a multiple of 64.
         default_width = int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden
         layers, bias, latent = (
@@ -132,7 +132,7 @@ class Arguments:
             # With MLA, the flag refers to norms of the latents, which the model always has.
             "query_key_norm": "head" if self.is_given("qk-layernorm") and not latent else None,
             "attention_sinks": True
-            if self.text("softmax-type", "vanilla") == "learnable"
+            if self.get_text("softmax-type", "vanilla") == "learnable"
             else None,
             "num_nextn_predict_layers": self.optional_number("mtp-num-layers"),
             **self.window_fields(layers),
@@ -174,7 +174,7 @@ class Arguments:
         model: dict[str, Any] = (
             {"attention_output_gate": "channel"} if self.is_given("attention-output-gate") else {}
         )
-        variant, delta = self.text("experimental-attention-variant", patterns.DELTA_RULE), None
+        variant, delta = self.get_text("experimental-attention-variant", patterns.DELTA_RULE), None
         if variant != patterns.DELTA_RULE:
             self.refuse(
                 "experimental-attention-variant",
@@ -205,7 +205,7 @@ class Arguments:
         return (
             []
             if name is None
-            else self.text(name, "").split(hybrid.PREDICTION)[0].split(hybrid.STAGE)
+            else self.get_text(name, "").split(hybrid.PREDICTION)[0].split(hybrid.STAGE)
         )
 
     def hybrid_layer_fields(self, layers: int, hidden: int, *, experts: bool) -> dict[str, Any]:
@@ -237,9 +237,9 @@ class Arguments:
                 "layers (E: experts)",
             )
             return {}
-        predicted = set(self.text(hybrid.PATTERN_FLAGS[0], "").split(hybrid.PREDICTION)[1:])
+        predicted = set(self.get_text(hybrid.PATTERN_FLAGS[0], "").split(hybrid.PREDICTION)[1:])
         predicted |= (
-            {self.text("mtp-hybrid-override-pattern", "")}
+            {self.get_text("mtp-hybrid-override-pattern", "")}
             if self.is_given("mtp-hybrid-override-pattern")
             else set()
         )
@@ -270,7 +270,7 @@ class Arguments:
     def position_embedding(self) -> str:
         if self.is_given("use-rotary-position-embeddings"):
             return "rotary"
-        kind = self.text("position-embedding-type", "learned_absolute").lower()
+        kind = self.get_text("position-embedding-type", "learned_absolute").lower()
         kinds = {
             "learned_absolute": "learned",
             "absolute": "learned",
@@ -291,10 +291,10 @@ class Arguments:
         """
         if not self.is_given("window-size"):
             return {}
-        left = self.text("window-size", "0,0").strip("()").split(",")[0].strip()
+        left = self.get_text("window-size", "0,0").strip("()").split(",")[0].strip()
         if not re.fullmatch(r"-?\d{1,18}", left):
             raise InputError(
-                f"--window-size requires two numbers, got {self.text('window-size', '')}",
+                f"--window-size requires two numbers, got {self.get_text('window-size', '')}",
                 field="--window-size",
             )
         if int(left) < 0:
@@ -328,7 +328,7 @@ class Arguments:
         """Return one number per layer for N or a list such as ([0]*3+[1]*58); None if absent."""
         if not self.is_given(name):
             return None
-        text = self.text(name, "1").replace(" ", "")
+        text = self.get_text(name, "1").replace(" ", "")
         if re.fullmatch(r"0*[1-9]\d{,17}", text):
             return list(every(int(text)))
         try:
@@ -353,7 +353,7 @@ class Arguments:
             suggestion = self.reading.hints.get("model.vocab_size", "")
             if not suggestion.isdecimal():
                 suggestion = suggestion or (
-                    "32000" if self.text("tokenizer-type", "") == "Llama2Tokenizer" else ""
+                    "32000" if self.get_text("tokenizer-type", "") == "Llama2Tokenizer" else ""
                 )
                 tokenizer = (
                     "the tokenizer" if named is None else f"{named.written} {named.text}".strip()

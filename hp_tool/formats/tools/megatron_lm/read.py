@@ -141,7 +141,7 @@ class _ArgumentReader(Arguments):
             "zero_stage": self.zero_stage(),
             "data_parallel_shard_size": self.shard_size(),
             "rank_order": "tp-cp-ep-pp-dp" if self.is_given("use-tp-pp-dp-mapping") else None,
-            "pipeline_layout": self.text(words.LAYOUT_FLAG, "")
+            "pipeline_layout": self.get_text(words.LAYOUT_FLAG, "")
             or self.uneven_layout(stages=stages, chunks=chunks),
             "context_parallel_communication": communication,
             "hierarchical_context_parallel_sizes": [int(v) for v in sizes.values if v.isdecimal()]
@@ -169,7 +169,7 @@ class _ArgumentReader(Arguments):
         )
 
     def context_communication(self) -> str:
-        text = self.text("cp-comm-type", "p2p")
+        text = self.get_text("cp-comm-type", "p2p")
         for kind, values in words.CONTEXT.items():
             if text.lower() in values:
                 return kind
@@ -200,7 +200,7 @@ class _ArgumentReader(Arguments):
 
     def chunks_per_rank(self) -> int:
         stages = max(self.number("pipeline-model-parallel-size", 1), 1)
-        if layout := self.text(words.LAYOUT_FLAG, ""):
+        if layout := self.get_text(words.LAYOUT_FLAG, ""):
             return max(len(parse_layout(layout).chunks) // stages, 1)
         if len(self.stage_patterns()) > 1:
             return max(len(self.stage_patterns()) // stages, 1)
@@ -219,7 +219,7 @@ class _ArgumentReader(Arguments):
         if self.is_given("use-torch-fsdp2"):
             return 2 if self.is_given("torch-fsdp2-no-reshard-after-forward") else 3
         if self.is_given("use-megatron-fsdp"):
-            name = self.text("data-parallel-sharding-strategy", "no_shard")
+            name = self.get_text("data-parallel-sharding-strategy", "no_shard")
             if name not in stages:
                 raise InputError(
                     f"--data-parallel-sharding-strategy {name} is unknown; choose one of: "
@@ -241,7 +241,7 @@ class _ArgumentReader(Arguments):
             if self.older and self.is_given("recompute-method")
             else "none"
         )
-        granularity = self.text("recompute-granularity", default)
+        granularity = self.get_text("recompute-granularity", default)
         if granularity == "none" and self.is_given("moe-layer-recompute"):
             return {"granularity": "selective", "modules": ["moe"]}
         if granularity == "selective":
@@ -252,7 +252,7 @@ class _ArgumentReader(Arguments):
         if granularity != "full":
             return granularity
         method, count = (
-            self.text("recompute-method", "uniform"),
+            self.get_text("recompute-method", "uniform"),
             self.number("recompute-num-layers", 1),
         )
         return recompute_value("full", method=method, num_layers=count)
@@ -260,14 +260,14 @@ class _ArgumentReader(Arguments):
     def training_fields(self) -> dict[str, Any]:
         aware = self.is_given("use-precision-aware-optimizer")
         first, second = (
-            self.text(f"exp-avg{moment}-dtype", "fp32") if aware else "fp32"
+            self.get_text(f"exp-avg{moment}-dtype", "fp32") if aware else "fp32"
             for moment in ("", "-sq")
         )
         capacity = self.is_given("moe-expert-capacity-factor") and not self.is_given(
             "disable-moe-token-dropping"
         )
         narrow = self.is_given("grad-reduce-in-bf16") or (
-            aware and self.text("main-grads-dtype", "fp32") == "bf16"
+            aware and self.get_text("main-grads-dtype", "fp32") == "bf16"
         )
         narrow |= self.is_given("fp16") and not self.is_given(
             "accumulate-allreduce-grads-in-fp32"
@@ -303,7 +303,7 @@ class _ArgumentReader(Arguments):
             "optimizer_precision": first,
             "exp_avg_sq_precision": second if second != first else None,
             "master_precision": "fp16"
-            if aware and self.text("main-params-dtype", "fp32") == "fp16"
+            if aware and self.get_text("main-params-dtype", "fp32") == "fp16"
             else None,
             "offload": offload,
             "offload_fraction": fraction,
@@ -325,7 +325,7 @@ class _ArgumentReader(Arguments):
         return parse_whole_number(size, f"--{name}")
 
     def optimizer(self) -> str:
-        name = self.text("optimizer", "adam").removeprefix("dist_")
+        name = self.get_text("optimizer", "adam").removeprefix("dist_")
         if name not in ("adam", "sgd", "muon"):
             self.refuse("optimizer", "not supported; supported: adam, sgd, muon")
         return name
@@ -343,17 +343,19 @@ class _ArgumentReader(Arguments):
     def cross_entropy(self) -> str:
         if not self.is_given("cross-entropy-loss-fusion"):
             return "unfused"
-        return "in_place" if self.text("cross-entropy-fusion-impl", "native") == "te" else "fused"
+        return (
+            "in_place" if self.get_text("cross-entropy-fusion-impl", "native") == "te" else "fused"
+        )
 
     def attention(self) -> str:
         """Return `flash` or `unfused`.
 
         Transformer Engine selects a fused kernel by default; the local implementation has none.
         """
-        backend, spec = self.text("attention-backend", "auto"), self.settings.get("spec")
+        backend, spec = self.get_text("attention-backend", "auto"), self.settings.get("spec")
         fused = any(name.startswith("use-flash-attn") for name in self.settings)
         default = "local" if self.older else "transformer_engine"
-        local = self.text("transformer-impl", default) == "local" or (
+        local = self.get_text("transformer-impl", default) == "local" or (
             spec is not None and spec.values == ("local",)
         )
         if (
@@ -392,11 +394,11 @@ class _ArgumentReader(Arguments):
         if self.is_given("fp4-format"):
             return "nvfp4"
         if self.is_given("fp8-format", "fp8-hybrid", "fp8-e4m3"):
-            return "mxfp8" if self.text("fp8-recipe", "delayed") == "mxfp8" else "fp8"
+            return "mxfp8" if self.get_text("fp8-recipe", "delayed") == "mxfp8" else "fp8"
         return "bf16" if self.is_given("bf16") else "fp16" if self.is_given("fp16") else "fp32"
 
     def fp8_recipe(self) -> str | None:
-        return self.text("fp8-recipe", "delayed") if self.precision() == "fp8" else None
+        return self.get_text("fp8-recipe", "delayed") if self.precision() == "fp8" else None
 
     def parameter_precision(self) -> str | None:
         """Return fp8 if parameters are all-gathered in 8 bits; None for the framework's default."""
@@ -406,7 +408,7 @@ class _ArgumentReader(Arguments):
         return None if not narrow else "fp16" if self.is_given("fp16") else "bf16"
 
     def named_dispatcher(self) -> str:
-        name = self.text("moe-token-dispatcher-type", "alltoall" if self.older else "allgather")
+        name = self.get_text("moe-token-dispatcher-type", "alltoall" if self.older else "allgather")
         if self.is_given("moe-enable-deepep"):
             return "flex"
         if name not in get_args(TokenDispatcher) and name != "alltoall_seq":
@@ -430,7 +432,9 @@ class _ArgumentReader(Arguments):
         if self.is_given("enable-cuda-graph", "external-cuda-graph"):
             return True
         scope = self.graph_scope()
-        if self.text("cuda-graph-impl", "none") == "none" or scope == ["full_iteration_inference"]:
+        if self.get_text("cuda-graph-impl", "none") == "none" or scope == [
+            "full_iteration_inference"
+        ]:
             return False
         if scope not in (["full"], ["full_iteration"]) and (
             unknown := sorted(set(scope) - set(get_args(GraphModule)))
@@ -444,7 +448,7 @@ class _ArgumentReader(Arguments):
 
     def graph_scope(self) -> list[str]:
         if (
-            self.text("cuda-graph-impl", "none") == "full_iteration"
+            self.get_text("cuda-graph-impl", "none") == "full_iteration"
         ):  # A separate implementation since 0.18.
             return ["full_iteration"]
         setting = self.settings.get("cuda-graph-modules", self.settings.get("cuda-graph-scope"))
