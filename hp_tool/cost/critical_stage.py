@@ -187,7 +187,7 @@ NO_LOAD = HostLoad(excess=(0.0, 0.0), idle=(0.0, 0.0))
 
 
 class _Slowest(NamedTuple):
-    """The slowest stage, and the seconds of one micro-batch on all other stages."""
+    """The slowest stage, and the time in seconds of one micro-batch on all other stages."""
 
     stage: StageTime
     ends: Floats

@@ -52,7 +52,7 @@ def goodput(*, case: TrainingCase) -> Goodput | None:
     parameter with Adam, like Megatron-LM's 13.8 TB at 1.008e12 parameters (arXiv 2104.04473);
     Muon's smaller states are not modelled. Planned maintenance and evaluation are excluded. If
     checkpoints are written in the background, training stops only for the copy. In that case, set
-    checkpoint_s to the seconds of the copy.
+    checkpoint_s to the time of the copy.
     """
     cluster, workload = case.cluster, case.workload
     taken_per_day = cluster.interruptions_per_node_day

@@ -124,8 +124,8 @@ def with_named_targets(workload: TrainingWorkload, *, model: ModelSpec) -> Train
 def layer_adapter_parameters(
     model: ModelSpec, lora: LoraSpec, candidates: Candidates, *, routed: bool
 ) -> Floats:
-    """Return the adapter parameters of one layer on one rank: those of the routed experts if
-    `routed`, else those of all other matrices.
+    """Return the adapter parameter count of one layer on one rank: that of the routed experts if
+    `routed`, else that of all other matrices.
     """
     matrices = (matrix for matrix in rank_matrices(model, candidates) if matrix.routed == routed)
     return sum(
@@ -150,7 +150,7 @@ def trained_parameters(model: ModelSpec, lora: LoraSpec, config: ParallelConfig)
 
 
 def _model_adapter_parameters(model: ModelSpec, lora: LoraSpec, *, of_experts: int) -> float:
-    """Return the adapter parameters of all layers, counting those of the routed experts
+    """Return the adapter parameter count of all layers, counting the routed experts' adapters
     `of_experts` times.
     """
     alone = Candidates.alone(ParallelConfig())

@@ -395,7 +395,7 @@ def layer_on_rank(model: ModelSpec, candidates: Candidates) -> Floats:
     return moe_shared_parameters(model, tensor_parallel_size=t) + experts
 
 
-# Sharding of states over the ranks with the same parameters, and the seconds of one step.
+# Sharding of states over the ranks with the same parameters, and the time of one step.
 
 
 def _divide_states(

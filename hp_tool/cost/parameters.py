@@ -166,7 +166,7 @@ def embedding_parameters(
 
 
 def output_parameters(model: ModelSpec, *, tensor_parallel_size: Ints = 1) -> Floats:
-    """Return V h / t, the parameters of the output matrix on one rank. With tied weights, this
+    """Return V h / t, the parameter count of the output matrix on one rank. With tied weights, this
     matrix is a copy of the embedding's.
     """
     return model.vocab_size * model.hidden_size / tensor_parallel_size

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Factor = Literal["compute", "attention", "communication", "memory_bound"]
-"""Calibration groups. A calibration multiplies the seconds of all parts in a group by one
+"""Calibration groups. A calibration multiplies the times of all parts in a group by one
 factor.
 """
 

@@ -377,8 +377,8 @@ def _operation_seconds(stage: StageAnatomy, layer: LayerTime) -> dict[str, float
 def _operation_timer(
     name: str, work: Sequence[dict[str, float]], *, p: int, v: int
 ) -> Callable[[Operation], float]:
-    """Return a function that returns the seconds of an operation: its rank's seconds divided by the
-    number of model chunks.
+    """Return a function that returns an operation's time in seconds: its rank's time divided by
+    the number of model chunks.
 
     A DualPipe stage is on two ranks. Its seconds are those of the first rank.
     """

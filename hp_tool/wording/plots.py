@@ -89,7 +89,7 @@ def recommendations_figure(
     at the capacity.
 
     For training, the seconds are the exposed seconds of one step, calibrated if possible. For
-    serving, they are the seconds of one request.
+    serving, they are the latency of one request, in seconds.
     """
     from plotly.colors import qualitative
     from plotly.graph_objects import Bar

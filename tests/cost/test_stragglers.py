@@ -1,4 +1,4 @@
-"""Waits for the slowest device, against drawn devices and hand arithmetic."""
+"""Waits for stragglers, against drawn devices and hand arithmetic."""
 
 from __future__ import annotations
 

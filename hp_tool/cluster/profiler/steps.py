@@ -152,7 +152,7 @@ def _mean(loss: torch.Tensor | None, *, device: torch.device) -> float:
 
 
 def _profile_one_step(step: Callable[[], object], *, device: torch.device) -> dict[str, float]:
-    """Profile one additional step. Return the seconds of each part, averaged over the ranks.
+    """Profile one more step. Return the time of each part in seconds, averaged over the ranks.
 
     Parts are `compute`, exposed communication by kind, and `idle`. Their sum is the profiled step,
     which is longer than the measured steps because of the profiler. A GPU is idle while no kernel

@@ -272,7 +272,7 @@ def _balanced_seconds(work: _MicroBatches, *, clock: MicroBatchClock) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatchClock:
-    """Predict the seconds of packed micro-batches on a configuration's stages.
+    """Predict the time of packed micro-batches on a configuration's stages, in seconds.
 
     workload.sequence_length is the length of a static row.
     """

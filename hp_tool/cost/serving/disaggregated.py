@@ -62,7 +62,7 @@ from hp_tool.cost.serving.operations import requests_in_cache, seen_tokens
 from hp_tool.domain.model import ModelSpec
 
 _TABLE_SIZE = 96
-"""Number of batch sizes at which the seconds of a step are computed. Values between them are
+"""Number of batch sizes at which the step time is computed. Values between them are
 interpolated linearly.
 """
 _NUM_BISECTIONS = 40

@@ -82,7 +82,7 @@ def _layer_seconds(
 ) -> FloatArray:
     """Return the time of all layers of one kind, in seconds.
 
-    `reduce` has the seconds of the all-reduce after attention or after an MLP.
+    `reduce` is the time in seconds of the all-reduce after attention or after an MLP.
     """
     model, t = case.model, candidates.tensor_parallel_size
     layers = model.num_hidden_layers
@@ -204,7 +204,7 @@ def _moe_layer_seconds(
     With one attention group, an all-reduce sums the results of its ranks, as after a dense MLP
     (`reduce`). With several groups, dispatch and combine exchange tokens with the experts. With
     two-batch overlap, one half of the batch computes while the tokens of the other half are
-    exchanged. Let a, d, e and c be the seconds of attention, dispatch, experts and combine. A layer
+    exchanged. Let a, d, e and c be the times of attention, dispatch, experts and combine. A layer
     then takes max(a, c) + max(d, a) + max(e, d) + max(c, e). Kernels that send prompt tokens occupy
     some of the SMs during this time.
     """

@@ -334,7 +334,7 @@ def _read_log_facts(log: Iterable[str], *, readers: Sequence[str]) -> tuple[str,
 def _summarize_log(query: Query, log: Iterable[str], tool: str) -> LoggedRun:
     """Return the median step time and the memory in a log of the query's run."""
     workload, num_gpus = query.training, resolve_training(query).cluster.num_gpus
-    assert workload is not None  # The query is of kind training.
+    assert workload is not None  # This is a training query.
     _, facts = _read_log_facts(log, readers=get_format(tool).logs)
     tokens = workload.global_batch_size * workload.sequence_length / num_gpus
     seconds, _ = facts.step_times_s(workload, num_gpus=num_gpus)

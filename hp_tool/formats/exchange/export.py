@@ -362,7 +362,7 @@ def export_for_tool(
     query = read(result if "kind" in result else result.get("query") or {})
     if query.training is None:
         raise InputError(
-            f"{format} is a training format; for a serving configuration choose "
+            f"{format} is a training format; for a serving configuration, choose one of: "
             f"{', '.join(writable('inference'))}",
             field="for",
         )
@@ -592,7 +592,7 @@ def write_text(configuration: Configuration, format: str) -> str:
             else ("serves", "training")
         )
         raise InputError(
-            f"{format} {verb}; for a {kind} configuration choose {', '.join(writers)}",
+            f"{format} {verb}; for a {kind} configuration, choose one of: {', '.join(writers)}",
             field="format",
         )
     return writers[format](problem_of(configuration.query).setup(configuration))

@@ -139,11 +139,11 @@ class Medians(ABC, Generic[Config, Predicted]):
         return float(self.seconds[row]), float(self.log_sd[row])
 
     def works(self, measurement: Measurement) -> bool:
-        """Return True if the run measured the seconds of its row."""
+        """Return True if the run measured its row's time."""
         return measurement.status == "ok"
 
     def compared_s(self, measurement: Measurement) -> float | None:
-        """Return the run time from which gains are computed, in seconds."""
+        """Return the measured time from which gains are computed, in seconds."""
         return measurement.objective_s
 
     @cached_property

@@ -128,5 +128,5 @@ class Training:
     def setup(self, configuration: Configuration) -> TrainingSetup:
         from hp_tool.questions.training.setup import training_setup
 
-        assert isinstance(configuration.parallel, ParallelConfig)  # The query is of kind training.
+        assert isinstance(configuration.parallel, ParallelConfig)  # This is a training query.
         return training_setup(resolve_training(configuration.query), configuration.parallel)

@@ -209,9 +209,8 @@ def _check_lengths(model: ModelSpec, workload: TrainingWorkload, parallel: Paral
     if workload.packed:
         splits = set(axis_values(parallel.pipeline_schedule)) - _PLAIN_SCHEDULES
         imbalance = (
-            "packed rows are supported with the pipeline schedules 1f1b and interleaved only; "
-            "choose "
-            "one of them"
+            "packed rows support only pipeline_schedule 1f1b and interleaved; set one of these or "
+            "remove pipeline_schedule"
         )
         reject_first_case("parallel.pipeline_schedule", (splits, imbalance), error=UnsupportedError)
         unfused = (
