@@ -156,7 +156,7 @@ class TestKubernetesLauncher(OnKubernetes):
     def test_pods_that_wait_say_why_and_an_image_that_is_not_there_ends_the_run(
         self, launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(kubernetes, "belongings", lambda *_, **__: [])
+        monkeypatch.setattr(kubernetes, "owned_objects", lambda *_, **__: [])
         handle = launcher.submit(plan(GOOD))
         labels = {"hp-tool/job": handle}
 
@@ -239,7 +239,7 @@ class TestKubernetesLauncher(OnKubernetes):
     ) -> None:
         launcher = new_launcher()
         with monkeypatch.context() as patch:
-            patch.setattr(kubernetes, "belongings", lambda *_, **__: [])
+            patch.setattr(kubernetes, "owned_objects", lambda *_, **__: [])
             handle = launcher.submit(plan(GOOD))
         assert launcher.poll([handle]) == {handle: JobState.QUEUED}
         assert new_launcher().submit(plan(GOOD)) == handle

@@ -66,6 +66,7 @@ QUERIES: dict[str, dict[str, Any]] = {
     },
     "experts": {
         "model": "qwen3-30b-a3b",
+        "training": {"cross_entropy": "fused"},
         "parallel": {"expert_parallel_size": 8, "tensor_parallel_size": 1},
     },
     "experts of a recipe": {
@@ -79,6 +80,7 @@ QUERIES: dict[str, dict[str, Any]] = {
     },
     "latent": {
         "model": "deepseek-v2-lite",
+        "training": {"cross_entropy": "fused"},
         "parallel": {
             "expert_parallel_size": 8,
             "tensor_parallel_size": 2,

@@ -109,7 +109,7 @@ def test_a_step_is_kept_where_its_owner_ticks_it_and_may(
     server: str, store: SqlStore, traces: list[Path], kept: Path
 ) -> None:
     said = sent(server, traces, query=json.dumps(QUERY), keep="yes").text
-    assert "kept: accepted" in said
+    assert "stored: accepted" in said
     (record,) = store.measurements(limit=5).items
     answer = hp_tool.explain(*traces, query=QUERY)
     assert record.measurement.step_s == pytest.approx(answer.step_s)
@@ -117,7 +117,7 @@ def test_a_step_is_kept_where_its_owner_ticks_it_and_may(
     assert "add the query of the recorded configuration" in sent(server, traces, keep="yes").text
     odd = QUERY | {"model": "gpt-22b", "parallel": {"tensor_parallel_size": 4}}
     assert (
-        "Not kept: the trace is not of the query&#39;s training: the trace has"
+        "Not stored: the trace does not match the query: the trace has"
         in sent(server, traces, query=json.dumps(odd), keep="yes").text
     )
     _, token = keys.issue(store=store, owner="reader", scope=Scope.READ)

@@ -140,7 +140,7 @@ def test_a_serving_engineers_day(http: TestClient, tmp_path: Path) -> None:
     traced = question(inference={"trace": yesterday(), "request_rate_per_second": None})
     replayed = both_doors(http, tmp_path, traced)
     assert (
-        "200 of 200 requests played"
+        "200 of 200 requests simulated"
         in replayed["recommendations"][0]["estimate"]["provenance"]["load"]
     )
     deployed(http, tmp_path, replayed, rank=1)

@@ -94,7 +94,7 @@ def pools(answer: dict[str, Any]) -> None:
 
 def replayed(answer: dict[str, Any]) -> None:
     best = answer["recommendations"][0]["estimate"]
-    assert "40 of 40 requests played" in best["provenance"]["load"]
+    assert "40 of 40 requests simulated" in best["provenance"]["load"]
 
 
 TRACE = {
