@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from hp_tool.loop.tuning import study_storage, tune
 from hp_tool.questions import schema
@@ -89,3 +90,8 @@ def test_four_real_runs_differ_in_every_axis_and_end_in_a_calibrated_best(tmp_pa
         kinds = [(run.measurement.extrapolated_step_s, run.measurement.step_s) for run in measured]
         ran = min(whole or part or 0.0 for whole, part in kinds)
         assert best.calibrated_estimate.time.step_s < ran
+
+
+def test_the_dashboard_offers_the_search_of_the_example() -> None:
+    presets = pytest.importorskip("service.dashboard.presets")
+    assert yaml.safe_load(QUICKSTART.read_text()) == presets.QUICKSTART
